@@ -65,6 +65,18 @@ def test_a_request_whose_first_byte_came_with_the_body_before_it_is_read(door, m
     assert early == [b"P"] * 3
 
 
+def test_a_byte_behind_a_body_that_begins_no_request_is_refused_at_once(door):  # F72
+    client = door.connect()
+    sent = request("alpha", bytes(200_000)) + b'"'
+    client.connection.data_received(sent[:1000])
+    left = sent[1000:]
+    for _ in range(100):
+        if left and not client.transport.is_paused:
+            left = client.transport.receive(left)
+        turn(door.loop)
+    assert [status for status, _ in client.answers] == [200, 400]
+
+
 def test_who_has_waited_longest_is_next():
     loop = asyncio.new_event_loop()
     turns, read = ReadingTurns(loop), []

@@ -83,7 +83,7 @@ class ReadingConnection(AnsweringConnection):
         return self._body.room(head.length - talk.body_bytes)
 
     def advance(self, size: int) -> bytes:
-        """Take note of how much of the body was put there; returns what came after it."""
+        """Take note of how much of the body was put there, and read what came after it; returns nothing."""
         talk, head = self.talk, self._reading
         assert head is not None
         missing, after = head.length - talk.body_bytes, b""
@@ -95,7 +95,9 @@ class ReadingConnection(AnsweringConnection):
         talk.body_bytes += size
         self._body.hold(size)
         self._came(size)
-        return after
+        if after:  # it may be all that there is, and no beginning of a message
+            self.data_received(after)
+        return b""
 
     def _came(self, size: int) -> None:
         """Count what came of a body and was not parsed, and answer if it was the rest."""
