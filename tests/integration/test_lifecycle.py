@@ -173,6 +173,18 @@ def test_a_server_with_nothing_to_do_does_nothing(serve, at_once):
     assert processor_s(server.process) - before < 0.1
 
 
+@pytest.mark.parametrize("own_s", [0.005, 0.0002])
+def test_no_thread_keeps_the_interpreter_from_the_others_for_longer_than_a_millisecond(serve, tmp_path, own_s):
+    """A server that would switch sooner anyway is left as it is."""
+    (tmp_path / "model.py").write_text(
+        "import sys\nfrom forebay import Model\n\n\nclass Interval(Model):\n"
+        "    def predict(self, samples: list) -> list:\n        return [sys.getswitchinterval() for _ in samples]\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n\nsys.setswitchinterval({own_s})\n")
+    server = serve(tmp_path / "model.py", "--worker-kind", "thread", env={"PYTHONPATH": str(tmp_path)})
+    assert server.client.post("/", json=0).json() == pytest.approx(min(own_s, 0.001), rel=0.01)
+
+
 def test_ready_is_said_once_every_model_is_loaded(serve, eventually):
     server = serve("zoo.py", "--worker-kind", "thread")
     assert server.client.get("/readyz").status_code == 200

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.transports import collector, forks
 from forebay.transports.signals import LAST_S, Signals
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from forebay.server.app import App
 
 log = logging.getLogger("forebay")
+
+SWITCH_S: Final = 0.001
+"""How long a thread may keep the interpreter from others that want it. Python's own 5 ms are paid anew at each turn of
+the loop, so that a model of pure Python in threads would hold up every other request several times."""
 
 
 class Listener(Protocol):
@@ -78,6 +83,7 @@ class Server:
         """
         import uvloop
 
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         with (
             Signals(self._signalled, self._patience_s, self._forced_status, self._reload) as signals,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
