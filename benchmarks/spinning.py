@@ -38,13 +38,13 @@ PAGE = """\
 # Beside a model that computes in pure Python
 
 `.venv/bin/python -m benchmarks.spinning --write{arguments}`, {date}, {machine}; nothing pinned: two threads of the
-model, the server's loop and five clients share them. Four clients keep the model busy, one asks an echo beside it, which
-runs on the loop or in a thread of its own. Medians of {rounds} rounds, in turns.
+model, the server's loop and five clients share them. Four clients keep the model busy, one asks an echo beside it,
+which runs on the loop or in a thread of its own. Medians of {rounds} rounds, in turns.
 
 {table}
 
-"Calls a second" are those of the model that computes. The median of the inline echo says little: whoever asks again before
-a thread has taken the interpreter is answered at once, and then many are.
+"Calls a second" are those of the model that computes. The median of the inline echo says little: whoever asks again
+before a thread has taken the interpreter is answered at once, and then many are.
 """
 
 
