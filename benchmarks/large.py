@@ -21,11 +21,11 @@ from statistics import median
 
 import msgspec
 
+from benchmarks.chaos import wait_ready
 from benchmarks.launch import ROOT, environment, free_port, python_helper, stop
 from benchmarks.overload import LOAD_CORES, SERVER_CORES
 from benchmarks.pings import Pings
 from benchmarks.report import machine
-from benchmarks.scrapes import wait
 from benchmarks.servers import LOGGING, module
 
 CORES = SERVER_CORES | LOAD_CORES
@@ -99,7 +99,7 @@ def started(server, kind, stack):
             time.sleep(0.1)
         else:
             return port, process.pid
-    wait(port)
+    wait_ready(process, port)
     return port, process.pid
 
 

@@ -22,6 +22,7 @@ from statistics import median
 
 import msgspec
 
+from benchmarks.chaos import wait_ready
 from benchmarks.flood import Flood
 from benchmarks.launch import ROOT, environment, free_port, pinned, python_helper, stop
 from benchmarks.overload import LOAD_CORES, SERVER_CORES
@@ -83,7 +84,7 @@ def beside(rounds, seconds):
     found: dict[bool, list[Flood]] = {False: [], True: []}
     size = 0
     try:
-        wait(port)
+        wait_ready(process, port)
         for turn in range(2 * rounds):
             scraper = Scraper(port)
             if turn % 2:
@@ -99,17 +100,6 @@ def beside(rounds, seconds):
     finally:
         stop(process)
     return found, size
-
-
-def wait(port):
-    while True:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/readyz")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(0.1)
 
 
 def longest_turn(count):

@@ -20,11 +20,11 @@ from statistics import median
 
 import msgspec
 
+from benchmarks.chaos import wait_ready
 from benchmarks.large import CORES
 from benchmarks.launch import ROOT, environment, free_port, python_helper, stop
 from benchmarks.pings import Pings
 from benchmarks.report import machine, table
-from benchmarks.scrapes import wait
 from benchmarks.servers import LOGGING
 
 SPINNERS = 4
@@ -58,7 +58,7 @@ class Spinner(threading.Thread):
         self.is_over = threading.Event()
 
     def run(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         while not self.is_over.is_set():
             connection.request("POST", "/models/spin", str(TURNS), {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -74,7 +74,7 @@ def started(more, stack):
     command = [program, "serve", "--config", "benchmarks/jobs/spinning.yaml", "--http-port", str(port), *LOGGING]
     process = subprocess.Popen(command, cwd=ROOT, env=environment() | more, stdout=subprocess.DEVNULL)
     stack.callback(stop, process)
-    wait(port)
+    wait_ready(process, port)
     return port, process.pid
 
 
