@@ -40,8 +40,8 @@ def pinned(command: list[str], cores: Cores) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Give servers and helpers the repository on their path and one thread for linear algebra."""
-    return {**os.environ, **SINGLE_THREADED, "PYTHONPATH": str(ROOT)}
+    """Give servers and helpers this repository's code, whatever is installed, and one thread for linear algebra."""
+    return {**os.environ, **SINGLE_THREADED, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
 
 
 @dataclass

@@ -103,6 +103,9 @@ class Worker:
         for name, sitting in talk.seating.open.items():
             count = len(sitting.batch.entries)
             parts += [[name, *self.outcomes(count, shares=False)] for _ in range(dice.randrange(3))]
+            if dice.random() < 0.2:
+                mates = [one for one, sitting in talk.seating.open.items() if len(sitting.batch.entries) == 1]
+                parts.append([mates, self.outcomes(len(mates), shares=False)[0], None])
             if dice.random() < 0.3:
                 media = {0: "image/png"} if dice.random() < 0.2 else None
                 found = [b"y"] * count if media else self.outcomes(count, shares=False)[0]
@@ -251,6 +254,81 @@ def sit_or_leave(dice, talk, seated):
             if batch.on_cancel is not None:
                 batch.on_cancel()
                 break
+
+
+def seated_conversation(counts, check=None):
+    """A conversation with batches of so many entries each, what each is told by name, and their names."""
+    talk = Conversation(1 << 20, check, 8)
+    for message in (["hello", 1, {"worker": "0", "pid": 1, "seats": True}], ["sit"]):
+        (event,) = talk.feed(frames.encode(message), 0.0)
+        if type(event) is Hello:
+            talk.open({}, None)
+    told = {}
+    for count in counts:
+        entries = [Request(body=b"x", reply=print) for _ in range(count)]
+        batch = EntryBatch(entries, "a", count)
+        talk.seat(batch, lambda _, outcomes: None, [b"x"] * count, {}, None)
+        name = max(talk.seating.open)
+        told[name] = []
+        batch.on_steps = lambda steps, release, name=name: told[name].extend(steps)
+    return talk, told
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_step_told_in_one_is_what_its_parts_are_told_one_by_one(checks):
+    dice = random.Random(20261123)
+    for _ in range(RUNS):
+        counts = dice.choices([1, 1, 2], k=dice.randint(1, 6))
+        seen = [[], []]
+        ways = [
+            seated_conversation(counts, (lambda _, found, way=way: way.append(found)) if checks else None)
+            for way in seen
+        ]
+        (one, told_in_one), (apart, told_apart) = ways
+        for number in range(1, 6):
+            said = {False: [], True: []}
+            for _ in range(dice.randrange(4)):
+                places = dice.sample(range(len(counts)), dice.randint(0, len(counts)))
+                singles = [place for place in places if counts[place] == 1]
+                made = [b"%d" % dice.randrange(9) for _ in singles]
+                said[False].append([[list(told_in_one)[place] for place in singles], made, None])
+                said[True] += [
+                    [list(told_apart)[place], [part], None] for place, part in zip(singles, made, strict=True)
+                ]
+                if len(singles) < len(places):  # and what one of several entries has made, between them
+                    place = next(place for place in places if counts[place] == 2)
+                    for is_apart, told in ((False, told_in_one), (True, told_apart)):
+                        said[is_apart].append([list(told)[place], [b"x", None], None])
+            for is_apart, talk in ((False, one), (True, apart)):
+                (event,) = talk.feed(frames.encode(["round", number, said[is_apart], []]), 1.0)
+                assert type(event) is Heard
+                talk.seating.hear(event.parts, event.ended, lambda rows: None, lambda: None)
+        assert list(told_in_one.values()) == list(told_apart.values())
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    "spoils, why",
+    [
+        (lambda names: [names[:2], [b"x"], None], "several streams"),
+        (lambda names: [names[:2], [b"x"] * 3, None], "several streams"),
+        (lambda names: [names[:2], None, None], "several streams"),
+        (lambda names: [names[:1], b"x", None], "several streams"),
+        (lambda names: [names[:1], [None], {0: ["ModelError", "m", None, "t"]}], "several streams"),
+        (lambda names: [names, [b"x"] * 3, None], "it answered 1 of 2 items"),
+        (lambda names: [[names[0], 10**9], [b"x"] * 2, None], "which it was not given"),
+        (lambda names: [[names[0], [1]], [b"x"] * 2, None], "which it was not given"),
+        (lambda names: [[names[0], True], [b"x"] * 2, None], "which it was not given"),
+        (lambda names: [[names[0], {}], [b"x"] * 2, None], "which it was not given"),
+    ],
+)
+def test_a_step_told_in_one_that_is_wrong_is_a_violation(spoils, why):
+    for check in (None, lambda _, found: None):
+        talk, told = seated_conversation([1, 1, 2], check)
+        (event,) = talk.feed(frames.encode(["round", 1, [spoils(list(told))], []]), 1.0)
+        assert type(event) is Violation
+        assert why in event.reason
+        assert not any(told.values())
 
 
 def owns(value):

@@ -66,7 +66,10 @@ class Model:
             raise ValueError("no")
         if any(state.request.body[1] == "short" and state.made == 2 for state in states):
             return []
-        return [self.part(state) for state in states]
+        parts = [self.part(state) for state in states]
+        if self.dice.random() < 0.2:
+            states.clear()  # the list is its own
+        return parts
 
     def part(self, state):
         length, how = state.request.body
@@ -86,8 +89,8 @@ class Model:
     def write(self, part, params):
         return part
 
-    def write_all(self, parts, asked):
-        return parts if {*map(type, parts)} == {int} else None
+    def writer(self, asked):
+        return lambda parts: parts if {*map(type, parts)} == {int} else None
 
 
 class World:
@@ -353,6 +356,10 @@ def test_many_who_come_at_once_do_not_keep_those_who_are_open_waiting():
     assert {name for name, _ in at_once(quick.step()).parts} == set(range(8))
 
 
+def parts_in(told):
+    return sum(len(name) if type(name) is list else 1 for name, _ in told.parts)
+
+
 def test_who_was_sent_ahead_takes_a_seat_without_a_word_of_the_server():
     world = World(0, ["plain"])
     world.seats, world.ahead = 2, 1
@@ -366,10 +373,10 @@ def test_who_was_sent_ahead_takes_a_seat_without_a_word_of_the_server():
         world.worker.join(*sitting[1:])
     world.said = []
     told = [at_once(world.worker.step()) for _ in range(2)]
-    assert [len(one.parts) for one in told] == [2, 4]  # the second bundle of rounds ends with the first stream
+    assert [parts_in(one) for one in told] == [2, 4]  # the second bundle of rounds ends with the first stream
     assert len(told[-1].ended) == 1
     assert not world.worker.asks  # somebody is here for the seat
-    assert len(at_once(world.worker.step()).parts) == 2
+    assert parts_in(at_once(world.worker.step())) == 2
     at_once(world.worker.leave(requests[2]))  # no name of a batch
     names = list(world.seating.open)
     at_once(world.worker.leave(names[2]))
@@ -378,3 +385,24 @@ def test_who_was_sent_ahead_takes_a_seat_without_a_word_of_the_server():
     world.worker.join("newer", [requests[0]])
     at_once(world.worker.leave("newer"))  # it has not begun, and ends without a state
     assert [name for name, *_ in at_once(world.worker.step()).ended][-1] == "newer"
+
+
+def test_the_worker_goes_on_once_all_that_it_made_is_handed_out():
+    world = World(0, ["plain"])
+    world.seats, world.ahead = 3, 0
+    world.hire()
+    events = []
+    requests = [Request(body=(length, "last"), reply=print) for length in (1, 2, 2)]
+    for request in requests:
+        world.parts[request], world.ends[request] = [], []
+        world.queue.offer(request, 0.0)
+    world.done = lambda batch, outcomes: events.append("answer")
+    world.hand = lambda request, steps, release: events.append("part")
+    world.seat()
+    for _, *what in world.said:
+        world.worker.join(*what)
+    for _ in range(2):
+        told = at_once(world.worker.step())
+        world.seating.hear(told.parts, told.ended, lambda rows: events.append("freed"), lambda: events.append("go"))
+    assert events[:6] == ["freed", "part", "answer", "part", "part", "go"]
+    assert events[6:] == ["freed", "part", "part", "answer", "answer", "go"]

@@ -121,8 +121,8 @@ class _ServerLink:
         """Send what a round has made; what cannot be sent fails its own batch."""
         connection = self._connection
         connection.end()
-        parts = [
-            [name, part, None] if len(part) == 1 and type(part[0]) is bytes else [name, *_wired(part)]
+        parts: list[list[Any]] = [
+            [name, part, None] if type(name) is list or _is_plain(part) else [name, *_wired(part)]
             for name, part in told.parts
         ]
         ended = [[name, *_wired(outcomes), seconds, _media(outcomes)] for name, outcomes, seconds in told.ended]
@@ -138,7 +138,7 @@ class _ServerLink:
         left = {name for name, *_ in ended}
         sent: list[Any] = []
         failures: dict[int, Failure] = {}
-        for part in parts:
+        for part in _apart(parts):
             error = caught(self._connection.framed, ["round", 0, [*sent, part], []])[1]
             if error is None:
                 sent.append(part)
@@ -153,6 +153,19 @@ class _ServerLink:
             if failure is not None:
                 ended[place] = [name, *_wired([failure] * len(outcomes)), seconds, None]
         return sent, ended
+
+
+def _apart(parts: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Take apart what several batches have made together."""
+    for names, made, failures in parts:
+        if type(names) is list:
+            yield from ([name, [part], None] for name, part in zip(cast("list[Any]", names), made, strict=True))
+        else:
+            yield names, made, failures
+
+
+def _is_plain(part: Sequence[Any]) -> bool:
+    return len(part) == 1 and type(part[0]) is bytes
 
 
 def _wired(outcomes: Sequence[Any]) -> tuple[Sequence[Any], dict[int, list[Any]] | None]:

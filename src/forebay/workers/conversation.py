@@ -424,9 +424,13 @@ class Conversation:
         assert seating is not None
         if number != self._round + 1:
             raise InvalidRequest(f"it sends round {str(number)[:40]} after round {self._round}")
-        found: list[tuple[int, list[Any]]] = []
+        found: list[tuple[int | list[int], list[Any]]] = []
         sitters = seating.open
         for name, part, failures in parts:
+            if type(name) is list:
+                self._check_step(cast("list[Any]", name), part, failures)
+                found.append((cast("list[int]", name), part))
+                continue
             is_plain = failures is None and self._check is None and type(name) is int and type(part) is list
             if is_plain and name in sitters and len(cast("list[Any]", part)) == len(sitters[name].batch.entries):
                 found.append((name, cast("list[Any]", part)))  # as nearly always
@@ -443,6 +447,19 @@ class Conversation:
         self._round = number
         self._heard = now
         return Heard(found, list(left.values()))
+
+    def _check_step(self, names: list[Any], parts: Any, failures: Any) -> None:
+        """Look at what several batches of one entry each have made together."""
+        if type(parts) is not list or len(cast("list[Any]", parts)) != len(names) or failures is not None:
+            raise InvalidRequest("it does not say right what several streams have made together")
+        assert self.seating is not None
+        sitters = self.seating.open
+        for name, part in zip(names, cast("list[Any]", parts), strict=True):
+            is_plain = self._check is None and type(name) is int
+            if is_plain and name in sitters and len(sitters[name].batch.entries) == 1:
+                continue  # as nearly always
+            batch = self.seating.check(name).batch
+            self._checked([part], None, len(batch.entries), batch)
 
     def _allow(self, sitting: Sitting, steps: int) -> None:
         self._allows.append((sitting.name, steps))

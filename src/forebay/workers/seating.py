@@ -6,8 +6,9 @@ on. A batch that nobody waits for is asked to leave, which frees its seats only 
 middle of a step is not over. What the worker makes before its clients have taken it is bounded: it begins with `CREDIT`
 steps of each batch, and gets more in portions.
 
-When a round is heard, the batches that have ended come first. Their answers lead to others who take their seats; these
-are on their way to the worker before the parts of all the rest are handed out.
+When a round is heard, the batches that have ended come first. If others take their seats, these are on their way to
+the worker before the parts of all the rest are handed out. Otherwise it hears last that it may go on: it may begin at
+once, and would take the processor, or the interpreter, from the loop while clients wait for their parts.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Seating:
 
     def hear(
         self,
-        parts: Sequence[tuple[int, Sequence[Any]]],
+        parts: Sequence[tuple[int | list[int], Sequence[Any]]],
         ended: Sequence[tuple[int, Sequence[Outcome], float]],
         freed: Callable[[int], object],
         go_on: Callable[[], object],
@@ -104,17 +105,20 @@ class Seating:
         rows = 0
         made: dict[int, list[Sequence[Any]]] = {}
         for name, part in parts:
-            if name in made:
-                made[name].append(part)
+            if isinstance(name, list):
+                for one, its in zip(name, part, strict=True):
+                    made.setdefault(one, []).append([its])
             else:
-                made[name] = [part]
+                made.setdefault(name, []).append(part)
         for name, _, seconds in ended:
             sitting = over[name] = self.open.pop(name)
             sitting.batch.on_cancel = None
             sitting.batch.model_s = seconds
             rows += sitting.batch.rows
+        is_awaited = False
         if over:
             self.free += rows
+            free = self.free
             freed(rows)
             for name, steps in made.items():
                 if name in over:
@@ -122,7 +126,9 @@ class Seating:
             for name, outcomes, _ in ended:
                 sitting = over[name]
                 sitting.done(sitting.batch, outcomes)
-        go_on()
+            is_awaited = self.free < free
+        if is_awaited:
+            go_on()
         others: list[tuple[Sitting, list[Sequence[Any]]]] = []
         for name, steps in made.items():
             sitting = self.open.get(name)
@@ -134,6 +140,8 @@ class Seating:
                 self._hand(sitting, steps)
         for sitting, steps in others:
             self._hand(sitting, steps)
+        if not is_awaited:
+            go_on()
 
     def check(self, name: Any) -> Sitting:
         """Return the batch of a name.

@@ -29,7 +29,7 @@ import msgspec
 
 from forebay.types.call import Failure
 from forebay.workers.pool import CREDIT
-from forebay.workers.together import SideBySide, Together
+from forebay.workers.together import Even, SideBySide, Together
 from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
@@ -49,7 +49,13 @@ _END: Final = object()
 
 
 class Round(msgspec.Struct, gc=False):
-    """What is to be told: parts in the order in which they were made, and batches that have ended after them."""
+    """What is to be told: parts in the order in which they were made, and batches that have ended after them.
+
+    Attributes:
+        parts: Names, and a part for each item; or a list of the names of batches of one item each, and one part for
+            each of them.
+        ended: Names, outcomes, and how long they sat.
+    """
 
     parts: list[tuple[Any, Sequence[Any]]] = []
     ended: list[tuple[Any, Sequence[Outcome], float]] = []
@@ -67,6 +73,18 @@ class _Seated:
         self.since = since
         self.room = CREDIT  # 0 once it has left
         self.has_begun = False
+
+
+class _Choir:
+    """Those who make a step together, until any of them ends, or has no room, or somebody joins them."""
+
+    __slots__ = ("mates", "names", "step")
+
+    def __init__(self, mates: list[_Seated]) -> None:
+        self.mates = mates
+        self.names = [mate.name for mate in mates]
+        streams = [mate.steps for mate in mates]
+        self.step: Callable[[], Any] = streams[0].together(streams)
 
 
 class Seats:
@@ -105,6 +123,7 @@ class Seats:
         self._seated: dict[Any, _Seated] = {}
         self._turns: deque[_Seated] = deque()
         self._groups: Counter[Hashable] = Counter()
+        self._choir: _Choir | None = None  # where all who sit are of one
         self._told = Round([], [])
         self._is_urgent = False
 
@@ -172,6 +191,7 @@ class Seats:
             one = self._seated[name] = _Seated(name, count, rows, found, group, since)
             self._rows += rows
             self._groups[group] += 1
+            self._choir = None
             self._turns.append(one)
         else:
             outcomes: Any = attempt(settled, found, count)
@@ -194,6 +214,8 @@ class Seats:
         """Note that the clients of a batch have room for further steps."""
         one = self._seated.get(name)
         if one is not None:
+            if one.room <= 0:
+                self._choir = None
             one.room += steps
 
     async def step(self) -> Round:
@@ -225,8 +247,10 @@ class Seats:
     async def _round(self, began: float) -> bool:
         """Give each its turn; returns whether all have had it and somebody has another one."""
         if len(self._groups) == 1 and None not in self._groups:  # as nearly always where steps are shared
-            if mates := [one for one in self._turns if one.room > 0]:
-                await self._advance_together(mates)
+            if self._choir is None and (mates := [one for one in self._turns if one.room > 0]):
+                self._choir = _Choir(mates)
+            if self._choir is not None:
+                await self._advance_together(self._choir)
             return self.has_turns
         turns, self._turns = self._turns, deque()
         try:
@@ -243,7 +267,7 @@ class Seats:
                         taken = set(map(id, mates))
                         turns = deque(mate for mate in turns if id(mate) not in taken)
                         self._turns.extend(mates[1:])
-                    await self._advance_together([mate for mate in mates if mate.room > 0])
+                    await self._advance_together(_Choir([mate for mate in mates if mate.room > 0]))
                 if turns and self._clock() - began > ROUND_S:
                     return False
         finally:
@@ -263,35 +287,43 @@ class Seats:
             return
         self._tell(one, made[0])
 
-    async def _advance_together(self, mates: list[_Seated]) -> None:
+    async def _advance_together(self, choir: _Choir) -> None:
+        mates = choir.mates
         self._enter(mates[0].name if len(mates) == 1 else None)
-        streams = [mate.steps for mate in mates]
-        found = attempt(streams[0].together, streams)
+        found = attempt(choir.step)
+        if type(found) is Even:  # as nearly always
+            self._told.parts.append((choir.names, found.parts))
+            for mate in mates:
+                self._note_told(mate)
+            return
         if hasattr(found, "__await__"):
             found = await attempt_async(_awaited, found)
         if type(found) is Failure:
             for mate in mates:
                 await self._end(mate, [found] * mate.count)
             return
-        for mate, step in zip(mates, cast("Sequence[Stepped | list[Any]]", found), strict=True):
-            if isinstance(step, list):
-                self._tell(mate, step)
-                continue
+        for mate, step in zip(mates, cast("Sequence[Stepped]", found), strict=True):
             if step.parts is not None:
                 self._tell(mate, step.parts)
             if step.outcomes is not None:
                 await self._end(mate, step.outcomes)
 
     def _tell(self, one: _Seated, parts: Sequence[Any]) -> None:
+        self._note_told(one)
+        self._told.parts.append((one.name, parts))
+
+    def _note_told(self, one: _Seated) -> None:
         one.room -= 1
+        if one.room <= 0:
+            self._choir = None
         if not one.has_begun:
             one.has_begun = self._is_urgent = True
-        self._told.parts.append((one.name, parts))
 
     async def _end(self, one: _Seated, outcomes: Sequence[Outcome]) -> None:
         if self._seated.get(one.name) is not one:
             return
         del self._seated[one.name]
+        self._choir = None
         self._rows -= one.rows
         one.room = 0
         self._groups[one.group] -= 1

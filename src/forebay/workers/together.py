@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -40,11 +41,11 @@ class Together(Protocol):
         """What is equal for those that can be stepped together."""
         ...
 
-    def together(self, streams: Sequence[Any]) -> Any:
-        """Stepped these streams, of which this is the first.
+    def together(self, streams: Sequence[Any]) -> Callable[[], Any]:
+        """Return what makes one step of these streams, of which this is the first, as often as it is called.
 
         Returns:
-            For each a `Stepped`, or the list of its parts if it goes on; or something to wait for that gives these.
+            A function that returns a `Stepped` for each, or an `Even`; or something to wait for that gives these.
         """
         ...
 
@@ -59,6 +60,16 @@ class Stepped(msgspec.Struct, gc=False):
 
     parts: Sequence[Any] | None = None
     outcomes: Sequence[Outcome] | None = None
+
+
+class Even(msgspec.Struct, gc=False):
+    """A step in which every stream, each of one request, got one part, and all of them go on.
+
+    Attributes:
+        parts: One for each stream.
+    """
+
+    parts: Sequence[Any]
 
 
 class SideBySide:
@@ -95,8 +106,11 @@ class SideBySide:
         self.context = contextvars.copy_context()
         self._alone: Iterator[Sequence[Any]] | None = None
 
-    def together(self, streams: Sequence[SideBySide]) -> Any:
-        """Wait for whoever is first, or until something else is to be done."""
+    def together(self, streams: Sequence[SideBySide]) -> Callable[[], Any]:
+        """Return what waits for whoever is first, or until something else is to be done."""
+        return functools.partial(self._step, streams)
+
+    def _step(self, streams: Sequence[SideBySide]) -> Any:
         first = self._first(streams)
         return first if self._wait is None else self._wait(first)
 

@@ -60,11 +60,12 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     """One round of a worker with seats: parts of some batches, and who has ended. Answer with `go`.
 
     Attributes:
-        parts: Names of batches, and a part for each of their entries.
+        parts: Names of batches, and a part for each of their entries; or names of batches of one entry each, and a part
+            for each of them.
         ended: Names, outcomes for their entries, and how long they sat.
     """
 
-    parts: list[tuple[int, list[Any]]]
+    parts: list[tuple[int | list[int], list[Any]]]
     ended: list[tuple[int, list[Any], float]]
 
 

@@ -11,6 +11,7 @@ from forebay.serving.models.model_runner import runner_for
 from forebay.types.call import Failure, Request
 from forebay.types.tensor import Tensor
 from forebay.workers.runner import WorkerContext
+from forebay.workers.together import Even
 
 
 class Generates(forebay.Model):
@@ -69,8 +70,8 @@ def first_parts(runner, requests):
     """Returns what the first step makes of each request: JSON, or the numbers of a tensor."""
     if runner._settings.steps:
         streams = [runner.run([request]) for request in requests]
-        steps = streams[0].together(streams)
-        parts = [part for one in steps for part in (one if isinstance(one, list) else one.parts or one.outcomes)]
+        made = streams[0].together(streams)()
+        parts = made.parts if type(made) is Even else [part for one in made for part in one.parts or one.outcomes]
     else:
         parts = next(iter(runner.run(requests)))
     return [shown(part) for part in parts]

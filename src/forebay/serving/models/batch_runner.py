@@ -258,8 +258,8 @@ class BatchRunner(ABC):
         """Return a part as it is sent to who asked with these params; for subclasses whose models may stream."""
         raise NotImplementedError
 
-    def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
-        """Return parts as they are sent if nothing can be wrong with them and nothing more is to be done; else None."""
+    def writer(self, asked: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[Any]], Sequence[Any] | None] | None:
+        """Return what writes a part for each of these at once; see `Stepping.writer`."""
         return None
 
     @property
@@ -317,10 +317,10 @@ class BatchRunner(ABC):
         try:
             yield from batch.refused()
             if batch.samples:
-                asked = [item.params for item in batch.items]
+                write = None if batch.failures else self.writer([item.params for item in batch.items])
                 for step in steps:
                     self._check_step(batch, step)
-                    written = None if batch.failures else self.write_all(step, asked)
+                    written = None if write is None else write(step)
                     if written is not None:  # as nearly always
                         yield written
                         continue

@@ -26,7 +26,7 @@ from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.serving.models.methods import ModelMethod
     from forebay.serving.models.model import Model
@@ -62,6 +62,8 @@ def runner_for(
 
 _SPECIAL: Final = frozenset({Failure, Last, Media, type(None)})
 """What is not a part of a stream, but stands in the place of one."""
+_PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
+"""What is a part for certain."""
 
 
 class ModelRunner(BatchRunner):
@@ -218,12 +220,16 @@ class ModelRunner(BatchRunner):
         written = self._written(part, TENSORS)
         return written if type(written) is Failure else self._as_tensors([written], params)
 
-    def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[bytes] | None:
-        """Encode parts of several streams that are certainly right, and wanted in JSON."""
-        if TENSORS in [params["out"] for params in asked]:
+    def writer(self, asked: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[Any]], Sequence[bytes] | None] | None:
+        """Return what encodes a part for each of these, where all want JSON; see `Stepping.writer`."""
+        if self._postprocess is not None or TENSORS in [params["out"] for params in asked]:
             return None
+        return self._written_at_once
+
+    def _written_at_once(self, parts: Sequence[Any]) -> Sequence[bytes] | None:
+        """Encode parts that are certainly right."""
         kinds = set(map(type, parts))
-        if self._postprocess is not None or _SPECIAL & kinds or any(issubclass(kind, BaseException) for kind in kinds):
+        if not kinds <= _PLAIN and (_SPECIAL & kinds or any(issubclass(kind, BaseException) for kind in kinds)):
             return None
         return caught(self._encoded_at_once, "json", list(parts))[0]
 

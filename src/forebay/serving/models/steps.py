@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast, final
 from forebay.errors import BadOutcome
 from forebay.types.call import Failure, Last
 from forebay.types.failures import failure_in, failure_of
-from forebay.workers.together import Stepped
+from forebay.workers.together import Even, Stepped
 
 log = logging.getLogger("forebay.workers")
 
@@ -58,8 +58,11 @@ class Stepping(Protocol):
         """Return a part as it is sent to who asked with these params, or a `Failure`."""
         ...
 
-    def write_all(self, parts: Sequence[Any], asked: Sequence[Mapping[str, Any]]) -> Sequence[Any] | None:
-        """Do that if all are parts that are certainly right, and need no `postprocess`; else return None."""
+    def writer(self, asked: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[Any]], Sequence[Any] | None] | None:
+        """Return what does that with a part for each of these, or gives None where any is not certainly right.
+
+        None where there is no such thing, as where each part is to go through `postprocess`.
+        """
         ...
 
     @property
@@ -95,20 +98,11 @@ class Stream:
         self.told = told
         self._wait = wait
         self._is_finished = self._is_over = False
+        self._alone: Callable[[], Any] | None = None
 
-    def together(self, streams: Sequence[Stream]) -> Any:
-        """Stepped several streams; see `Together`."""
-        if self.mates.awaits:
-            steps = self._together_async(streams)
-            return steps if self._wait is None else self._wait(steps)
-        runner = self.mates
-        parts = self._checked(runner.step([stream.state for stream in streams]), len(streams))
-        written = runner.write_all(parts, [stream.params for stream in streams])
-        if written is not None:  # as nearly always
-            if runner.silent:
-                runner.silent.clear()
-            return [[one] for one in written]
-        return [_step_of(runner, stream, part) for stream, part in zip(streams, parts, strict=True)]
+    def together(self, streams: Sequence[Stream]) -> Callable[[], Any]:
+        """Return what steps several streams; see `Together`."""
+        return _Choir(self.mates, streams, self._wait)
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
         """Return itself."""
@@ -119,10 +113,12 @@ class Stream:
         if self.mates.awaits and self._wait is None:
             msg = f"{self.mates.model_name} streams by coroutines, and runs on a loop that has no seats for its streams"
             raise BadOutcome(msg)
+        self._alone = self._alone or self.together([self])
         while not self._is_over:
-            (step,) = self.together([self])
-            if isinstance(step, list):
-                return cast("list[Any]", step)
+            made = self._alone()
+            if type(made) is Even:
+                return made.parts
+            (step,) = made
             self._is_over = step.outcomes is not None
             failed = next((one for one in step.outcomes or () if type(one) is Failure), None)
             if failed is not None:
@@ -136,34 +132,63 @@ class Stream:
         if self._is_finished:
             return None
         self._is_finished = True
+        self._alone = None
         self.mates.silent.pop(self, None)
         state, self.state = self.state, None
         finished = self.mates.finish(state)
         return self._wait(finished) if self._wait is not None and inspect.isawaitable(finished) else finished
 
-    async def _together_async(self, streams: Sequence[Stream]) -> list[Stepped]:
-        runner = self.mates
-        made = runner.step([stream.state for stream in streams])
-        parts = self._checked(await made if inspect.isawaitable(made) else made, len(streams))
+
+class _Choir:
+    """The streams that make a step together; what does not change from one to the next is found out once."""
+
+    def __init__(
+        self, runner: Stepping, streams: Sequence[Stream], wait: Callable[[Awaitable[Any]], Any] | None
+    ) -> None:
+        self._runner = runner
+        self._streams = streams
+        self._wait = wait
+        self._states = [stream.state for stream in streams]
+        self._write = None if runner.awaits else runner.writer([stream.params for stream in streams])
+
+    def __call__(self) -> Any:
+        """Make one step."""
+        runner = self._runner
+        if runner.awaits:
+            steps = self._step_async()
+            return steps if self._wait is None else self._wait(steps)
+        parts = self._checked(runner.step(self._states.copy()))  # the list is the model's to change
+        written = None if self._write is None else self._write(parts)
+        if written is not None:  # as nearly always
+            if runner.silent:
+                runner.silent.clear()
+            return Even(written)
+        return [_step_of(runner, stream, part) for stream, part in zip(self._streams, parts, strict=True)]
+
+    async def _step_async(self) -> list[Stepped]:
+        runner = self._runner
+        made = runner.step(self._states.copy())
+        parts = self._checked(await made if inspect.isawaitable(made) else made)
         steps: list[Stepped] = []
-        for stream, part in zip(streams, parts, strict=True):
+        for stream, part in zip(self._streams, parts, strict=True):
             step = _step_of(runner, stream, part)
             steps.append(await step if inspect.isawaitable(step) else step)
         return steps
 
-    def _checked(self, parts: Any, count: int) -> Sequence[Any]:
+    def _checked(self, parts: Any) -> Sequence[Any]:
         """Return what `step` returned if that is one part for each stream.
 
         Raises:
             BadOutcome: Naming both numbers.
         """
+        count = len(self._streams)
         is_list = type(parts) in {list, tuple}
         if is_list and len(parts) == count:
             return parts
         found = f"{len(parts)} parts" if is_list else f"a {type(parts).__name__}"
         raise BadOutcome(
-            f"{self.mates.model_name}.step returned {found} for {count} states; return a list with one part for each, "
-            "None where there is none"
+            f"{self._runner.model_name}.step returned {found} for {count} states; return a list with one part for "
+            "each, None where there is none"
         )
 
 
