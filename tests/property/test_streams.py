@@ -32,6 +32,7 @@ class Model:
 
     awaits = False
     model_name = "Model"
+    is_written_at_once = True
 
     def __init__(self, dice):
         self.dice = dice
@@ -90,7 +91,7 @@ class Model:
         return part
 
     def writer(self, asked):
-        return lambda parts: parts if {*map(type, parts)} == {int} else None
+        return (lambda parts: parts if {*map(type, parts)} == {int} else None) if self.is_written_at_once else None
 
 
 class World:
@@ -258,6 +259,61 @@ def test_streams_make_their_steps_together_and_nobody_starves():  # F50
         assert not lengths or max(lengths) - min(lengths) <= 30
     assert world.model.sizes[8] >= 0.9 * sum(world.model.sizes.values())
     assert all(ends == [None] for ends in world.ends.values())
+
+
+class OneByOne(Model):
+    """The same, each of whose parts goes its own way."""
+
+    is_written_at_once = False
+
+
+def flat(told):
+    """Return what a round tells, part by part, and who has ended."""
+    parts = []
+    for name, made in told.parts:
+        parts += zip(name, ([one] for one in made), strict=True) if isinstance(name, list) else [(name, made)]
+    ended = [(name, [type(one).__name__ for one in outcomes]) for name, outcomes, _ in told.ended]
+    return sorted(parts, key=lambda part: part[0]), sorted(ended)
+
+
+def test_a_step_that_is_counted_once_for_all_is_the_step_that_is_counted_for_each():
+    shared = 0
+    for seed in range(150):
+        dice = random.Random(seed)
+        keys = dice.choice(["a", "a", "ab"])
+        hows = dice.choice([["fine", "last"], ["fine", "last", "error", "short", "raises"]])
+        models = Model(random.Random(seed)), OneByOne(random.Random(seed))
+        both = [Seats(model.run, lambda: 0.0, seats=6) for model in models]
+        for model in models:
+            model.seats = 6
+        names = 0
+        for _ in range(120):
+            act = dice.random()
+            if act < 0.15:
+                names += 1
+                request = Request(body=(dice.randint(0, 30), dice.choice(hows)), reply=print, key=dice.choice(keys))
+                for seats in both:
+                    seats.join(names, [request], request.key)
+            elif act < 0.2 and names:
+                name = dice.randint(1, names)
+                for seats in both:
+                    at_once(seats.leave(name))
+            elif act < 0.5 and names:
+                name, steps = dice.randint(1, names), dice.choice([1, 3, 8])
+                for seats in both:
+                    seats.allow(name, steps)
+            else:
+                rounds = [at_once(seats.step()) for seats in both]
+                shared += any(isinstance(name, list) for name, _ in rounds[0].parts)
+                assert flat(rounds[0]) == flat(rounds[1]), seed
+            assert [seats.can_step for seats in both] == [both[0].can_step] * 2, seed
+            assert [seats.has_turns for seats in both] == [both[0].has_turns] * 2, seed
+            assert len(both[0]) == len(both[1]), seed
+        for seats in both:
+            at_once(seats.close())
+        assert [state.made for state in models[0].states] == [state.made for state in models[1].states]
+        assert all(state.finished == 1 for model in models for state in model.states)
+    assert shared > 1000
 
 
 def test_an_error_of_one_stream_does_not_end_the_others():

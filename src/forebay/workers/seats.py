@@ -75,16 +75,36 @@ class _Seated:
         self.has_begun = False
 
 
-class _Choir:
-    """Those who make a step together, until any of them ends, or has no room, or somebody joins them."""
+class _Mates:
+    """Those who make steps together, until any of them ends, or has no room, or somebody joins them.
 
-    __slots__ = ("mates", "names", "step")
+    Steps in which each got a part are counted once for all, and taken off the room of each when it matters.
+
+    Attributes:
+        all: They.
+        names: How they are called.
+        step: Makes one step.
+        left: Such steps until somebody may be out of room.
+        has_begun: Whether all have had a part.
+    """
+
+    __slots__ = ("_room", "all", "has_begun", "left", "names", "step")
 
     def __init__(self, mates: list[_Seated]) -> None:
-        self.mates = mates
+        self.all = mates
         self.names = [mate.name for mate in mates]
         streams = [mate.steps for mate in mates]
         self.step: Callable[[], Any] = streams[0].together(streams)
+        self.has_begun = all(mate.has_begun for mate in mates)
+        self.left = self._room = min(mate.room for mate in mates)
+
+    def settle(self) -> bool:
+        """Take what was counted off the room of each; returns whether all have some left."""
+        made = self._room - self.left
+        for mate in self.all:
+            mate.room -= made
+        self.left = self._room = min(mate.room for mate in self.all)
+        return self.left > 0
 
 
 class Seats:
@@ -123,7 +143,7 @@ class Seats:
         self._seated: dict[Any, _Seated] = {}
         self._turns: deque[_Seated] = deque()
         self._groups: Counter[Hashable] = Counter()
-        self._choir: _Choir | None = None  # where all who sit are of one
+        self._mates: _Mates | None = None  # where all who sit and have room step together
         self._told = Round([], [])
         self._is_urgent = False
 
@@ -145,7 +165,7 @@ class Seats:
     @property
     def has_turns(self) -> bool:
         """Whether anybody can be stepped."""
-        return any(one.room > 0 for one in self._seated.values())
+        return self._mates is not None or any(one.room > 0 for one in self._seated.values())
 
     def join(self, name: Any, items: Sequence[Any], key: Hashable = None) -> None:
         """Take a batch in: it begins before the next round, or once there are seats for it."""
@@ -160,6 +180,8 @@ class Seats:
     async def _let_in(self) -> None:
         """Begin those who have come, as long as that keeps nobody waiting."""
         self._was_short = bool(self._coming)
+        if not self._coming:
+            return
         began = self._clock()
         while self._can_begin:
             await self._begin(*self._coming.popleft())
@@ -191,7 +213,7 @@ class Seats:
             one = self._seated[name] = _Seated(name, count, rows, found, group, since)
             self._rows += rows
             self._groups[group] += 1
-            self._choir = None
+            self._part()
             self._turns.append(one)
         else:
             outcomes: Any = attempt(settled, found, count)
@@ -215,7 +237,7 @@ class Seats:
         one = self._seated.get(name)
         if one is not None:
             if one.room <= 0:
-                self._choir = None
+                self._part()
             one.room += steps
 
     async def step(self) -> Round:
@@ -247,10 +269,10 @@ class Seats:
     async def _round(self, began: float) -> bool:
         """Give each its turn; returns whether all have had it and somebody has another one."""
         if len(self._groups) == 1 and None not in self._groups:  # as nearly always where steps are shared
-            if self._choir is None and (mates := [one for one in self._turns if one.room > 0]):
-                self._choir = _Choir(mates)
-            if self._choir is not None:
-                await self._advance_together(self._choir)
+            if self._mates is None and (mates := [one for one in self._turns if one.room > 0]):
+                self._mates = _Mates(mates)
+            if self._mates is not None:
+                await self._advance_together(self._mates)
             return self.has_turns
         turns, self._turns = self._turns, deque()
         try:
@@ -267,7 +289,9 @@ class Seats:
                         taken = set(map(id, mates))
                         turns = deque(mate for mate in turns if id(mate) not in taken)
                         self._turns.extend(mates[1:])
-                    await self._advance_together(_Choir([mate for mate in mates if mate.room > 0]))
+                    some = _Mates([mate for mate in mates if mate.room > 0])
+                    await self._advance_together(some)
+                    some.settle()
                 if turns and self._clock() - began > ROUND_S:
                     return False
         finally:
@@ -287,43 +311,53 @@ class Seats:
             return
         self._tell(one, made[0])
 
-    async def _advance_together(self, choir: _Choir) -> None:
-        mates = choir.mates
-        self._enter(mates[0].name if len(mates) == 1 else None)
-        found = attempt(choir.step)
-        if type(found) is Even:  # as nearly always
-            self._told.parts.append((choir.names, found.parts))
-            for mate in mates:
-                self._note_told(mate)
-            return
+    async def _advance_together(self, mates: _Mates) -> None:
+        self._enter(mates.names[0] if len(mates.all) == 1 else None)
+        found = attempt(mates.step)
         if hasattr(found, "__await__"):
             found = await attempt_async(_awaited, found)
         if type(found) is Failure:
-            for mate in mates:
+            for mate in mates.all:
                 await self._end(mate, [found] * mate.count)
             return
-        for mate, step in zip(mates, cast("Sequence[Stepped]", found), strict=True):
-            if step.parts is not None:
-                self._tell(mate, step.parts)
-            if step.outcomes is not None:
-                await self._end(mate, step.outcomes)
+        if type(found) is Even:  # as nearly always
+            self._told.parts.append((mates.names, found.parts))
+            mates.left -= 1
+            if not mates.has_begun:
+                mates.has_begun = self._is_urgent = True
+                for mate in mates.all:
+                    mate.has_begun = True
+            for place in found.over:
+                await self._end(mates.all[place], [None])
+            has_room = mates.left > 0 or mates.settle()
+        else:
+            mates.settle()
+            for mate, step in zip(mates.all, cast("Sequence[Stepped]", found), strict=True):
+                if step.parts is not None:
+                    self._tell(mate, step.parts)
+                if step.outcomes is not None:
+                    await self._end(mate, step.outcomes)
+            has_room = mates.settle()
+        if not has_room and self._mates is mates:
+            self._mates = None
 
     def _tell(self, one: _Seated, parts: Sequence[Any]) -> None:
-        self._note_told(one)
-        self._told.parts.append((one.name, parts))
-
-    def _note_told(self, one: _Seated) -> None:
         one.room -= 1
-        if one.room <= 0:
-            self._choir = None
         if not one.has_begun:
             one.has_begun = self._is_urgent = True
+        self._told.parts.append((one.name, parts))
+
+    def _part(self) -> None:
+        """Have those who step together found anew."""
+        mates, self._mates = self._mates, None
+        if mates is not None:
+            mates.settle()
 
     async def _end(self, one: _Seated, outcomes: Sequence[Outcome]) -> None:
         if self._seated.get(one.name) is not one:
             return
         del self._seated[one.name]
-        self._choir = None
+        self._part()
         self._rows -= one.rows
         one.room = 0
         self._groups[one.group] -= 1

@@ -63,13 +63,15 @@ class Stepped(msgspec.Struct, gc=False):
 
 
 class Even(msgspec.Struct, gc=False):
-    """A step in which every stream, each of one request, got one part, and all of them go on.
+    """A step in which every stream, each of one request, got one part.
 
     Attributes:
         parts: One for each stream.
+        over: The places of streams that have ended with it, in order.
     """
 
     parts: Sequence[Any]
+    over: Sequence[int] = ()
 
 
 class SideBySide:

@@ -102,7 +102,7 @@ class Stream:
 
     def together(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Return what steps several streams; see `Together`."""
-        return _Choir(self.mates, streams, self._wait)
+        return _SharedStep(self.mates, streams, self._wait)
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
         """Return itself."""
@@ -117,6 +117,7 @@ class Stream:
         while not self._is_over:
             made = self._alone()
             if type(made) is Even:
+                self._is_over = bool(made.over)
                 return made.parts
             (step,) = made
             self._is_over = step.outcomes is not None
@@ -139,8 +140,8 @@ class Stream:
         return self._wait(finished) if self._wait is not None and inspect.isawaitable(finished) else finished
 
 
-class _Choir:
-    """The streams that make a step together; what does not change from one to the next is found out once."""
+class _SharedStep:
+    """The step that streams make together; what does not change from one to the next is found out once."""
 
     def __init__(
         self, runner: Stepping, streams: Sequence[Stream], wait: Callable[[Awaitable[Any]], Any] | None
@@ -158,11 +159,13 @@ class _Choir:
             steps = self._step_async()
             return steps if self._wait is None else self._wait(steps)
         parts = self._checked(runner.step(self._states.copy()))  # the list is the model's to change
-        written = None if self._write is None else self._write(parts)
-        if written is not None:  # as nearly always
-            if runner.silent:
-                runner.silent.clear()
-            return Even(written)
+        if self._write is not None:
+            over, given = _last_of(parts)
+            written = self._write(given)
+            if written is not None:  # as nearly always
+                if runner.silent:
+                    runner.silent.clear()
+                return Even(written, over)
         return [_step_of(runner, stream, part) for stream, part in zip(self._streams, parts, strict=True)]
 
     async def _step_async(self) -> list[Stepped]:
@@ -190,6 +193,14 @@ class _Choir:
             f"{self._runner.model_name}.step returned {found} for {count} states; return a list with one part for "
             "each, None where there is none"
         )
+
+
+def _last_of(parts: Sequence[Any]) -> tuple[Sequence[int], Sequence[Any]]:
+    """Return the places of parts that are the last of their streams, and all of them without that mark."""
+    if Last not in map(type, parts):
+        return (), parts
+    over = [place for place, part in enumerate(parts) if type(part) is Last]
+    return over, [cast("Any", part).part if type(part) is Last else part for part in parts]
 
 
 def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
