@@ -6,7 +6,9 @@
 A step takes 5 ms and 0.1 ms a stream, a worker has 16 seats, streams are 20 to 400 tokens long (log-uniform). The
 ideal is a schedule without any server: who waits sits down between two steps, in order, and each step costs its time
 alone. *End together* is what there was before: a batch of streams runs until the longest has ended, at the price of the
-whole batch. `CPU us` is CPU time of all the server's processes for a token.
+whole batch. The model `costly` sleeps until its step is over, `busy` computes: who sleeps leaves the processor to
+others, and to other guests of the machine, and finds its caches cold. `CPU us` is CPU time of all the server's
+processes for a token.
 """
 
 from __future__ import annotations
@@ -142,12 +144,12 @@ def alone() -> Row:
     for _ in range(100):
         model.step(states)
     price = (STEP_S + STREAM_S * SEATS) * 100
-    return Row("the model alone in a loop, beside the ideal", price / (time.perf_counter() - began), 0.0, "x", True)
+    return Row("costly alone in a loop, beside the ideal", price / (time.perf_counter() - began), 0.0, "x", True)
 
 
-async def all_at_once(port: int) -> list[Row]:
+async def all_at_once(port: int, path: str) -> list[Row]:
     lengths = lengths_of(STREAMS, 1)
-    clients = [await connect(port, "costly") for _ in lengths]
+    clients = [await connect(port, path) for _ in lengths]
     began = time.perf_counter()
     told = await asyncio.gather(*(client.ask(length) for client, length in zip(clients, lengths, strict=True)))
     took = max(one.ended for one in told) - began
@@ -155,13 +157,19 @@ async def all_at_once(port: int) -> list[Row]:
     _, best = ideal([0.0] * STREAMS, lengths)
     tokens = sum(lengths)
     return [
-        Row("all at once, tokens/s beside batches that end together", end_together(lengths) / took, 2.4, "x", True),
-        Row("all at once, tokens/s beside the ideal", best / took, 0.95, "x", True),
-        Row("all at once, tokens/s", tokens / took, 0.0, "/s", True),
+        Row(
+            f"{path}: all at once, tokens/s beside batches that end together",
+            end_together(lengths) / took,
+            2.4,
+            "x",
+            True,
+        ),
+        Row(f"{path}: all at once, tokens/s beside the ideal", best / took, 0.95, "x", True),
+        Row(f"{path}: all at once, tokens/s", tokens / took, 0.0, "/s", True),
     ]
 
 
-async def at_random(port: int) -> list[Row]:
+async def at_random(port: int, path: str) -> list[Row]:
     lengths = lengths_of(STREAMS, 2)
     dice = random.Random(3)
     seconds = STEP_S + STREAM_S * SEATS
@@ -169,12 +177,12 @@ async def at_random(port: int) -> list[Row]:
     arrivals = [0.0]
     for _ in lengths[1:]:
         arrivals.append(arrivals[-1] + dice.expovariate(rate))
-    free = [await connect(port, "costly") for _ in range(64)]
+    free = [await connect(port, path) for _ in range(64)]
     began = time.perf_counter()
 
     async def one(at: float, length: int) -> Told:
         await asyncio.sleep(max(began + at - time.perf_counter(), 0.0))
-        client = free.pop() if free else await connect(port, "costly")
+        client = free.pop() if free else await connect(port, path)
         told = await client.ask(length)
         free.append(client)
         return told
@@ -186,11 +194,13 @@ async def at_random(port: int) -> list[Row]:
     p99 = round(0.99 * (len(found) - 1))
     steps = median(found) / seconds
     return [
-        Row("random arrivals at 0.8, first token p50", steps, 2.0, "steps of 6.6 ms", False),
-        Row("random arrivals at 0.8, first token p50", median(found) * 1000, math.inf, "ms", False),
+        Row(f"{path}: random arrivals at 0.8, first token p50", steps, 2.0, "steps of 6.6 ms", False),
+        Row(f"{path}: random arrivals at 0.8, first token p50", median(found) * 1000, math.inf, "ms", False),
         Row("... of the ideal", median(best) * 1000, math.inf, "ms", False),
-        Row("random arrivals at 0.8, first token p99 beside the ideal", found[p99] / best[p99], 1.2, "x", False),
-        Row("random arrivals at 0.8, first token p99", found[p99] * 1000, math.inf, "ms", False),
+        Row(
+            f"{path}: random arrivals at 0.8, first token p99 beside the ideal", found[p99] / best[p99], 1.2, "x", False
+        ),
+        Row(f"{path}: random arrivals at 0.8, first token p99", found[p99] * 1000, math.inf, "ms", False),
     ]
 
 
@@ -224,8 +234,9 @@ async def measure(port: int, pid: int, only: str) -> list[Row]:
         rows += await trivial(port, "generated", pid, 100, 8.0, 4.0)
     if only in {"costly", "all"}:
         rows.append(alone())
-        rows += await all_at_once(port)
-        rows += await at_random(port)
+        for path in ("costly", "busy"):
+            rows += await all_at_once(port, path)
+            rows += await at_random(port, path)
     return rows
 
 
