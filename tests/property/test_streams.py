@@ -113,7 +113,7 @@ class World:
         self.model = Model(self.dice)
         self.models.append(self.model)
         self.model.seats = self.seats
-        self.worker = Seats(self.model.run, lambda: self.now, seats=self.seats, has_ahead=self.ahead > 0)
+        self.worker = Seats(self.model.run, lambda: self.now, seats=self.seats, ahead=self.ahead)
         self.said = []
         self.seating = Seating(
             self.seats + self.ahead,
@@ -441,6 +441,30 @@ def test_who_was_sent_ahead_takes_a_seat_without_a_word_of_the_server():
     world.worker.join("newer", [requests[0]])
     at_once(world.worker.leave("newer"))  # it has not begun, and ends without a state
     assert [name for name, *_ in at_once(world.worker.step()).ended][-1] == "newer"
+
+
+def test_a_worker_asks_who_wants_a_free_seat_only_if_the_server_had_no_room_for_all():
+    def sent(lengths, ahead, seats=2, rows=1):
+        model = Model(random.Random(0))
+        model.seats = seats
+        worker = Seats(model.run, lambda: 0.0, seats=seats, ahead=ahead)
+        for name, length in enumerate(lengths):
+            worker.join(name, [Request(body=(length, "last"), reply=print, size=rows if name else 1)])
+        return worker
+
+    def asks(worker):
+        assert at_once(worker.step()).ended
+        return worker.asks
+
+    assert asks(sent([1, 1], 0))  # all it has is given away
+    assert not asks(sent([1], 0))
+    assert not asks(sent([1, 1], 1))  # a third one would be here
+    assert asks(sent([1, 1, 1], 1))
+    worker = sent([1, 2, 9], 1)
+    assert not asks(worker)  # the third one takes the seat
+    assert asks(worker)  # that the seat of the first one is free is not known yet
+    assert asks(sent([1, 9], 0, seats=4, rows=2))  # there was room, but not for two rows
+    assert not asks(sent([1, 9], 0, seats=4))
 
 
 def test_the_worker_goes_on_once_all_that_it_made_is_handed_out():

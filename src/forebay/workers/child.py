@@ -81,8 +81,8 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
 def _seated(connection: WorkerConnection, runner: Runner, metrics: MetricReporter | None) -> tuple[Seats, _ServerLink]:
     link = _ServerLink(connection, metrics)
     options = connection.options
-    seats, has_ahead = options["seats"], bool(options.get("ahead"))
-    return Seats(runner.run, time.monotonic, link.enter, connection.watch, seats=seats, has_ahead=has_ahead), link
+    seats, ahead = options["seats"], options.get("ahead", 0)
+    return Seats(runner.run, time.monotonic, link.enter, connection.watch, seats=seats, ahead=ahead), link
 
 
 class _ServerLink:

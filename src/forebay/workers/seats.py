@@ -118,7 +118,7 @@ class Seats:
         watch: Watch | None = None,
         *,
         seats: int | None = None,
-        has_ahead: bool = False,
+        ahead: int = 0,
     ) -> None:
         """Begin with all seats free.
 
@@ -128,13 +128,15 @@ class Seats:
             enter: Called before user code runs: with the name of the batch it runs for, or None if for several.
             watch: Tells who waits for async generators when the server has said something.
             seats: Rows that may be open at a time; None leaves it to the server.
-            has_ahead: Whether the server sends more than these, which wait here.
+            ahead: Rows that the server sends beyond these, which wait here.
         """
         self._limit = seats
-        self._has_ahead = has_ahead
+        self._ahead = ahead
         self._rows = 0
+        self._freed = 0
+        self._largest = 1
         self._coming: deque[tuple[Any, Sequence[Any], Hashable, int]] = deque()
-        self._was_short = False
+        self._was_full = False
         self._round_s = 0.0
         self._watch = watch
         self._run = run
@@ -158,9 +160,12 @@ class Seats:
 
     @property
     def asks(self) -> bool:
-        """Whether there are free seats for which the server may know somebody."""
-        is_free = self._limit is None or self._rows + sum(rows for *_, rows in self._coming) < self._limit
-        return is_free and (self._was_short or not self._has_ahead)
+        """Whether there are free seats, and the server, which had no room for all, may know who wants them."""
+        return self._limit is not None and self._was_full and self._taken < self._limit
+
+    @property
+    def _taken(self) -> int:
+        return self._rows + sum(coming[-1] for coming in self._coming)
 
     @property
     def has_turns(self) -> bool:
@@ -169,7 +174,9 @@ class Seats:
 
     def join(self, name: Any, items: Sequence[Any], key: Hashable = None) -> None:
         """Take a batch in: it begins before the next round, or once there are seats for it."""
-        self._coming.append((name, items, key, sum(item.size for item in items)))
+        rows = sum(item.size for item in items)
+        self._largest = max(self._largest, rows)
+        self._coming.append((name, items, key, rows))
 
     @property
     def _can_begin(self) -> bool:
@@ -179,7 +186,6 @@ class Seats:
 
     async def _let_in(self) -> None:
         """Begin those who have come, as long as that keeps nobody waiting."""
-        self._was_short = bool(self._coming)
         if not self._coming:
             return
         began = self._clock()
@@ -242,6 +248,10 @@ class Seats:
 
     async def step(self) -> Round:
         """Advance everything that may, once or some times; returns what is to be told."""
+        if self._limit is not None:  # what the last round has freed may not be known to the server yet
+            room = self._limit + self._ahead - self._taken - self._freed
+            self._was_full = room < self._largest
+            self._freed = 0
         await self._let_in()
         began = now = self._clock()
         for _ in range(BUNDLE):
@@ -359,6 +369,7 @@ class Seats:
         del self._seated[one.name]
         self._part()
         self._rows -= one.rows
+        self._freed += one.rows
         one.room = 0
         self._groups[one.group] -= 1
         if not self._groups[one.group]:
@@ -387,7 +398,8 @@ def follow(seats: Seats, link: Link) -> None:
     """Stepped the streams of one worker until its server says stop and all have ended.
 
     The worker is at most one round ahead of what the server has heard, and not ahead at all where seats have become
-    free and the server may know who wants them: whoever waits is to take part in the next round.
+    free and the server, which had no room for all, may know who wants them: whoever waits is to take part in the next
+    round.
 
     What the server says: `join`, a name, items and a key; `leave`, a name, and an outcome if it has failed; `allow`, a
     name and how many more steps; `heard` and the number of a round; `stop`, and `end` if it waits for nobody.
