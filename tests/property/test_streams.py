@@ -464,6 +464,9 @@ def test_a_worker_asks_who_wants_a_free_seat_only_if_the_server_had_no_room_for_
     assert not asks(worker)  # the third one takes the seat
     assert asks(worker)  # that the seat of the first one is free is not known yet
     assert asks(sent([1, 9], 0, seats=4, rows=2))  # there was room, but not for two rows
+    worker = sent([1, 9, 9], 1)
+    at_once(worker.leave(2))
+    assert asks(worker)  # nor that the place of one who has left is
     assert not asks(sent([1, 9], 0, seats=4))
 
 

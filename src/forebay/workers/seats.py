@@ -133,10 +133,9 @@ class Seats:
         self._limit = seats
         self._ahead = ahead
         self._rows = 0
-        self._freed = 0
+        self._freed = self._freed_before = 0  # rows, in this round and the last one
         self._largest = 1
         self._coming: deque[tuple[Any, Sequence[Any], Hashable, int]] = deque()
-        self._was_full = False
         self._round_s = 0.0
         self._watch = watch
         self._run = run
@@ -161,11 +160,12 @@ class Seats:
     @property
     def asks(self) -> bool:
         """Whether there are free seats, and the server, which had no room for all, may know who wants them."""
-        return self._limit is not None and self._was_full and self._taken < self._limit
-
-    @property
-    def _taken(self) -> int:
-        return self._rows + sum(coming[-1] for coming in self._coming)
+        if self._limit is None:
+            return False
+        taken = self._rows + sum(coming[-1] for coming in self._coming)
+        # When the round began it had not heard of what this one and the last have freed.
+        room = self._limit + self._ahead - taken - self._freed - self._freed_before
+        return taken < self._limit and room < self._largest
 
     @property
     def has_turns(self) -> bool:
@@ -209,6 +209,7 @@ class Seats:
         if hasattr(found, "__anext__"):
             found = SideBySide(found, count)
         if type(found) is Failure:
+            self._freed += rows
             self._told.ended.append((name, [found] * count, self._clock() - since))
         elif hasattr(found, "__next__") or isinstance(found, Together):
             group = None
@@ -224,6 +225,7 @@ class Seats:
         else:
             outcomes: Any = attempt(settled, found, count)
             outcomes = [outcomes] * count if type(outcomes) is Failure else outcomes[0]
+            self._freed += rows
             self._told.ended.append((name, outcomes, self._clock() - since))
 
     async def leave(self, name: Any, outcome: Any = None) -> None:
@@ -235,6 +237,7 @@ class Seats:
         for coming in self._coming:
             if coming[0] == name:
                 self._coming.remove(coming)
+                self._freed += coming[-1]
                 self._told.ended.append((name, [outcome] * len(coming[1]), 0.0))
                 return
 
@@ -248,10 +251,7 @@ class Seats:
 
     async def step(self) -> Round:
         """Advance everything that may, once or some times; returns what is to be told."""
-        if self._limit is not None:  # what the last round has freed may not be known to the server yet
-            room = self._limit + self._ahead - self._taken - self._freed
-            self._was_full = room < self._largest
-            self._freed = 0
+        self._freed_before, self._freed = self._freed, 0
         await self._let_in()
         began = now = self._clock()
         for _ in range(BUNDLE):
