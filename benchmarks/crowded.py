@@ -3,9 +3,10 @@
 
     .venv/bin/python -m benchmarks.crowded
 
-As `overload.py`, for each door, with 2,000 connections. Over gRPC, where many calls share a connection, h2load keeps
-2,000 calls open on 40 connections instead; the bytes that came tell how many of them were accepted, for a refusal has
-no message. Medians are written to RESULTS-crowded.md.
+As `overload.py`, for each door, with 2,000 connections, and in turns with it for a bare server that does the same work
+and refuses by the same rule (`servers/raw_refusing.py`): what a flood of so many connections costs anybody. Over gRPC,
+where many calls share a connection, h2load keeps 2,000 calls open on 40 connections instead; the bytes that came tell
+how many of them were accepted, for a refusal has no message. Medians are written to RESULTS-crowded.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -30,6 +32,7 @@ from benchmarks.h2load import HEADERS, prefixed
 from benchmarks.launch import ROOT, environment, free_port, pinned, stop
 from benchmarks.overload import (
     ACCEPTED_BAR,
+    BARE,
     CALM,
     CALM_S,
     CLOSED_S,
@@ -42,6 +45,7 @@ from benchmarks.overload import (
     numbers,
     write,
 )
+from benchmarks.servers import module
 from benchmarks.work import request_body
 
 JSON = {"Content-Type": "application/json"}
@@ -55,8 +59,12 @@ PIPELINE_BODY = json.dumps({"key": ["turns"], "value": ["2000"]}).encode()
 class Door:
     """A server that was started for one door."""
 
-    def __init__(self, name: str, command: list[str], port: int, path: str, body: bytes, *, holds: int) -> None:
+    def __init__(
+        self, name: str, command: list[str], port: int, path: str, body: bytes, *, holds: int, bare: list[str]
+    ) -> None:
         self.name, self.command, self.port, self.path = name, command, port, path
+        self.bare = bare
+        """What the bare server beside it is told: its job, its kind, how many may wait."""
         self.holds = holds
         """Requests that its queue holds, or nearly."""
         self.rpc = 0
@@ -64,6 +72,13 @@ class Door:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             file.write(body)
         self.body = Path(file.name)
+
+    def reference(self) -> Door:
+        """Return the bare server."""
+        port, (job, kind, holds) = free_port(), self.bare
+        command = module("raw_refusing", job, kind, "--port", str(port), "--holds", holds)
+        body = self.body.read_bytes()
+        return Door(f"{BARE}{self.name}", command, port, self.path, body, holds=self.holds, bare=[])
 
     def start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -87,17 +102,18 @@ def doors() -> list[Door]:
     program = str(Path(sys.executable).with_name("forebay"))
     quiet = ["--log-level", "error"]
     found = []
-    for name, target, body, holds in (
-        ("arrays of 4 rows", "crowded.py", b"[" + b",".join([request_body("batchmodel")] * 4) + b"]", 64),
-        ("graph", "crowded_graph.py", request_body("batchmodel"), 240),
+    for name, target, body, holds, queue in (
+        ("arrays of 4 rows", "crowded.py", b"[" + b",".join([request_body("batchmodel")] * 4) + b"]", 64, 64),
+        ("graph", "crowded_graph.py", request_body("batchmodel"), 240, 256),
     ):
         port = free_port()
         command = [program, "serve", f"benchmarks/jobs/{target}", "--http-port", str(port), *quiet]
-        found.append(Door(name, command, port, "/", body, holds=holds))
+        found.append(Door(name, command, port, "/", body, holds=holds, bare=["batchmodel", "thread", str(queue)]))
     for kind in ("thread", "process"):
         rpc, rest = free_port(), free_port()
         command = [program, "serve", "benchmarks/jobs/pipeline_spin.py", *quiet, "--", str(rpc), str(rest), kind]
-        found.append(Door(f"pipeline, {kind}", command, rest, "/spin/prediction", PIPELINE_BODY, holds=48))
+        bare = ["spin", kind, "128"]
+        found.append(Door(f"pipeline, {kind}", command, rest, "/spin/prediction", PIPELINE_BODY, holds=48, bare=bare))
         found[-1].rpc = rpc
     return found
 
@@ -166,16 +182,18 @@ def main() -> None:
         loads = [Phase(door.holds, CALM, CALM_S)]
         loads += [Phase(2000, factor, options.seconds) for factor in options.factors]
         phases = [closed, *(phase for load in loads for phase in (load, closed))]
-        process = door.start()
-        try:
-            pids = proc.tree(process.pid)
-            for _ in range(options.rounds):
-                flags = ("--path", door.path, "--body", str(door.body), "--seed", str(len(rounds)))
-                rounds.append(measure(door.name, door.port, pids, phases, options.idle, *flags))
-                if door.rpc:
-                    rounds.append(of_calls(door, CALLS_S, pids))
-        finally:
-            stop(process)
+        with ExitStack() as stack:
+            up: list[tuple[Door, list[int]]] = []
+            for each in (door, door.reference()):
+                process = each.start()
+                stack.callback(stop, process)
+                up.append((each, proc.tree(process.pid)))
+            for count in range(options.rounds):
+                for each, pids in reversed(up) if count % 2 else up:
+                    flags = ("--path", each.path, "--body", str(each.body), "--seed", str(len(rounds)))
+                    rounds.append(measure(each.name, each.port, pids, phases, options.idle, *flags))
+                    if each.rpc:
+                        rounds.append(of_calls(each, CALLS_S, pids))
         if options.raw:
             options.raw.write_bytes(msgspec.json.encode(rounds))
     bars = f"accepted / closed loop >= {ACCEPTED_BAR}, refusals' p99 at most 1 s, no error"

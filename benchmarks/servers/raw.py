@@ -119,13 +119,12 @@ def answerer(job: str) -> Callable[[Bodies], Bodies]:
     return lambda bodies: [encode(answer) for answer in predict([decode(body) for body in bodies])]
 
 
-def start_inline(job: str) -> Start:
-    answer = answerer(job)
+def start_inline(answer: Callable[[Bodies], Bodies]) -> Start:
     return lambda bodies, done: done(answer(bodies))
 
 
-def start_thread(job: str) -> Start:
-    answer, loop = answerer(job), asyncio.get_running_loop()
+def start_thread(answer: Callable[[Bodies], Bodies]) -> Start:
+    loop = asyncio.get_running_loop()
     batches: SimpleQueue[tuple[Bodies, Done]] = SimpleQueue()
 
     def work() -> None:
@@ -150,8 +149,7 @@ def spawn_child(job: str) -> socket.socket:
     return ours
 
 
-def run_child(job: str, fd: int) -> None:
-    answer = answerer(job)
+def run_child(answer: Callable[[Bodies], Bodies], fd: int) -> None:
     decode, encode = msgspec.msgpack.Decoder(Bodies).decode, msgspec.msgpack.Encoder().encode
     with socket.socket(fileno=fd) as connection, connection.makefile("rb", buffering=1 << 20) as frames:
         while head := frames.read(4):
@@ -163,7 +161,7 @@ async def serve(job: str, kind: str, port: int) -> None:
     if kind == "process":
         start = await start_process(job)
     else:
-        start = start_thread(job) if kind == "thread" else start_inline(job)
+        start = (start_thread if kind == "thread" else start_inline)(answerer(job))
     batcher = Batcher(start, whole=kind == "whole")
     server = await asyncio.get_running_loop().create_server(lambda: Http(batcher), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
@@ -177,7 +175,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int)
     options = parser.parse_args()
     if options.kind == "child":
-        run_child(options.job, options.fd)
+        run_child(answerer(options.job), options.fd)
     else:
         uvloop.run(serve(options.job, options.kind, options.port))
 
