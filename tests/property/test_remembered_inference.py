@@ -112,10 +112,10 @@ def test_an_answer_over_http_like_one_before_says_what_one_never_told_says(answe
         one for one in serve_target(str(MODELS / "tensors_rpc.py"), Overrides()).served if one.endpoint.name == "mirror"
     )
     assert served.tensors is not None
-    remembers = InferRoute(served, served.tensors, HttpConfig())
+    remembers = InferRoute(served, served.tensors, HttpConfig(), lambda: None)
     for asked, outcome in answers:
         request = TensorRequest([], print, {}, None, call=asked)
-        fresh = InferRoute(served, served.tensors, HttpConfig())
+        fresh = InferRoute(served, served.tensors, HttpConfig(), lambda: None)
         assert (
             remembers.answer(request, outcome) == remembers.answer(request, outcome) == fresh.answer(request, outcome)
         )

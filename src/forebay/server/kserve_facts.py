@@ -120,7 +120,9 @@ def config_of(one: Served) -> dict[str, Any]:
         "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
         "input": told[0] if told else [],
         "output": told[1] if told else [],
-        "model_transaction_policy": {"decoupled": one.contract.streams or (face is not None and face.is_decoupled)},
+        "model_transaction_policy": {
+            "decoupled": one.in_tensors.contract.streams or (face is not None and face.is_decoupled)
+        },
     }
 
 

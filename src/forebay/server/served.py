@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from forebay.observe.access_log import Answering
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import PREDICT
 
 if TYPE_CHECKING:
+    from forebay.batching.queue import BatchConfig
+    from forebay.errors import ForebayError
     from forebay.graph.drawing.draw import Drawable
     from forebay.protocols.kserve.calls import InferRequest, InferResponse
     from forebay.protocols.openapi import Described
-    from forebay.serving.endpoint import Endpoint
+    from forebay.serving.endpoint import Endpoint, EndpointConfig
     from forebay.serving.tensor_face import TensorFace
-    from forebay.types.call import Outcome
+    from forebay.types.call import Outcome, Request
+    from forebay.workers.landing import Places
 
 
 class ServedMethod(msgspec.Struct, frozen=True):
@@ -94,6 +98,48 @@ class OpenSession(Protocol):
         ...
 
 
+class AskedEndpoint(Answering, Protocol):
+    """What doors ask of an endpoint; several models, or a pipeline, may stand for one."""
+
+    @property
+    def config(self) -> EndpointConfig:
+        """Its name and its times."""
+        ...
+
+    @property
+    def batching(self) -> BatchConfig:
+        """How many samples may wait."""
+        ...
+
+    @property
+    def places(self) -> Places | None:
+        """Where bodies land that all its workers can read there; None where they cannot."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `request.reply` is called on the loop once its outcome is known."""
+        ...
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose client went away."""
+        ...
+
+    def reject(self, error: ForebayError, times: int = 1) -> None:
+        """Count requests that were refused before they could be submitted."""
+        ...
+
+    def is_full(self) -> bool:
+        """Tell whether anything submitted now is refused."""
+        ...
+
+
+class StandIn(NamedTuple):
+    """What stands for something served: who answers, and how its bytes are moved."""
+
+    endpoint: AskedEndpoint
+    contract: Contract
+
+
 class Served(msgspec.Struct, eq=False):
     """An endpoint with what protocols must know of it.
 
@@ -106,6 +152,7 @@ class Served(msgspec.Struct, eq=False):
         drawing: How it is drawn, if it is a graph that can be.
         methods: What the same endpoint answers at further paths.
         tensors: What tensors it takes and gives; None if it takes none.
+        stand_in: Who is asked in tensors in its place, if these have to be brought into another form first.
         session: Opens what answers a stream of requests; None where each of them stands for itself.
         check: Called in a thread once its workers are up; raises if it must not take its place all the same.
         has_versions: Whether a version that requests name must be its own.
@@ -120,10 +167,16 @@ class Served(msgspec.Struct, eq=False):
     drawing: Drawable | None = None
     methods: Sequence[ServedMethod] = ()
     tensors: TensorFace | None = None
+    stand_in: StandIn | None = None
     session: OpenSession | None = None
     check: Callable[[], None] | None = None
     has_versions: bool = True
     gone: Callable[[], None] = lambda: None
+
+    @property
+    def in_tensors(self) -> Served | StandIn:
+        """Who is asked in tensors."""
+        return self.stand_in or self
 
     @property
     def contracts(self) -> dict[str, Contract]:

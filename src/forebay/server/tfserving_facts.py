@@ -89,7 +89,7 @@ def asked(one: Served, signature: str = "") -> AskedSignature:
     if one.tensors is None:
         msg = f"the model '{one.endpoint.name}' takes no tensors; ask it over HTTP at /models/{one.endpoint.name}"
         raise InvalidRequest(msg)
-    found = AskedSignature(one.tensors.signature or DEFAULT, one.tensors, one.contract)
+    found = AskedSignature(one.tensors.signature or DEFAULT, one.tensors, one.in_tensors.contract)
     if signature not in {"", DEFAULT, found.name}:
         others = _others(one)
         if signature not in others:

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A handler in the Open Inference Protocol, at its socket."""
 
+import grpc
 import httpx
+import numpy as np
 import pytest
+from tests.integration.kserve.served import M, ask, refusal, region, request, stream
+from tests.integration.kserve.served import infer as infer_over_grpc
+from tests.ports import free_port
 
 HANDLER = """
     from fastapi import HTTPException
@@ -33,8 +38,33 @@ def outputs(answer):
 
 
 @pytest.fixture(scope="module")
-def server(serve):
-    return serve(HANDLER)
+def rpc_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(serve, rpc_port):
+    return serve(HANDLER, None, "--grpc-port", str(rpc_port), "--shared-memory")
+
+
+@pytest.fixture
+def channel(server, rpc_port):
+    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as found:
+        yield found
+
+
+def asked(channel, name="Ada", **more):
+    (about,) = ask(channel, "RepositoryIndex").models
+    made = request(about.name, np.array([[1, 2, 3], [4, 5, 6]], "f4"), names=["x"], **more)
+    data = name.encode()
+    made.inputs.add(name="name", datatype="BYTES", shape=[1])
+    made.raw_input_contents.append(len(data).to_bytes(4, "little") + data)
+    return made
+
+
+def outputs_of(answer):
+    raw = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    return {one.name: (one.datatype, [*one.shape], data) for one, data in raw}
 
 
 def test_a_post_gets_lists_by_name_and_its_fields_are_outputs(server):
@@ -55,5 +85,32 @@ def test_what_the_handler_refuses_is_told_in_the_protocols_form(server):
 
 
 def test_calls_are_in_the_batches_of_posts(serve):
-    server = serve(BATCHED, {"server_side_batching": {"max_batch_size": 1, "batch_interval_seconds": 1}})
+    batching, rpc_port = {"server_side_batching": {"max_batch_size": 1, "batch_interval_seconds": 1}}, free_port()
+    server = serve(BATCHED, batching, "--grpc-port", str(rpc_port))
     assert outputs(infer(server, X)) == {"n": ("INT64", [], [1]), "x": ("FP64", [2, 3], [1, 2, 3, 4, 5, 6])}
+    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as channel:
+        assert outputs_of(infer_over_grpc(channel, asked(channel)))["n"] == ("INT64", [], b"\1" + 7 * b"\0")
+
+
+def test_it_is_the_same_over_grpc(channel):
+    expected = {
+        "sum": ("FP64", [2], np.array([6.0, 15.0]).tobytes()),
+        "label": ("BYTES", [], b"\4\0\0\0Ada!"),
+        "more": ("BYTES", [], b'\7\0\0\0{"a":1}'),
+    }
+    assert outputs_of(infer_over_grpc(channel, asked(channel))) == expected
+    made = asked(channel)
+    made.inputs[0].name = "bad"
+    assert refusal(lambda: infer_over_grpc(channel, made)) == ("INVALID_ARGUMENT", "no tea")
+    (answer,) = map(M.ModelStreamInferResponse.FromString, stream(channel, [asked(channel, id="9")]))
+    assert (answer.infer_response.id, outputs_of(answer.infer_response)) == ("9", expected)
+    config = ask(channel, "ModelConfig", name=made.model_name).config
+    assert not config.model_transaction_policy.decoupled
+
+
+def test_tensors_may_lie_in_shared_memory(server, channel):
+    with region(np.array([[1, 2, 3], [4, 5, 6]], "f4").tobytes()) as key:
+        ask(channel, "SystemSharedMemoryRegister", name="given", key=key, byte_size=24)
+        place = {"shared_memory_region": "given", "shared_memory_byte_size": 24}
+        x = {"name": "x", "datatype": "FP32", "shape": [2, 3], "parameters": place}
+        assert outputs(infer(server, x, NAME))["sum"] == ("FP64", [2], [6.0, 15.0])

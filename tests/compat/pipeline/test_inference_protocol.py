@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pipeline in the Open Inference Protocol, at its socket."""
 
+import grpc
 import httpx
+import numpy as np
 import pytest
+from tests.integration.kserve.served import M, infer, refusal, region, stream
 from tests.ports import free_port
 
 SCRIPT = """
@@ -33,11 +36,34 @@ T = {"name": "t", "datatype": "BYTES", "shape": [1], "data": ["hello"]}
 
 
 @pytest.fixture(scope="module")
-def url(launch, tmp_path_factory):
+def rpc_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def url(launch, tmp_path_factory, rpc_port):
     folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "config.yml").write_text(CONFIG.replace("PORT", str(free_port())))
+    (folder / "config.yml").write_text(CONFIG.replace("PORT", str(rpc_port)))
     (folder / "web_service.py").write_text(SCRIPT.replace("CONFIG", str(folder / "config.yml")))
-    return launch(folder / "web_service.py").url
+    return launch(folder / "web_service.py", "--shared-memory").url
+
+
+@pytest.fixture
+def channel(url, rpc_port):
+    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as found:
+        yield found
+
+
+def asked(text="hello", id=""):
+    made = M.ModelInferRequest(model_name="svc", id=id)
+    made.inputs.add(name="x", datatype="FP32", shape=[2, 2]).contents.fp32_contents.extend([1, 2, 3, 4])
+    made.inputs.add(name="t", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
+    return made
+
+
+def outputs_of(answer):
+    raw = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    return {one.name: (one.datatype, [*one.shape], data) for one, data in raw}
 
 
 def test_values_are_tensors_both_ways(url):
@@ -63,3 +89,39 @@ def test_what_fails_is_told_in_the_protocols_form(url):
     assert httpx.get(f"{url}/v2/models/other").status_code == 404
     # The original's paths are as they were.
     assert httpx.post(f"{url}/v2/prediction", content=b'{"key":["x"],"value":["1"]}').json()["err_no"] != 0
+
+
+def test_so_they_are_over_grpc(channel):
+    answer = infer(channel, asked(id="7"))
+    found = outputs_of(answer)
+    assert (answer.model_name, answer.id) == ("svc", "7")
+    assert found["twice"] == ("FP32", [2, 2], np.array([2, 4, 6, 8], "f4").tobytes())
+    assert found["text"] == ("BYTES", [], b"\5\0\0\0HELLO")
+    made = asked()
+    del made.inputs[1]
+    status, text = refusal(lambda: infer(channel, made))
+    assert (status, "err_no" in text) == ("INTERNAL", True), text
+
+
+def test_each_request_of_a_stream_is_one_of_the_pipeline(channel):
+    answers = [
+        M.ModelStreamInferResponse.FromString(one) for one in stream(channel, [asked("a", "1"), asked("b", "2")])
+    ]
+    texts = {one.infer_response.id: outputs_of(one.infer_response)["text"][2][4:] for one in answers}
+    assert texts == {"1": b"A", "2": b"B"}
+
+
+def test_tensors_may_lie_in_shared_memory(url, channel):
+    with region(np.array([1, 2, 3, 4], "f4").tobytes()) as key:
+        place = {"shared_memory_region": "given", "shared_memory_byte_size": 16}
+        told = httpx.post(f"{url}/v2/systemsharedmemory/region/given/register", json={"key": key, "byte_size": 16})
+        assert told.status_code == 200, told.text
+        x = {"name": "x", "datatype": "FP32", "shape": [2, 2], "parameters": place}
+        answer = httpx.post(f"{url}/v2/models/svc/infer", json={"inputs": [x, T]})
+        assert answer.status_code == 200, answer.text
+        assert [2, 4, 6, 8] in [one["data"] for one in answer.json()["outputs"]]
+        made = asked()
+        made.inputs[0].ClearField("contents")
+        made.inputs[0].parameters["shared_memory_region"].string_param = "given"
+        made.inputs[0].parameters["shared_memory_byte_size"].int64_param = 16
+        assert outputs_of(infer(channel, made))["twice"][2] == np.array([2, 4, 6, 8], "f4").tobytes()

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC face of the KServe v2 protocol in a thread of the test, for the models of a file."""
 
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
 import grpc
 import numpy as np
 from tests.conftest import MODELS
@@ -99,3 +104,15 @@ def refusal(call):
     except grpc.RpcError as error:
         return error.code().name, str(error.details())
     raise AssertionError("the call was answered")
+
+
+@contextlib.contextmanager
+def region(data):
+    """System shared memory that holds these bytes; gives its key."""
+    key = f"/forebay-test-{os.getpid()}-{uuid.uuid4().hex}"
+    file = Path(f"/dev/shm{key}")
+    file.write_bytes(data)
+    try:
+        yield key
+    finally:
+        file.unlink()

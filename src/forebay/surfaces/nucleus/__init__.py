@@ -221,8 +221,8 @@ def _http(
 
     is_batched = config.post_batching is not None
     served = app.served[app.endpoint.name]
-    served.tensors = kserve.FACE
-    routes = kserve.routes_of(served, POST_KEY if is_batched else ALONE, http)
+    kserve.let_in(served, POST_KEY if is_batched else ALONE)
+    routes = kserve.routes_of(served, http, lambda: app.shared_regions)
     pages = ServerPages(app, http) if options.extra_routes else None
     face = NucleusHttp(
         app.endpoint,

@@ -27,7 +27,7 @@ from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
-from forebay.surfaces.pipeline.fronts.tensors import face_of, routes_in_tensors
+from forebay.surfaces.pipeline.fronts.tensors import let_in, routes_in_tensors
 from forebay.transports.binding import require_free
 from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
@@ -75,8 +75,8 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     gateway = Gateway(hosted.service, http)
     pages = ServerPages(app, http) if options.extra_routes else None
     protocol = None
-    if app.tensors is not None:
-        gateway.others = routes_in_tensors(hosted.service, app.served[app.name], http)
+    gateway.others = routes_in_tensors(app.served[app.name], http, lambda: app.shared_regions)
+    if gateway.others:
         protocol = InferencePages(app, gateway.others, Management(app, http), Predict)
     face = beside_dashboard(PipelineHttp(gateway, http, pages, protocol), pages, http)
     rpc_source = "" if options.grpc.port is not None else _source(config, "rpc_port") or _source(config, "port")
@@ -140,8 +140,9 @@ class _App(App):
         runs_in = {op: endpoint.name for op, endpoint in hosted.nodes.items()}
         drawing = Drawable(dag.spec, _labels(dag, config), runs_in) if runs_in else None
         self.name = hosted.endpoint.name
-        self.tensors = face_of(hosted.service)
-        super().__init__([Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes, drawing=drawing, tensors=self.tensors)])
+        served = Served(hosted.endpoint, OPAQUE, nodes=hosted.nodes, drawing=drawing)
+        let_in(served, hosted.service)
+        super().__init__([served])
         self._hosted = hosted
         self._dag = dag
         self._config = config

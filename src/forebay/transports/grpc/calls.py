@@ -22,7 +22,7 @@ from forebay.transports.grpc.windows import STREAM_WINDOW
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from forebay.serving.endpoint import Endpoint
+    from forebay.observe.access_log import Answering
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
     from forebay.transports.grpc.refusals import CallRefusal
@@ -110,7 +110,7 @@ class OpenCall:
         """What the client says beside its message."""
         return self.head.metadata
 
-    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+    def answered_by(self, endpoint: Answering, request: Request) -> None:
         """Note who answers, while the endpoint replies, if somebody is to be told of it."""
         if self._connection.port.tells:
             self._answered = EndedCall("gRPC", "")

@@ -101,8 +101,8 @@ class KServe:
         if len(beginning) > 1 and beginning[0] == _NAME_FIRST:
             name = str(beginning[2 : 2 + beginning[1]], "utf-8", "replace")
             served = self._app.served.get(name)
-            if served is not None and served.endpoint.places is not None:
-                return served.endpoint.places
+            if served is not None:
+                return served.in_tensors.endpoint.places or HERE
         return HERE
 
     def _lent(self, given: str, method: Direct) -> Direct:

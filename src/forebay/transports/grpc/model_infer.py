@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forebay.protocols.kserve.calls import Parameter
     from forebay.protocols.kserve.wire import RequestLayout, Span
     from forebay.server.app import App
-    from forebay.server.served import Served
+    from forebay.server.served import Served, StandIn
     from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call
     from forebay.types.call import Outcome, Request
@@ -73,7 +73,7 @@ class _Plan(msgspec.Struct, eq=False):
     """
 
     layout: RequestLayout
-    served: Served
+    served: Served | StandIn
     params: dict[str, Any]
     size: int
     spans: Sequence[Span]
@@ -226,19 +226,20 @@ class InferMethods:
         name = served.endpoint.name
         if served.tensors is None:
             raise InvalidRequest(f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}")
-        if served.contract.streams and stream is None:
+        asked = served.in_tensors
+        if asked.contract.streams and stream is None:
             raise InvalidRequest(f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer")
         for one in layout.outputs:
             if one.place is not None:
                 self._regions().require(one.place.region, one.place.offset, one.place.size)
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
-        if size > 1 and served.contract.streams:
+        if size > 1 and asked.contract.streams:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
             raise InvalidRequest(msg)
         spans = [span for span in layout.data if span is not None]
-        plan = _Plan(layout, served, params, size, spans, timeout_of(layout.parameters))
+        plan = _Plan(layout, asked, params, size, spans, timeout_of(layout.parameters))
         is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)
-        if is_usual and not served.contract.streams and len(self._app.versions(name).weights) < 2:
+        if is_usual and not asked.contract.streams and len(self._app.versions(name).weights) < 2:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[layout] = plan
@@ -325,7 +326,7 @@ class InferMethods:
         return regions
 
 
-def context_of(call: Call, request: Request, served: Served) -> tuple[Any, ...]:
+def context_of(call: Call, request: Request, served: Served | StandIn) -> tuple[Any, ...]:
     """Return what a model may know of a call: its metadata are the headers."""
     host, _, port = call.peer.rpartition(":")
     headers = {name: value for name, value in call.metadata if isinstance(value, str)}

@@ -18,7 +18,7 @@ from forebay.types.tensorflow import CLASSIFY, REGRESS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.serving.endpoint import Endpoint
+    from forebay.observe.access_log import Answering
     from forebay.transports.grpc.service import Call, Direct
     from forebay.types.call import Request
 
@@ -109,7 +109,7 @@ class _Part:
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         return self._call.metadata
 
-    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+    def answered_by(self, endpoint: Answering, request: Request) -> None:
         self._call.answered_by(endpoint, request)
 
     def reply(self, message: bytes) -> None:

@@ -12,6 +12,7 @@ from forebay.errors import ForebayError
 from forebay.transports.grpc.statuses import NONE
 
 if TYPE_CHECKING:
+    from forebay.observe.access_log import Answering
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.heads import Metadata
     from forebay.transports.grpc.messages import PlacesOf
@@ -44,7 +45,7 @@ class Call(Protocol):
         """What the client says beside its message: names in lower case, bytes where the name ends in `-bin`."""
         ...
 
-    def answered_by(self, endpoint: Endpoint, request: Request) -> None:
+    def answered_by(self, endpoint: Answering, request: Request) -> None:
         """Note who answers, for the access log and traces; called while the endpoint replies."""
         ...
 

@@ -71,7 +71,7 @@ class _Asked(msgspec.Struct, eq=False):
 
     def cancel(self) -> None:
         """Call it off."""
-        self.served.endpoint.cancel(self.request)
+        self.served.in_tensors.endpoint.cancel(self.request)
 
 
 class TfServing:
@@ -191,7 +191,7 @@ class TfServing:
         if asked.contract.has_context:
             request.id = next_id()
             request.params = {**params, PARAM: context_of(call, request, served)}
-        served.endpoint.submit(request)
+        served.in_tensors.endpoint.submit(request)
         return begun
 
     # Telling of models
@@ -246,7 +246,7 @@ def _replied(request: Request, outcome: Outcome) -> None:
     assert isinstance(request, TensorRequest)
     asked: _Asked = request.call
     call = asked.call
-    call.answered_by(asked.served.endpoint, request)
+    call.answered_by(asked.served.in_tensors.endpoint, request)
     if type(outcome) is Failure:
         call.fail(outcome.error, STATUSES)
     else:

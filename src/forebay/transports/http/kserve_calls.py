@@ -25,6 +25,7 @@ from forebay.errors import (
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, timeout_of
+from forebay.server.served import StandIn
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.errors import error_headers
 from forebay.transports.http.route import Head, Route
@@ -76,11 +77,12 @@ class InferenceRoute(Route):
     def __init__(
         self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
     ) -> None:
+        asked = served.in_tensors
         contract = msgspec.structs.replace(
-            served.contract, raw_input=True, raw_output=True, batchable=False, streams=False, is_named=False, query=()
+            asked.contract, raw_input=True, raw_output=True, batchable=False, streams=False, is_named=False, query=()
         )
         super().__init__(
-            msgspec.structs.replace(served, contract=contract),
+            StandIn(asked.endpoint, contract),
             config.max_body_bytes,
             config.api_keys,
             config.cors_origins,
@@ -88,7 +90,7 @@ class InferenceRoute(Route):
             is_one_of_several=is_one_of_several,
         )
         self.is_simple, self.unpacks = False, True
-        self._streams = served.contract.streams
+        self._streams = asked.contract.streams
 
     def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Tell whether a request takes the slow lane: what is packed, or is to be."""
@@ -109,10 +111,6 @@ class InferenceRoute(Route):
             raise InvalidRequest(msg)
 
 
-def _no_regions() -> None:
-    """Have no shared memory."""
-
-
 class InferRoute(InferenceRoute):
     """`infer` of one version of a model."""
 
@@ -123,8 +121,8 @@ class InferRoute(InferenceRoute):
         served: Served,
         face: TensorFace,
         config: HttpConfig,
+        regions: Callable[[], SharedRegions | None],
         staging: Staging | None = None,
-        regions: Callable[[], SharedRegions | None] = _no_regions,
         *,
         is_one_of_several: bool = False,
     ) -> None:
@@ -246,14 +244,14 @@ def routes_for(
     served: Served,
     config: HttpConfig,
     staging: Staging,
+    regions: Callable[[], SharedRegions | None],
     version: str = "",
-    regions: Callable[[], SharedRegions | None] = _no_regions,
 ) -> dict[str, Callable[..., Route]]:
     """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
     if served.tensors is None:
         return {}
     below = quote(served.endpoint.name, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
-    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, staging, regions)}
+    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, regions, staging)}
 
 
 def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:

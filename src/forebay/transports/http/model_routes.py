@@ -111,10 +111,9 @@ class ModelRoutes:
     def _inferring(self, served: Served, version: str = "") -> dict[str, Callable[..., Route]]:
         """Return what makes the routes of a version in the protocols that speak tensors."""
         labels = self._app.labels.get(served.endpoint.name)
-        told = self._config, self._staging, version
         return {
-            **kserve_calls.routes_for(served, *told, lambda: self._app.shared_regions),
-            **tfserving.routes_for(served, *told, labels),
+            **kserve_calls.routes_for(served, self._config, self._staging, lambda: self._app.shared_regions, version),
+            **tfserving.routes_for(served, self._config, self._staging, version, labels),
         }
 
     def _unnamed(self, only: Served) -> Iterator[tuple[str, Route]]:

@@ -20,11 +20,11 @@ from forebay.protocols.openai import errors, reading, vectors
 from forebay.protocols.openai.reading import EMBEDDINGS, PATHS
 from forebay.protocols.openai.texts import Texts
 from forebay.server import tfserving_facts
-from forebay.server.served import Served
+from forebay.server.served import Served, StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.models.methods import CALL
 from forebay.transports.http.errors import error_headers
-from forebay.transports.http.route import NEVER, Route, StandIn
+from forebay.transports.http.route import NEVER, Route
 from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
 from forebay.types.did_you_mean import nearest

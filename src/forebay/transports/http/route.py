@@ -11,12 +11,11 @@ import copy
 import functools
 import re
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
-from forebay.observe.access_log import Answering
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.api_keys import key_is_known
@@ -28,15 +27,11 @@ from forebay.types.context import PARAM, told
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from forebay.batching.queue import BatchConfig
-    from forebay.protocols.native import Contract
-    from forebay.server.served import Served
-    from forebay.serving.endpoint import EndpointConfig
+    from forebay.server.served import AskedEndpoint, Served, StandIn
     from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.tensor import Data
-    from forebay.workers.landing import Places
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 16
@@ -140,48 +135,6 @@ class Head(msgspec.Struct, eq=False):
 
 UNREAD: Final = Head()
 """What a client sent last that has sent nothing yet; no message is so short."""
-
-
-class AskedEndpoint(Answering, Protocol):
-    """What a route asks of an endpoint; several models, or a pipeline, may stand for one."""
-
-    @property
-    def config(self) -> EndpointConfig:
-        """Its name and its times."""
-        ...
-
-    @property
-    def batching(self) -> BatchConfig:
-        """How many samples may wait."""
-        ...
-
-    @property
-    def places(self) -> Places | None:
-        """Where bodies land that all its workers can read there; None where they cannot."""
-        ...
-
-    def submit(self, request: Request) -> None:
-        """Queue a request; `request.reply` is called on the loop once its outcome is known."""
-        ...
-
-    def cancel(self, request: Request) -> None:
-        """Forget a request whose client went away."""
-        ...
-
-    def reject(self, error: ForebayError, times: int = 1) -> None:
-        """Count requests that were refused before they could be submitted."""
-        ...
-
-    def is_full(self) -> bool:
-        """Tell whether anything submitted now is refused."""
-        ...
-
-
-class StandIn(NamedTuple):
-    """What stands for something served: who answers, and how its bytes are moved."""
-
-    endpoint: AskedEndpoint
-    contract: Contract
 
 
 class Route:

@@ -12,10 +12,11 @@ from uvicorn.server import ServerState
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.native import Contract
 from forebay.server.config import HttpConfig
+from forebay.server.served import StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
-from forebay.transports.http.route import Route, StandIn
+from forebay.transports.http.route import Route
 
 
 class Endpoint:

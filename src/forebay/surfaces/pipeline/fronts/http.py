@@ -18,6 +18,7 @@ from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
 from forebay.protocols.pipeline import rest
 from forebay.remotes.servers import PARENT
+from forebay.server.served import StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.api_keys import lets_in
@@ -25,7 +26,7 @@ from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Peer, Predict
 from forebay.transports.http.errors import Unauthorized, error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
-from forebay.transports.http.route import Route, StandIn
+from forebay.transports.http.route import Route
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:

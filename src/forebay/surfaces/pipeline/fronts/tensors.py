@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import msgspec
-
 from forebay.errors import InternalError, InvalidRequest
 from forebay.protocols.pipeline import tensors as wire
 from forebay.protocols.pipeline.literal import parse
 from forebay.protocols.pipeline.messages import Request as Asking
+from forebay.server.served import StandIn
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TensorFace, tensors_of
 from forebay.surfaces.pipeline.fronts.http import AskedPipeline
@@ -25,28 +24,33 @@ from forebay.types.failures import failure_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.server.app import Served
     from forebay.server.config import HttpConfig
+    from forebay.server.served import Served
+    from forebay.server.shared_regions import SharedRegions
     from forebay.surfaces.pipeline.dag.predictions import Predictions
-    from forebay.transports.http.route import AskedEndpoint, Route
+    from forebay.transports.http.route import Route
     from forebay.types.call import Outcome
 
 _QUICK_BYTES: Final = 4 * 1024
 _codec: Final = TensorCodec(TensorSide(), TensorSide(), has_rows=False)
 
 
-def face_of(inference: Predictions) -> TensorFace | None:
-    """Return the tensor face of a pipeline; None if its requests are of a schema of the user's."""
-    return TensorFace(is_open=True, has_rows=False) if inference.request_class is Asking else None
+def let_in(served: Served, inference: Predictions) -> None:
+    """Have a pipeline asked in tensors, unless its requests are of a schema of the user's."""
+    if inference.request_class is Asking:
+        served.tensors = TensorFace(is_open=True, has_rows=False)
+        served.stand_in = StandIn(_AskedInTensors(inference, served.endpoint.name, ""), served.contract)
 
 
-def routes_in_tensors(inference: Predictions, served: Served, config: HttpConfig) -> dict[bytes, Route]:
+def routes_in_tensors(
+    served: Served, config: HttpConfig, regions: Callable[[], SharedRegions | None]
+) -> dict[bytes, Route]:
     """Return the routes of the protocol, by target."""
-    assert served.tensors is not None
-    asked: AskedEndpoint = _AskedInTensors(inference, served.endpoint.name, "")
-    route = InferRoute(msgspec.structs.replace(served, endpoint=asked), served.tensors, config)
+    if served.tensors is None:
+        return {}
+    route = InferRoute(served, served.tensors, config, regions)
     name, version = quote(served.endpoint.name, safe=""), quote(served.endpoint.config.version, safe="")
     return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
 
