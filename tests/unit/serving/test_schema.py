@@ -557,6 +557,19 @@ def test_streams(annotation):
     assert annotations(returning(annotation))[1] is int
 
 
+def test_a_stream_may_have_nothing_for_a_sample_and_sends_none_of_that():
+    class Finished:
+        def predict(self, batch: list[str]):
+            yield batch
+
+        def postprocess(self, part: str) -> bytes | None: ...
+
+    annotation = Iterator[list[int | None]]
+    assert annotations(returning(annotation, generates=True))[1] is int
+    assert annotations(Finished)[1] is bytes
+    assert annotations(returning(list[int | None]))[1] == int | None
+
+
 def test_iterable_streams_only_from_a_generator():
     assert annotations(returning(Iterable[list[int]], generates=True))[1] is int
     assert annotations(returning(Iterable[list[int]]))[1] == list[int]

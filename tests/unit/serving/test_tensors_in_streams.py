@@ -2,6 +2,7 @@
 """Parts of streams are written as each client asked for them, also where others with another wish share a step."""
 
 import asyncio
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import forebay
 from forebay.serving.models.model_runner import runner_for
 from forebay.types.call import Failure, Request
-from forebay.types.tensor import Tensor
+from forebay.types.tensor import Tensor, join_elements
 from forebay.workers.runner import WorkerContext
 from forebay.workers.together import Even
 
@@ -99,6 +100,20 @@ def test_an_output_that_is_not_there_fails_its_own_stream(model, opened):
     first, second = first_parts(runner, [of_tensors(runner, 1, ["nothing"]), of_json(2)])
     assert "no output 'nothing'" in str(first)
     assert second == b"2"
+
+
+class Waits(forebay.Model):
+    def predict(self, batch: list[int]) -> Iterator[list[str | None]]:
+        yield [None for _ in batch]
+        yield [f'"{number}"' for number in batch]
+
+
+def test_a_model_that_may_have_nothing_to_send_sends_what_it_declares_besides(opened):
+    runner = opened(Waits)
+    assert [port.datatype for port in runner._tensors.face.outputs] == ["BYTES"]
+    (nothing,), (part,) = runner.run([of_tensors(runner, 1)])
+    assert nothing is None
+    assert part == [[["output", "BYTES", [1], False]], join_elements("output", [b'"1"'])]
 
 
 def made(states):

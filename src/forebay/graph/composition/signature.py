@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.composition.types_fit import element_of, spell
-from forebay.serving.models.annotations import io_types, part_type
+from forebay.serving.models.annotations import io_types
 from forebay.serving.models.model import settings_of
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
@@ -106,7 +106,7 @@ def _signature_of_stream(model: type[Model]) -> NodeSignature:
     given, answer = io_types(model)
     first = next(name for name in ("preprocess", "start", "predict") if hasattr(model, name))
     name = _method(model, first).first
-    return NodeSignature({name: NodeInput(given.annotation)}, part_type(answer.annotation), [])
+    return NodeSignature({name: NodeInput(given.annotation)}, answer.annotation, [])
 
 
 def parameters_of(function: Callable[..., Any]) -> NodeSignature:

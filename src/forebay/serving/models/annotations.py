@@ -5,8 +5,8 @@
         def predict(self, batch: list[In]) -> list[Out]: ...
 
 `In` and `Out` are the wire types (`schema.py`). `preprocess(self, sample: X)` makes `X` the input instead,
-`postprocess(...) -> Y` makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out]]`) streams values of
-`Out`. Of a model that has `start` and `step`, `In` is the parameter of `start`, and
+`postprocess(...) -> Y` makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out | None]]`) streams
+values of `Out`. Of a model that has `start` and `step`, `In` is the parameter of `start`, and
 `step(...) -> list[Out | Last[Out] | None]` says `Out`. Where nothing is written, or `Any`, every JSON value passes.
 """
 
@@ -77,13 +77,14 @@ def _io_types(model_class: type, method: ModelMethod | None) -> tuple[WireType, 
     if method is None:
         preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
     given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
-    answer = postprocess.wire_type("output") if postprocess is not None else predict.wire_type("output", element=True)
+    streams = predict.generates()
+    answer = (postprocess or predict).wire_type("output", element=postprocess is None, part=streams)
     batchable = getattr(model_class, "batchable", False) if method is None else method.batchable
-    where = media_in_parts(batchable=batchable, streams=predict.generates()) if answer.has_media else ""
+    where = media_in_parts(batchable=batchable, streams=streams) if answer.has_media else ""
     if where:
         raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
     try:
-        check_openai(given, answer, streams=predict.generates())
+        check_openai(given, answer, streams=streams)
     except ConfigError as error:
         raise ConfigError(f"{(postprocess or predict).place}: {error.message}") from None
     return given, answer
@@ -110,7 +111,7 @@ def _step_types(
     """Do the same for a model whose streams share their steps."""
     given = (preprocess or start).wire_type("input")
     answer = (
-        step.wire_type("output", element=True, ends=True) if postprocess is None else postprocess.wire_type("output")
+        step.wire_type("output", element=True, part=True) if postprocess is None else postprocess.wire_type("output")
     )
     if answer.has_media:
         where = media_in_parts(batchable=False, streams=True)
@@ -129,14 +130,14 @@ def media_in_parts(*, batchable: bool, streams: bool) -> str:
     return "a part of a stream cannot be one; yield bytes, or return the whole" if streams else ""
 
 
-def part_type(annotation: Any) -> Any:
-    """Return the type of what a stream sends, of what `step` returns for it: it may also return None or a `Last`."""
+def _part_type(annotation: Any) -> Any:
+    """Return the type of what a stream sends: None says that there is nothing this time, a `Last` that it ends."""
     parts: list[Any] = []
     for member in typing.get_args(annotation) if is_union(annotation) else (annotation,):
         if member is types.NoneType:
             continue
         is_last = Last in (member, typing.get_origin(member))
-        parts += [part_type(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
+        parts += [_part_type(one) for one in typing.get_args(member) or (Any,)] if is_last else [member]
     if not parts or Any in parts:
         return Any
     return typing.Union[tuple(parts)]  # noqa: UP007
@@ -152,13 +153,13 @@ class _Method:
         self.bound = bound  # whether the first parameter is `self` or `cls`
 
     def wire_type(
-        self, direction: Literal["input", "output"], *, element: bool = False, ends: bool = False
+        self, direction: Literal["input", "output"], *, element: bool = False, part: bool = False
     ) -> WireType:
         what, annotation = self._parameter() if direction == "input" else ("the return value", self._returned())
         annotation = self._resolve(what, annotation)
         one = self._element(what, annotation, direction) if element else annotation
-        if ends:
-            one = part_type(one)
+        if part:
+            one = _part_type(one)
         try:
             return WireType(one, direction)
         except ConfigError as error:
