@@ -111,6 +111,8 @@ def test_what_is_wrong_is_the_requests_own_error(file, serve):
         {"dtype": "V4", "shape": [1], "data": b"1234"},
         {"dtype": "M8", "shape": [1], "data": b"12345678"},
         {"dtype": "f4", "shape": [-1], "data": b"1234"},
+        {"dtype": 4, "shape": [1], "data": b"1234"},
+        {"dtype": "f4", "shape": "1", "data": b"1234"},
         {"dtype": "f4", "shape": [2**40, 2**40], "data": b""},
     ]
     for value in wrong:  # F37
@@ -234,3 +236,30 @@ def test_tensors_are_rows_and_a_dict_of_arrays(file, serve, kind):
     assert ask(server, ("a", "FP32", [1, 2], [1, 2]), ("b", "FP32", [1, 2], [3, 4])) == [
         ("sum", "FP32", [1, 2], [4, 6])
     ]
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_instances_are_samples(file, serve, kind):
+    def ask(server, name, *instances):
+        return httpx.post(f"{server.url}/v1/models/{name}:predict", json={"instances": instances})
+
+    server = serve(f"{file}:double", "--worker-kind", kind)
+    assert ask(server, "double", [1, 2]).json() == {"predictions": [[2, 4]]}
+    assert ask(server, "double", {"a": 1, "b": 2}, {"a": 3, "b": 4}).json() == {"predictions": [{"sum": 3}, {"sum": 7}]}
+    rows = [[number] for number in range(20, 29)]  # more than a batch takes, and of unlike shapes
+    answer = ask(server, "double", *rows, [1, 2])
+    assert answer.json() == {"predictions": [[2 * number] for (number,) in rows] + [[2, 4]]}
+    assert ask(server, "double", [1, "a"]).status_code == 400
+    assert ask(server, "double", [1], [13]).status_code == 500
+    assert ask(server, "double", [1]).json() == {"predictions": [[2]]}
+
+
+def test_instances_go_through_the_preprocessing(file, serve):
+    server = serve(f"{file}:texts", "--worker-kind", "thread")
+    answer = httpx.post(f"{server.url}/v1/models/texts:predict", json={"instances": ["four", "a"]})
+    assert answer.json() == {
+        "predictions": [
+            {"text": "four", "out": [[8]], "metadata": "server_info"},
+            {"text": "a", "out": [[2]], "metadata": "server_info"},
+        ]
+    }

@@ -2,8 +2,9 @@
 """A serving behind an endpoint: bodies in, encoded answers out.
 
 A sample is an array, as nested lists, or a dict of arrays; in msgpack also a tensor, a map of `dtype`, `shape` and the
-bytes of its `data`. Without a client preprocessing a sample is one row, and so is its answer. Where protocols speak
-tensors, a call has any number of rows: a tensor is an array, several are a dict of arrays, and so are the answers.
+bytes of its `data`. Without a client preprocessing a sample is one row, and so is its answer. A request may be a list
+of samples (`ROWS`), and is answered with one. Where protocols speak tensors, a call has any number of rows: a tensor is
+an array, several are a dict of arrays, and so are the answers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Dispatch, Submission
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.tensor_face import TENSORS, TensorFace, tensors_of
-from forebay.types.call import Failure, Media
+from forebay.types.call import ROWS, Failure, Media
 from forebay.workers.user_code import attempt
 
 log = logging.getLogger("forebay.requests")
@@ -90,7 +91,7 @@ class RequestRunner:
         while (work := dispatch.take(1.0)) is not None:
             self._execute(dispatch, work)
         return [
-            one if isinstance(one, Failure) else attempt(self._answer, item, *one)
+            one if isinstance(one, Failure) else attempt(self._answer, item, one)
             for item, one in zip(items, asked, strict=True)
         ]
 
@@ -98,21 +99,23 @@ class RequestRunner:
         """Let go of the module."""
         self._execution = None
 
-    def _ask(self, dispatch: Dispatch, item: Item) -> tuple[list[Submission], Any] | Failure:
-        """Prepare one request and hand in its batches."""
+    def _ask(self, dispatch: Dispatch, item: Item) -> list[tuple[list[Submission], Any]] | Failure:
+        """Prepare one request and hand in the batches of each of its values."""
         prepared = attempt(self._prepared, item)
         if type(prepared) is Failure:
             return prepared
-        batches, info = prepared
-        calls = [Submission(batch, None) for batch in batches]
-        for call in calls:
-            dispatch.offer(call, 0.5)
-        return calls, info
+        asked = [([Submission(batch, None) for batch in batches], info) for batches, info in prepared]
+        for calls, _ in asked:
+            for call in calls:
+                dispatch.offer(call, 0.5)
+        return asked
 
-    def _prepared(self, item: Item) -> tuple[list[Batch], Any]:
+    def _prepared(self, item: Item) -> list[tuple[list[Batch], Any]]:
+        return [self._prepared_one(item, value) for value in _read(item)]
+
+    def _prepared_one(self, item: Item, value: Any) -> tuple[list[Batch], Any]:
         settings = self._settings
         is_tensors = item.params["in"] == TENSORS
-        value = _read_tensors(item) if is_tensors else _decode(item.body, item.params["in"])
         if settings.client_preprocessing is None:
             given, info = (Batch.concatenate if is_tensors else Batch.stack)([value]), "client_info"
         else:
@@ -165,7 +168,11 @@ class RequestRunner:
             failed = executed.error
             dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
 
-    def _answer(self, item: Item, calls: list[Submission], info: Any) -> Outcome:
+    def _answer(self, item: Item, asked: list[tuple[list[Submission], Any]]) -> Outcome:
+        answers = [self._answer_one(item, calls, info) for calls, info in asked]
+        return answers if ROWS in item.params else answers[0]
+
+    def _answer_one(self, item: Item, calls: list[Submission], info: Any) -> Any:
         results = [call.result() for call in calls]
         executed = concatenate([output for output, _ in results]), results[-1][1]
         answer = client.finish(self._settings, executed, info)
@@ -181,7 +188,7 @@ class RequestRunner:
         """Yield the events of one request; streams do not share batches, as each is consumed at its own pace."""
         (item,) = items
         assert self._execution is not None
-        batches, info = self._prepared(item)
+        ((batches, info),) = self._prepared(item)
         pieces = (piece for batch in batches for piece in client.cut(batch, self._batch_size))
         events = self._serving.events(pieces, self._execution, self._partition)
         settings = self._settings
@@ -197,6 +204,14 @@ def from_file(path: str, name: str, workers: int, batch_size: int, *, has_device
     return RequestRunner(getattr(load_module(Path(path)), name), workers, batch_size, has_device=has_device)
 
 
+def _read(item: Item) -> list[Any]:
+    """Read the values of a request: each is to be prepared, and answered, by itself."""
+    if item.params["in"] == TENSORS:
+        return [_read_tensors(item)]
+    bodies = item.body if ROWS in item.params else [item.body]
+    return [_decode(body, item.params["in"]) for body in bodies]
+
+
 def _decode(body: Any, format: str) -> Any:
     """Read a body.
 
@@ -208,7 +223,7 @@ def _decode(body: Any, format: str) -> Any:
         return _arrays(value)
     except ForebayError:
         raise
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InvalidRequest(f"the body is no array and no object of arrays: {error}") from error
 
 
@@ -240,14 +255,7 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if fields.keys() == {"dtype", "shape", "data"} and isinstance(fields["data"], bytes):
-            dtype = np.dtype(fields["dtype"])
-            if dtype.hasobject or dtype.type is np.void or dtype.kind in "mM":
-                raise InvalidRequest(f"a tensor of {dtype} is not taken; numbers and texts are")
-            array = np.frombuffer(fields["data"], dtype).reshape(fields["shape"])
-            if list(array.shape) != fields["shape"]:
-                msg = f"a tensor has the shape {fields['shape']!r:.100}; its axes are given as whole numbers from 0 on"
-                raise InvalidRequest(msg)
-            return array
+            return _array_of(fields)
         return {name: _arrays(field) for name, field in fields.items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
@@ -256,6 +264,27 @@ def _arrays(value: Any) -> Any:
         is_mixed = array.dtype.kind in "US" and not _all_texts(items)
         return items if is_mixed or array.dtype.hasobject else array
     return value
+
+
+def _array_of(tensor: Mapping[str, Any]) -> Any:
+    """Return the array that a tensor in msgpack is.
+
+    Raises:
+        InvalidRequest: Its fields are not those of one.
+    """
+    import numpy as np
+
+    try:
+        dtype = np.dtype(tensor["dtype"])
+        if dtype.hasobject or dtype.type is np.void or dtype.kind in "mM":
+            raise InvalidRequest(f"a tensor of {dtype} is not taken; numbers and texts are")
+        array = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"a tensor has no such type, or is not of its shape: {error}") from error
+    if list(array.shape) != tensor["shape"]:
+        msg = f"a tensor has the shape {tensor['shape']!r:.100}; its axes are given as whole numbers from 0 on"
+        raise InvalidRequest(msg)
+    return array
 
 
 def _all_texts(items: list[Any]) -> bool:
