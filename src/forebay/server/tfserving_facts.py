@@ -22,7 +22,7 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.tensorflow import PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -156,16 +156,19 @@ def _described(app: App, name: str) -> Iterable[dict[str, Any]]:
 
 
 def _signature(face: TensorFace) -> dict[str, Any]:
-    sides = {"inputs": face.inputs, "outputs": face.outputs}
-    told = {side: {each.name: _tensor_info(each) for each in ports} for side, ports in sides.items()}
-    return {**told, "method_name": PREDICT}
+    return {
+        "inputs": {one.name: _tensor_info(one, face.unranked) for one in face.inputs},
+        "outputs": {one.name: _tensor_info(one, face.unranked_outputs) for one in face.outputs},
+        "method_name": PREDICT,
+    }
 
 
-def _tensor_info(port: TensorMetadata) -> dict[str, Any]:
-    dims = [{"size": str(axis), "name": ""} for axis in port.shape]
+def _tensor_info(port: TensorMetadata, unranked: Collection[str]) -> dict[str, Any]:
+    is_unranked = port.name in unranked
+    dims = [] if is_unranked else [{"size": str(axis), "name": ""} for axis in port.shape]
     kind = DATATYPES[port.datatype].tensorflow_name
     return {
         "dtype": f"DT_{kind}",
-        "tensor_shape": {"dim": dims, "unknown_rank": False},
+        "tensor_shape": {"dim": dims, "unknown_rank": is_unranked},
         "name": f"{port.name}:0",
     }

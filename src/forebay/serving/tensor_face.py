@@ -43,6 +43,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         outputs: What it gives; empty where only its answers tell.
         optional: Inputs that may be left out.
         unranked: Inputs of any number of axes; of their shape only the first one is said.
+        unranked_outputs: The same for outputs.
         has_rows: Whether the first axis of all tensors counts samples.
         is_open: Whether it takes tensors of any name.
         is_bare: Whether an only input or output may go without its name where that is a choice of the protocol, as with
@@ -55,6 +56,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Sequence[TensorMetadata] = ()
     optional: frozenset[str] = frozenset()
     unranked: frozenset[str] = frozenset()
+    unranked_outputs: frozenset[str] = frozenset()
     has_rows: bool = True
     is_open: bool = False
     is_bare: bool = False

@@ -107,6 +107,14 @@ def test_classify_and_regress(server):
     assert answered(server, "price:regress", rows) == {"result": [301.5, 402.5]}
 
 
+def test_a_feature_may_have_any_length_where_an_input_has_any_shape(server):
+    assert answered(server, "brightness:regress", {"examples": [{"input": [1, 2]}]}) == {"result": [1.5]}
+    rows = {"examples": [{"input": 1}, {"input": [2.5]}]}
+    assert answered(server, "brightness:regress", rows) == {"result": [1, 2.5]}
+    unlike = {"examples": [{"input": 1}, {"input": [2, 3]}]}
+    assert "unlike lengths [1, 2]" in refused(post(server, "brightness:regress", unlike))[1]
+
+
 def test_status(server):
     status = {"error_code": "OK", "error_message": ""}
     one = {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": status}]}
@@ -128,6 +136,12 @@ def test_metadata(server):
     shape = {"dim": dim, "unknown_rank": False}
     assert signature["inputs"] == {"x": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "x:0"}}
     assert server.client.get("/v1/models/species/versions/1/metadata").json() == found
+    told = server.client.get("/v1/models/brightness/metadata").json()["metadata"]["signature_def"]["signature_def"]
+    unranked, rows = ({"dim": dim, "unknown_rank": not dim} for dim in ([], [{"size": "-1", "name": ""}]))
+    assert told["serving_default"]["inputs"]["input"]["tensor_shape"] == unranked
+    assert told["serving_default"]["outputs"]["output"]["tensor_shape"] == rows
+    told = server.client.get("/v1/models/every/metadata").json()["metadata"]["signature_def"]["signature_def"]
+    assert told["serving_default"]["outputs"]["FP32"]["tensor_shape"] == unranked
     assert refused(server.client.get("/v1/models/species/nothing"))[0] == 404
     assert refused(server.client.get("/v1/models/broken/versions/9/metadata"))[0] == 404
 

@@ -65,7 +65,9 @@ def tensors_of(examples: Sequence[Example], face: TensorFace) -> list[Tensor]:
     known = {one.name for one in face.inputs}
     if unknown := sorted(named - known):
         raise InvalidRequest(f"the model has no input '{unknown[0][:80]}'; there is {', '.join(map(repr, known))}")
-    return [_column(examples, one) for one in face.inputs if one.name in named or one.name not in face.optional]
+    given = [one for one in face.inputs if one.name in named or one.name not in face.optional]
+    # A feature is a list, so an input of any number of axes is given one with as many values as came.
+    return [_column(examples, one, [-1] if one.name in face.unranked else one.shape[1:]) for one in given]
 
 
 def classes_of(tensors: Sequence[Tensor], count: int) -> list[list[tuple[str, float]]]:
@@ -131,8 +133,8 @@ def _serialized(example: Example) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def _column(examples: Sequence[Example], port: TensorMetadata) -> Tensor:
-    """Return a feature of all examples.
+def _column(examples: Sequence[Example], port: TensorMetadata, axes: Sequence[int]) -> Tensor:
+    """Return a feature of all examples; `axes` are those that it has in each.
 
     Raises:
         InvalidRequest: If it is not what the input is.
@@ -141,7 +143,6 @@ def _column(examples: Sequence[Example], port: TensorMetadata) -> Tensor:
 
     datatype = datatype_of(port.datatype)
     kinds = _KINDS.get(datatype.name.rstrip("0123456789"), (int,))
-    axes = list(port.shape[1:])
     if axes.count(-1) > 1:
         msg = f"input '{port.name}' has several axes of any length, which a feature does not say; use predict"
         raise InvalidRequest(msg)
@@ -156,7 +157,7 @@ def _column(examples: Sequence[Example], port: TensorMetadata) -> Tensor:
         if not all(isinstance(value, kinds) for value in row):
             raise InvalidRequest(f"{where} has values that are no {datatype.name}")
         if (len(row) % fixed if fixed else len(row)) if -1 in axes else len(row) != fixed:
-            raise InvalidRequest(f"{where} has {len(row)} values, and {axes or 'one'} is expected")
+            raise InvalidRequest(f"{where} has {len(row)} values, and {list(axes) or 'one'} is expected")
         lengths.add(len(row))
         values += row
     if len(lengths) > 1:

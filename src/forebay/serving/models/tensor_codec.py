@@ -293,6 +293,7 @@ def face_of(given: TensorSide, answer: TensorSide, *, has_rows: bool = True) -> 
         outputs=told(answer),
         optional=frozenset(port.name for port in given.ports if port.is_optional),
         unranked=frozenset(port.name for port in given.ports if port.shape is None),
+        unranked_outputs=frozenset(port.name for port in answer.ports if port.shape is None),
         has_rows=has_rows,
         is_open=not given.ports,
     )
