@@ -120,10 +120,12 @@ def test_what_is_wrong_is_the_requests_own_error(file, serve):
             url, content=msgspec.msgpack.encode(value), headers={"content-type": "application/msgpack"}
         )
         assert refused.status_code == 400, (value, refused.text)
+    assert post(url, [10**400]).status_code == 400
     failed = post(url, [13])
     assert failed.status_code == 500
     assert "thirteen" not in failed.text
     assert post(url, [1]).json() == [2]
+    assert post(url, [10**20, 1]).json() == [2e20, 2]  # as JavaScript writes 1e20
 
 
 def test_pre_and_postprocessing_make_the_body(file, serve):

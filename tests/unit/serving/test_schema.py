@@ -576,6 +576,30 @@ def test_iterable_streams_only_from_a_generator():
     assert annotations(returning(Iterator))[1] is Any
 
 
+@pytest.mark.parametrize(
+    "kind, body, numbers",
+    [
+        (np.float64, b"[100000000000000000000, 0.5]", [1e20, 0.5]),  # as JavaScript writes 1e20
+        (np.float32, b"[[100000000000000000000]]", [[np.float32(1e20)]]),
+        (np.float16, b"[65504]", [65504]),
+        (np.float32, b"[1e-300]", [0]),
+        (np.float32, b"[1e300]", None),
+        (np.float16, b"[100000]", None),
+        (np.float64, b"[1%s]" % (b"0" * 400), None),
+        (np.float64, b"[100000000000000000000, null]", None),
+        (np.float64, b'[100000000000000000000, "1"]', None),
+        (np.int64, b"[100000000000000000000]", None),
+    ],
+)
+def test_an_array_has_the_numbers_that_came_or_none(kind, body, numbers):
+    given = WireType(np.ndarray[Any, np.dtype[kind]])
+    if numbers is None:
+        assert fault(given, body).message.startswith(f"Expected an array of {np.dtype(kind)}")
+    else:
+        read = given.decoder("json")(body)
+        assert (read.dtype, read.tolist()) == (kind, numbers)
+
+
 def test_an_array_of_results_says_nothing_about_a_row():
     assert annotations(returning(np.ndarray))[1] is Any
     assert annotations(returning(np.ndarray[Any, np.dtype[np.float32]]))[1] is Any

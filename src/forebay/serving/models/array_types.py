@@ -40,12 +40,13 @@ class ArrayType(msgspec.Struct, frozen=True):
 
         numpy_type = np.dtype(DATATYPES[self.datatype].numpy)
         try:
-            array = np.asarray(value)
+            array = array_of(value)
             # Numbers become wider ones, and whole numbers of a list any that can hold each of them.
             if array.dtype != numpy_type:
                 is_listed = not isinstance(value, np.ndarray) and array.dtype.kind in "iufb"
                 if not array.size or (is_listed and numpy_type.kind == "f" and array.dtype.kind != "b"):
-                    array = array.astype(numpy_type)
+                    with np.errstate(over="raise"):
+                        array = array.astype(numpy_type)
                 elif is_listed and array.dtype.kind in "iu" and numpy_type.kind in "iu":
                     limits = np.iinfo(numpy_type)
                     if int(array.min()) < limits.min or int(array.max()) > limits.max:
@@ -53,11 +54,27 @@ class ArrayType(msgspec.Struct, frozen=True):
                     array = array.astype(numpy_type)
                 else:
                     array = array.astype(numpy_type, casting="safe")
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError, OverflowError, FloatingPointError):
             raise ValueError(f"Expected an array of {numpy_type}") from None
         if self.shape is not None and not fits(array.shape, self.shape):
             raise ValueError(f"Expected an array of the shape {list(self.shape)}, got {list(array.shape)}")
         return array
+
+
+def array_of(value: Any) -> npt.NDArray[Any]:
+    """Return nested lists as an array; numbers of which one is larger than any integer there become floats.
+
+    Raises:
+        ValueError: If the lists are of unlike lengths.
+        OverflowError: If a number is no float either.
+    """
+    import numpy as np
+
+    array: npt.NDArray[Any] = np.asarray(value)
+    # So does JavaScript write 1e20: JSON knows numbers, and no types of them.
+    if array.dtype.hasobject and all(isinstance(one, int | float) for one in array.flat):
+        return array.astype(np.float64)
+    return array
 
 
 def fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:

@@ -23,6 +23,7 @@ from forebay.arrays.structure import map_leaves
 from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
+from forebay.serving.models.array_types import array_of
 from forebay.serving.models.model import load_module
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.servings import client
@@ -223,7 +224,7 @@ def _decode(body: Any, format: str) -> Any:
         return _arrays(value)
     except ForebayError:
         raise
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"the body is no array and no object of arrays: {error}") from error
 
 
@@ -250,8 +251,6 @@ _CODEC: Final = TensorCodec(TensorSide(), TensorSide(), has_rows=False)
 
 
 def _arrays(value: Any) -> Any:
-    import numpy as np
-
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         if fields.keys() == {"dtype", "shape", "data"} and isinstance(fields["data"], bytes):
@@ -259,7 +258,7 @@ def _arrays(value: Any) -> Any:
         return {name: _arrays(field) for name, field in fields.items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        array: np.ndarray[Any, Any] = np.asarray(items)
+        array = array_of(items)
         # Lists of objects are for a preprocessing to read, and numbers beside texts are no texts.
         is_mixed = array.dtype.kind in "US" and not _all_texts(items)
         return items if is_mixed or array.dtype.hasobject else array
