@@ -2,6 +2,7 @@
 """Annotations to codecs: what each type reads and writes, and what is said of what cannot be read."""
 
 import dataclasses
+import datetime as dt
 import enum
 import json
 import math
@@ -9,6 +10,7 @@ import sys
 import types
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from urllib.parse import parse_qsl
 
 import annotated_types
 import msgspec
@@ -21,7 +23,9 @@ from hypothesis import strategies as st
 from forebay.errors import ConfigError
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.decode_errors import explain
+from forebay.serving.models.named import named
 from forebay.serving.models.schema import WireType, plain
+from forebay.types.file import FormPart
 
 FORMATS = ["json", "msgpack"]
 PACK = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}
@@ -79,6 +83,22 @@ class Shoal(pydantic.BaseModel):
     parts: "list[Shoal]" = []
 
 
+class Catch(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+    at: dt.datetime
+    place: tuple[float, float]
+    colour: Colour
+    count: int = 0
+    weight: float = 0.0
+
+
+class Blob(pydantic.BaseModel):
+    data: Annotated[bytes, pydantic.Strict()]
+
+
+NOON = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
+
+
 def fault(wire, body, format="json"):
     with pytest.raises(Exception) as caught:
         wire.decoder(format)(body)
@@ -111,6 +131,11 @@ def fault(wire, body, format="json"):
         (list[Fish] | None, [{"kind": "eel"}], [Fish(kind="eel")]),
         (Annotated[int, pydantic.Field(gt=1)], 2, 2),
         (Annotated[int, annotated_types.Gt(1)], 2, 2),
+        (
+            Catch,
+            {"at": "2026-05-01T12:00:00Z", "place": [1, 2.5], "colour": "red"},
+            Catch(at=NOON, place=(1.0, 2.5), colour=Colour.RED),
+        ),
     ],
 )
 def test_reads(annotation, sent, expected, format):
@@ -118,6 +143,24 @@ def test_reads(annotation, sent, expected, format):
     decode = WireType(annotation).decoder(format)
     for buffer in (body, bytearray(body), memoryview(body)):
         assert decode(buffer) == expected
+
+
+def test_strict_types_of_pydantic_get_what_they_do_not_get_of_json():
+    read = WireType(Catch).decoder("msgpack")
+    sent = {"at": "2026-05-01T12:00:00Z", "place": [1, 2], "colour": "red", "weight": math.inf}
+    assert read(PACK["msgpack"](sent)).weight == math.inf
+    for each in FORMATS:
+        found = fault(WireType(Catch), PACK[each]({**sent, "weight": 0, "count": "3"}), each)
+        assert (found.kind, found.path) == ("invalid", "$.count")
+    assert WireType(Blob).decoder("msgpack")(PACK["msgpack"]({"data": b"\xff"})) == Blob(data=b"\xff")
+
+
+def test_strict_types_of_pydantic_read_the_texts_of_forms_and_queries():
+    sent = b"at=2026-05-01T12:00:00Z&place=1&place=2.5&colour=red&count=3"
+    expected = Catch(at=NOON, place=(1.0, 2.5), colour=Colour.RED, count=3)
+    assert WireType(Catch).decoder("query")(sent) == expected
+    parts = [FormPart(name, value.encode()) for name, value in parse_qsl(sent.decode())]
+    assert WireType(Catch).decoder("form")(named(parts)) == expected
 
 
 def test_a_msgspec_type_is_read_by_the_c_decoder_itself():

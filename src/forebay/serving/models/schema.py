@@ -20,10 +20,11 @@ JSON has no NaN and no infinity: in results they become `null`. msgpack carries 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, final
 
@@ -188,13 +189,13 @@ class WireType:
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)
-        unpack, validate = msgspec.msgpack.Decoder().decode, self._adapter.validate_python
+        unpack, validate = msgspec.msgpack.Decoder().decode, self.converter()
         return lambda body: validate(unpack(body))
 
     def converter(self, *, strict: bool = True) -> Callable[[Any], Any]:
         """Return what makes a sample of plain values and arrays; `strict` reads no texts as numbers."""
         if self._adapter is not None:
-            return self._adapter.validate_python
+            return _converter(self._adapter) if strict else partial(self._adapter.validate_python, strict=False)
         if self.annotation is Any:
             return _as_it_is
         return partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=self._hook)
@@ -373,6 +374,33 @@ def _pydantic_adapter(annotation: Any) -> TypeAdapter[Any] | None:
         reason = words_of(error).partition("\n")[0]
         raise ConfigError(f"pydantic makes no codec of {spell(annotation)}: {reason}") from error
     return adapter
+
+
+def _converter(adapter: TypeAdapter[Any]) -> Callable[[Any], Any]:
+    """Return what makes a sample of plain values that stand for what they would in JSON.
+
+    A strict type takes a text as a time, or a list as a tuple, only of JSON; of Python it wants the object itself.
+    """
+    validate = adapter.validate_python
+    if not _has_strict(adapter.core_schema):
+        return validate
+
+    def validate_strict(value: Any) -> Any:
+        try:
+            text = json.dumps(value)
+        except TypeError:  # bytes, say, which are more than JSON can carry
+            return validate(value)
+        return adapter.validate_json(text)
+
+    return validate_strict
+
+
+def _has_strict(schema: Any) -> bool:
+    """Tell whether anything in a schema of pydantic's core is strict."""
+    if isinstance(schema, dict):
+        fields = cast("dict[str, Any]", schema)
+        return fields.get("strict") is True or any(map(_has_strict, fields.values()))
+    return isinstance(schema, list | tuple) and any(map(_has_strict, cast("Sequence[Any]", schema)))
 
 
 def _is_pydantic(part: Any) -> bool:
