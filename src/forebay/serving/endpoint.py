@@ -31,7 +31,7 @@ from forebay.observe import model_log, timeline
 from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.ids import next_id
 from forebay.serving.slices import Slices
-from forebay.serving.stream_delivery import PATIENCE_S, Windows
+from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 
 if TYPE_CHECKING:
@@ -473,11 +473,11 @@ class Endpoint:
     def _others_wait(self) -> bool:
         return self._standing > 0 or (self._queue.waiting > 0 and self.pool.idle == 0)
 
-    def _cut_off(self, request: Request) -> None:
-        """End the answer of a client that takes it so slowly that others wait for it."""
+    def _cut_off(self, request: Request, error: Exception) -> None:
+        """End a streamed answer that cannot go on."""
+        told = _told(error)
         if not request.done:
-            error = DeadlineExceeded(f"{PATIENCE_S:g} s were over in which others waited for this answer to be taken")
-            self._settle(request, Failure(error))
+            self._settle(request, Failure(told))
 
     def _settle(self, request: Request, outcome: Outcome) -> None:
         """Decide the outcome of a request away from the hot path."""
@@ -519,13 +519,8 @@ class Endpoint:
     @staticmethod
     def _tell_instead(request: Request, error: Exception) -> None:
         """Give the answer of last resort in place of one that could not be handed over."""
-        if isinstance(error, ForebayError):  # a protocol has no words for what the model gave, and says so
-            instead = error
-        else:
-            log.error("an answer could not be handed over", exc_info=error)
-            instead = InternalError("the answer could not be written")
         try:
-            request.reply(request, Failure(instead))
+            request.reply(request, Failure(_told(error)))
         except Exception:
             log.exception("nor could the error in its place")
 
@@ -581,6 +576,14 @@ class Endpoint:
 
 _reply_of: Final = operator.attrgetter("reply")
 _is_done: Final = operator.attrgetter("done")
+
+
+def _told(error: Exception) -> ForebayError:
+    """Return what a client is told in place of an answer that could not be handed over."""
+    if isinstance(error, ForebayError):  # a protocol has no words for what the model gave, and says so
+        return error.with_traceback(None)  # its frames hold the request, which the garbage collector does not look at
+    log.error("an answer could not be handed over", exc_info=error)
+    return InternalError("the answer could not be written")
 
 
 def _are_alike(entries: Sequence[Any], outcomes: Sequence[Outcome]) -> bool:

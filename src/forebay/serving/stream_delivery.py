@@ -11,10 +11,10 @@ answer, and nobody else's, ends with an error. A client that holds up nobody may
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from forebay.errors import DeadlineExceeded
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Request
-
-log = logging.getLogger("forebay.requests")
 
 WINDOW_BYTES: Final = 1 << 18
 """What a client may be behind by; and always by `CREDIT` parts, however large."""
@@ -70,14 +68,17 @@ class Windows:
     """The windows of all clients of an endpoint; lives on its loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, others_wait: Callable[[], bool], give_up: Callable[[Request], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        others_wait: Callable[[], bool],
+        give_up: Callable[[Request, Exception], None],
     ) -> None:
         """Begin without clients.
 
         Args:
             loop: Whose time counts.
             others_wait: Whether requests wait for a free worker.
-            give_up: Ends the answer of a client that held up others for too long.
+            give_up: Ends the answer of a client: it held up others for too long, or a part could not be handed over.
         """
         self._loop = loop
         self._others_wait = others_wait
@@ -103,13 +104,13 @@ class Windows:
             if window is None:
                 window = self._windows[request] = _Window(batch)
             if len(parts) > 1 and request.on_bundle is not None:
-                self._hand(window, request.on_bundle, parts, len(parts))
+                self._hand(window, request, request.on_bundle, parts, len(parts))
             else:
                 for part in parts:
                     if request.done:  # a part may be the last that its client wanted
                         break
                     assert request.on_part is not None
-                    self._hand(window, request.on_part, part, 1)
+                    self._hand(window, request, request.on_part, part, 1)
             if window.is_full and not request.done:
                 holding += 1
                 self._hold(window, request, one_less)
@@ -123,7 +124,12 @@ class Windows:
             self._let_go(window)
 
     def _hand(
-        self, window: _Window, on_part: Callable[[Any, Callable[[], object]], None], part: Any, count: int
+        self,
+        window: _Window,
+        request: Request,
+        on_part: Callable[[Any, Callable[[], object]], None],
+        part: Any,
+        count: int,
     ) -> None:
         def taken() -> None:
             size = window.untaken.pop(taken, None)
@@ -139,9 +145,9 @@ class Windows:
         window.count += count
         try:
             on_part(part, taken)
-        except Exception:
-            log.exception("a part of an answer could not be handed over")
+        except Exception as error:  # noqa: BLE001 - an answer that lacks a part is no answer
             taken()
+            self._give_up(request, error)
 
     def _hold(self, window: _Window, request: Request, step: Callable[[], None]) -> None:
         window.held.append(step)
@@ -163,7 +169,8 @@ class Windows:
         """End the answer of a client that has held steps for too long, if that holds up anybody."""
         window.timer = None
         if self._has_quick_mates(window) or (self._others_wait() and time.monotonic() - window.since >= PATIENCE_S):
-            self._give_up(request)
+            msg = f"{PATIENCE_S:g} s were over in which others waited for this answer to be taken"
+            self._give_up(request, DeadlineExceeded(msg))
         else:
             window.timer = self._loop.call_later(PATIENCE_S, self._look, window, request)
 

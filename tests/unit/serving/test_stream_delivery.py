@@ -13,7 +13,7 @@ from forebay.types.call import Request
 @pytest.fixture
 def windows():
     loop = asyncio.new_event_loop()
-    yield Windows(loop, bool, lambda request: None)
+    yield Windows(loop, bool, lambda request, error: None)
     loop.close()
 
 
@@ -50,3 +50,29 @@ def test_a_part_that_is_the_last_one_wanted_has_no_further_ones_handed_over(wind
     assert (taken, released) == ([("one", "a")], [1])
     assert not windows._windows
     assert not caplog.records
+
+
+def test_a_part_that_cannot_be_handed_over_ends_its_answer():
+    loop = asyncio.new_event_loop()
+    given_up, taken, released = [], [], []
+
+    def give_up(request, error):
+        given_up.append((request, error))
+        request.done = True
+        windows.forget(request)
+
+    windows = Windows(loop, bool, give_up)
+    fault = TypeError("it has no bytes")
+
+    def on_part(part, release):
+        if part == "bad":
+            raise fault
+        taken.append(part)
+        release()
+
+    one, two = Request(b"", lambda *_: None, on_part=on_part), request(taken, [], windows, "two")
+    parts = [(one, ["a", "bad", "c"]), (two, ["b"])]
+    windows.hand_out(EntryBatch([one, two], None, 2), parts, lambda: released.append(1))
+    loop.close()
+    assert given_up == [(one, fault)]
+    assert (taken, released) == (["a", ("two", "b")], [1])
