@@ -282,6 +282,9 @@ RETURNS = {
     "another name": ('[Tensor("nope", b"")]', "'nope'; its outputs are output"),  # O16
     "one name twice": ('[Tensor("output", b"1"), Tensor("output", b"2")]', "the tensor 'output' twice"),
     "a generator": ("(one for one in [[]])", "no LOOPBACK"),  # O17
+    "objects": ('[Tensor("output", np.array([b"a", b"bc"], object))]', "'output'.*object"),
+    "a type that is no text": ('[Tensor("output", b"", datatype="\\ud800")]', "'output'.*type"),
+    "a shape that no answer holds": ('[Tensor("output", b"abc", shape=(2**70,))]', "'output'.*shape"),
     "an error": ("1 / 0", "node 'python_node': ZeroDivisionError: division by zero"),  # O14
 }
 
@@ -290,6 +293,7 @@ RETURNS = {
 async def test_a_wrong_return_fails_the_request_and_not_the_graph(tmp_path, what):  # O13, O15
     returned, told = RETURNS[what]
     handler = f"""
+        import numpy as np
         from pyovms import Tensor
         class OvmsPythonModel:
             def execute(self, inputs):
@@ -299,9 +303,16 @@ async def test_a_wrong_return_fails_the_request_and_not_the_graph(tmp_path, what
         """
     write(tmp_path, {"graph.pbtxt": one_node(), "model.py": handler})
     async with serving(tmp_path / "graph.pbtxt", name="g") as face:
-        with pytest.raises(InvalidRequest, match=told) as raised:
-            await face.infer("g", tensor("input", b"bad"))
-        assert "python_node" in raised.value.message
+        for is_json in (False, True):
+            with pytest.raises(InvalidRequest, match=told) as raised:
+                await face.infer("g", tensor("input", b"bad"), is_json=is_json)
+            assert "python_node" in raised.value.message
+        stream = face.stream("g")
+        stream.send(tensor("input", b"bad"))  # the client says nothing more
+        answers, end = await stream.rest()
+        assert not answers
+        assert end is not None
+        assert end.error.message == raised.value.message
         assert (await face.infer("g", tensor("input", b"good"))).outputs
 
 

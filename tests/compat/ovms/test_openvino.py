@@ -177,14 +177,18 @@ async def test_what_a_handler_gives_a_model_must_be_what_it_says(tmp_path):  # O
             def initialize(self, kwargs):
                 (self.name,) = kwargs["output_names"]
             def execute(self, inputs):
-                shape, datatype = bytes(inputs[0]).decode().split() if inputs[0].name == "input" else ("3", "FP32")
-                data = np.zeros(3, np.float32)
+                shape, datatype, *objects = bytes(inputs[0]).decode().split() if inputs[0].name == "input" else ("3", "FP32")
+                data = np.zeros(3, object if objects else np.float32)
                 return [Tensor(self.name, data, shape=[int(shape)], datatype=datatype)]
         """
     write(tmp_path, {"config.json": config("add"), "g/graph.pbtxt": SEED, "g/model.py": handler})
     async with serving(tmp_path, worker_kind="thread") as face:
         assert (await face.infer("g", tensor("input", b"3 FP32"))).outputs
-        for said, told in (("3 mine", "'mine', which no model takes"), ("4 FP32", "needs 16 bytes")):
+        for said, told in (
+            ("3 mine", "'mine', which no model takes"),
+            ("4 FP32", "needs 16 bytes"),
+            ("3 FP32 objects", "Python's objects"),
+        ):
             with pytest.raises(InvalidRequest, match=told):
                 await face.infer("g", tensor("input", said.encode()))
 

@@ -20,7 +20,7 @@ from forebay.graph.values import Outputs
 from forebay.surfaces.ovms import shim
 from forebay.surfaces.ovms.layout import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
-from forebay.surfaces.ovms.tensor import PyTensor, sealed, written
+from forebay.surfaces.ovms.tensor import PyTensor, check_writable, sealed, written
 from forebay.surfaces.ovms.values import ExecutionFailed, as_python, as_wanted
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import attempt, caught, close
@@ -204,7 +204,7 @@ class HandlerRunner:
         What one answer wants in JSON is written here, in the worker.
 
         Raises:
-            ExecutionFailed: If it is no list of tensors with names of the node's outputs.
+            ExecutionFailed: If it is no list of tensors with names of the node's outputs, or an answer cannot hold one.
         """
         node = self._node
         if not isinstance(result, (list, tuple)):
@@ -223,7 +223,12 @@ class HandlerRunner:
                 raise ExecutionFailed(msg)
             if one.name not in node.leaving:
                 ports[port] = sealed(one) if is_kept else one
-            elif params.get(UNARY) and params.get("is_json"):
+                continue
+            try:
+                check_writable(one)
+            except RequestError as error:
+                raise ExecutionFailed(f"{self._where}: {error.message}") from None
+            if params.get(UNARY) and params.get("is_json"):
                 ports[port] = as_wanted(written(one, one.name), params)
             else:
                 ports[port] = sealed(one)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
 
+from forebay.errors import ValidationError
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Tensor, check_size
 
@@ -171,8 +172,27 @@ def sealed(tensor: PyTensor) -> PyTensor:
     return PyTensor(tensor.name, np.array(array, order="C", copy=True), tensor.shape, tensor.datatype)
 
 
+def check_writable(tensor: PyTensor) -> None:
+    """Check that an answer can hold a tensor, whatever its name, shape and type are said to be.
+
+    Raises:
+        ValidationError: If it cannot.
+    """
+    if plain(tensor).dtype.hasobject:
+        hint = "an array of Python's objects; make bytes of these, or an array of numbers"
+        raise ValidationError(f"the tensor '{tensor.name}' is {hint}")
+    if not all(-(2**63) <= axis < 2**63 for axis in tensor.shape):
+        raise ValidationError(f"the tensor '{tensor.name}' has the shape {list(tensor.shape)}; axes have 64 bits")
+    try:
+        tensor.datatype.encode()
+    except UnicodeEncodeError:
+        raise ValidationError(
+            f"the tensor '{tensor.name}' is of the type {tensor.datatype!a}, which is no text"
+        ) from None
+
+
 def written(tensor: PyTensor, name: str) -> Tensor:
-    """Make of a handler's tensor what an answer holds."""
+    """Make of a handler's tensor, which can be written, what an answer holds."""
     array = np.ascontiguousarray(plain(tensor))
     data = array.reshape(-1).view(np.uint8).data if array.nbytes else b""
     return Tensor(name, tensor.datatype, tensor.shape, data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.arrays.tensors import as_json, as_raw, from_array, to_array
 from forebay.errors import InvalidRequest, RequestError
-from forebay.surfaces.ovms.tensor import PyTensor, read, renamed, written
+from forebay.surfaces.ovms.tensor import PyTensor, check_writable, read, renamed, written
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Tensor
 
@@ -46,13 +46,14 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     Raises:
         ExecutionFailed: If it is of a type that no model takes, or its length is not what type and shape say.
     """
-    if isinstance(value, PyTensor):
-        value = written(value, name)
-    if not isinstance(value, Tensor):
+    if not isinstance(value, (PyTensor, Tensor)):
         return value
     if value.datatype not in DATATYPES or not DATATYPES[value.datatype].size:
         raise ExecutionFailed(f"'{name}' is of the type '{value.datatype[:80]}', which no model takes")
     try:
+        if isinstance(value, PyTensor):
+            check_writable(value)
+            value = written(value, name)
         return to_array(as_raw(value))
     except RequestError as error:
         raise ExecutionFailed(error.message) from None
