@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ConfigError
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
@@ -20,6 +20,9 @@ from forebay.types.devices import Device
 from forebay.types.did_you_mean import meant
 from forebay.types.failures import text_of
 from forebay.workers.user_code import caught
+
+if TYPE_CHECKING:
+    from forebay.runtimes.signature import Array
 
 log = logging.getLogger("forebay.runtimes")
 
@@ -69,6 +72,7 @@ class OpenVino:
         # Others have several, and whoever describes a model may call it by any.
         self._inputs = _by_name(self.signature.feeds, self._model.inputs)
         self._outputs = _by_name(self.signature.fetches, self._model.outputs)
+        self._texts = {name for name, port in self._outputs.items() if port.element_type.get_type_name() == "string"}
 
     @property
     def threads(self) -> int:
@@ -89,13 +93,23 @@ class OpenVino:
             # Not checked by the library, which would compute something.
             if not wanted.compatible(self._shape(list(array.shape))):
                 raise ValueError(f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}")
+            if array.dtype.hasobject:
+                arrays[name] = _given_texts(name, array)
         request = self._requests.get()
         try:
             request.infer({self._inputs[name]: array for name, array in arrays.items()})
-            # The tensors belong to the request and are written over by the next one.
-            return [Value(request.get_tensor(self._outputs[name]).data.copy()) for name in fetch]
+            return [Value(self._copied(name, request.get_tensor(self._outputs[name]))) for name in fetch]
         finally:
             self._requests.put(request)
+
+    def _copied(self, name: str, tensor: Any) -> Array:
+        """Return what is in a tensor, which belongs to its request and is written over by the next one."""
+        if name not in self._texts:
+            return tensor.data.copy()
+        import numpy as np
+
+        # The library divides by the number of texts, and there may be none.
+        return tensor.str_data.astype(object) if tensor.size else np.empty(tuple(tensor.shape), object)
 
 
 def silent_library(why: str, install: str) -> Any:
@@ -164,6 +178,18 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
         raise problem
     log.warning("the model %s takes the shapes of its file only: %s", file, text_of(problem))
     return str(file)
+
+
+def _given_texts(name: str, array: Array) -> Array:
+    """Return texts as the library takes them.
+
+    Raises:
+        ValueError: If one ends in what the library would take away.
+    """
+    texts: Array = array.astype(str)
+    if [*map(len, texts.flat)] != [*map(len, array.flat)]:
+        raise ValueError(f"'{name}' has a text that ends in \\0, which OpenVINO would cut off")
+    return texts
 
 
 def _name(device: Device) -> str:

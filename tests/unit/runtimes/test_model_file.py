@@ -65,6 +65,22 @@ def test_a_file_of_openvino_is_asked_the_same_way(tmp_path):
     assert (feed.dtype, feed.rows, feed.shape) == ("float32", -1, (3,))
 
 
+@pytest.mark.filterwarnings("error")
+def test_texts_go_through_openvino(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    from openvino import opset13
+
+    port = opset13.parameter([-1], openvino.Type.string, name="x")
+    model: Any = openvino.Model
+    openvino.save_model(model([opset13.result(port, name="y")], [port]), tmp_path / "net.xml")
+    net = forebay.runtimes.load(tmp_path / "net.xml", threads=1)
+    for texts in (["a", "bcd"], ["", "\u00e9\0x"], [""], []):
+        (answer,) = net({"x": np.array(texts, object)}).values()
+        assert (answer.dtype, answer.tolist()) == (object, texts)
+    with pytest.raises(RunnerFailed, match=r"'x' has a text that ends in \\0"):
+        net({"x": np.array(["a", "b\0"], object)})
+
+
 @pytest.mark.parametrize(
     "name, data, said",
     [
