@@ -13,6 +13,7 @@ from tests.compat.ovms import foreign_models
 from tests.compat.ovms.conftest import array, graph_text, one_node, python_node, serving, tensor, write
 from tests.waiting import eventually, reached
 
+from forebay.arrays.tensors import from_array
 from forebay.cli.main import main
 from forebay.errors import InvalidRequest, NotPrepared
 
@@ -286,6 +287,48 @@ async def test_models_are_served_as_well(tmp_path):  # O100, O106
         endpoint = face.app.find("add").endpoint
         assert endpoint.config.version == "2"
         assert json.loads(await endpoint.call(b'{"input": 1}', params={"in": "json", "out": "json"})) == {"output": 2}
+
+
+async def test_models_of_texts_are_served(tmp_path):  # O100
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    port = ops.parameter([-1], ov.Type.string, name="x")
+    model: Any = ov.Model
+    (tmp_path / "m/1").mkdir(parents=True)
+    ov.save_model(model([ops.result(port, name="y")], [port]), str(tmp_path / "m/1/m.xml"))
+    write(tmp_path, {"config.json": config("m", graphs=())})
+    async with serving(tmp_path) as face:
+        asked = from_array("x", np.array([b"a", b"bcd"], object))
+        (answer,) = (await face.infer("m", asked)).outputs
+        assert (answer.datatype, answer.shape, bytes(answer.data)) == ("BYTES", (2,), asked.data)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "i4"])
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_a_tensor_of_a_type_without_a_name_stops_the_load(tmp_path, capsys, kind, side):  # O96
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    types = ("f32", kind) if side == "output" else (kind, "f32")
+    port = ops.parameter([4], getattr(ov.Type, types[0]), name="x")
+    result = ops.convert(port, types[1])
+    port.output(0).set_names({"x"})
+    result.output(0).set_names({"y"})
+    model: Any = ov.Model
+    (tmp_path / "m/1").mkdir(parents=True)
+    ov.save_model(model([result], [port]), str(tmp_path / "m/1/m.xml"), compress_to_fp16=False)
+    text = graph_text(["OVTENSOR:a"], ["OVTENSOR:b"], session("m"), inference(["x:a"], ["y:b"]))
+    write(tmp_path, {"config.json": config("m"), "g/graph.pbtxt": text})
+    assert main(["check", str(tmp_path)]) == 2
+    told = f"{side} '{'x' if side == 'input' else 'y'}' is of the type {kind}, which cannot be served"
+    said = capsys.readouterr().err
+    assert f"the model 'm' ({tmp_path}/m/1/m.xml) cannot be served: its {told}" in said
+    assert f"node 'OpenVINOInferenceCalculator_1' (model 'm'): the {told}" in said
+    async with serving(tmp_path, worker_kind="thread") as face:
+        for name in ("g", "m"):
+            (version,) = face.app.describe_versions(name)
+            assert told in version["error"]
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether models have the tensors that a project names; their files are read for that, and none is loaded."""
+"""Whether models have the tensors that a project names, of types that can be served; files are read and not loaded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from forebay.errors import ForebayError
 from forebay.runtimes.model_file import reason_of
 from forebay.runtimes.openvino import read_signature
+from forebay.runtimes.signature import Signature
+from forebay.serving.models.file_model import unserved
 from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from forebay.runtimes.signature import Signature, Var
+    from forebay.runtimes.signature import Var
     from forebay.surfaces.ovms.config import OvmsConfig
     from forebay.surfaces.ovms.layout import InferenceNode, TensorName
     from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels
@@ -28,7 +30,7 @@ class Ports(NamedTuple):
 
 
 def bound(node: InferenceNode, signature: Signature) -> tuple[Ports, list[str]]:
-    """Return which tensors a node feeds and takes, and what of it the model has not."""
+    """Return which tensors a node feeds and takes, and what of it the model has not, or has of another kind."""
     shown = f"node '{node.name}' (model '{node.servable}')"
     feeds, wrong = _side(node.inputs, signature.feeds, shown, "input")
     fetches, more = _side(node.outputs, signature.fetches, shown, "output")
@@ -40,6 +42,8 @@ def bound(node: InferenceNode, signature: Signature) -> tuple[Ports, list[str]]:
             for var in signature.feeds
             if var.name not in fed
         ]
+    if not wrong and (problem := unserved(Signature(tuple(feeds.values()), tuple(fetches.values())))):
+        wrong = [f"{node.place}: {shown}: the {problem}"]
     return Ports(feeds, fetches), wrong
 
 
@@ -66,6 +70,8 @@ def misfits(
             found.append(f"the model '{entry.name}' ({entry.place}) cannot be loaded: {why}")
             continue
         found += _shaped(config, entry, signature)
+        if told := unserved(signature):
+            found.append(f"the model '{entry.name}' ({entry.place}) cannot be served: its {told}")
         for node, model in sessions:
             if model == entry:
                 found += bound(node, signature)[1]
