@@ -3,6 +3,8 @@
 
 import asyncio
 import json
+import sys
+import textwrap
 
 import pytest
 from tests.compat.ovms.conftest import config, one_node, serving, tensor, write
@@ -54,6 +56,26 @@ async def test_only_what_changed_is_loaded_anew(tmp_path, monkeypatch):  # O110,
         assert await said(face, "c") == "3 1"
         with pytest.raises(NotFound):
             await said(face, "b")
+        assert not await face.reload()
+
+
+@pytest.mark.parametrize("where", ["beside", "absolute", "linked"])
+async def test_a_handler_counts_wherever_it_lies(tmp_path, where):  # O5, O111
+    path = {"beside": "../shared/model.py", "absolute": f"{tmp_path}/shared/model.py", "linked": "link/model.py"}[where]
+    text = one_node().replace('"model.py"', f'"{path}"')
+    importing = "from answers import one\n" + textwrap.dedent(handler("{one}"))
+    files = {"shared/model.py": importing, "shared/answers.py": "one = 1\n", "other/model.py": handler("0")}
+    write(tmp_path, {"config.json": config(a={}, other={}), "a/graph.pbtxt": text, "other/graph.pbtxt": one_node()})
+    write(tmp_path, files)
+    (tmp_path / "a/link").symlink_to(tmp_path / "shared")
+    async with serving(tmp_path) as face:
+        assert (await said(face, "a"), await said(face, "other")) == ("1 1", "0 1")
+        write(tmp_path, {"shared/answers.py": "one = 20\n"})
+        assert await face.reload()
+        assert await said(face, "a") == "20 1"
+        write(tmp_path, {"shared/model.py": handler("new")})
+        assert await face.reload()
+        assert (await said(face, "a"), await said(face, "other")) == ("new 1", "0 2")
         assert not await face.reload()
 
 
@@ -130,8 +152,6 @@ async def test_a_request_inside_is_answered_by_what_it_came_to(tmp_path):  # O11
         """
     write(tmp_path, {"config.json": config(a={}), "a/graph.pbtxt": one_node(), "a/model.py": slow})
     async with serving(tmp_path) as face:
-        import sys
-
         (pool,) = (endpoint.pool for endpoint in face.app.find("a").nodes.values())
         module = sys.modules[type(pool._workers[0].runner._model).__module__]
         asked = asyncio.create_task(said(face, "a"))

@@ -78,6 +78,16 @@ def read_layout(name: str, path: Path, base_path: Path) -> GraphLayout:
     return _Linker(name, read_graph(path, CALCULATORS), base_path).link()
 
 
+def handlers_of(path: Path, base_path: Path) -> list[Path]:
+    """Return the files of the handlers that a graph names, which need not be there; none if it cannot be read."""
+    try:
+        nodes = read_graph(path, CALCULATORS).nodes
+    except ConfigError:
+        return []
+    told = [(node.options or {}).get("handler_path") for node in nodes if node.calculator == PYTHON]
+    return [_absolute(base_path / one) for one in told if one]
+
+
 class _Alias(msgspec.Struct, frozen=True):
     """A stream that is another one, and the name its tensors then have."""
 

@@ -20,10 +20,11 @@ from forebay.errors import ConfigError
 from forebay.repository.looking import Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.linker import handlers_of
 from forebay.surfaces.ovms.model_versions import versions_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from forebay.surfaces.ovms.app import OvmsApp
     from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
@@ -142,11 +143,7 @@ class GraphReloading:
         models, graphs = {*old.models} - app.refused.keys(), {*old.graphs}
         added = tuple(one for one in config.models if one not in models or not changed.isdisjoint(one.files))
         others = {one.name for one in (*added, *models.difference(config.models))}
-        fresh = [
-            one
-            for one in config.graphs
-            if one not in graphs or any(_concerns(file, one) for file in changed) or app.uses(one, others)
-        ]
+        fresh = [one for one in config.graphs if one not in graphs or _concern(changed, one) or app.uses(one, others)]
         errors = await asyncio.gather(*(app.load_graph(one) for one in fresh), app.load_models(added))
         has_left = await app.leave_unnamed()
         return has_left or bool(fresh or added), [*config.problems, *itertools.chain(*errors)]
@@ -170,14 +167,22 @@ class GraphReloading:
 
 
 def _of_graph(graph: GraphEntry) -> Iterator[Path]:
-    """Return the files of a graph: its own, and all Python files in its folder."""
-    yield graph.graph_path
-    yield graph.subconfig
+    """Return the files of a graph: its own, its handlers, and all Python files in its folder or beside a handler."""
+    handlers = handlers_of(graph.graph_path, graph.base_path)
+    yield from (graph.graph_path, graph.subconfig, *handlers)
     with contextlib.suppress(OSError):
         yield from (file for file in graph.base_path.rglob("*.py") if "site-packages" not in file.parts)
+    for folder in {file.parent for file in handlers}:  # which may lie elsewhere, or be a link
+        with contextlib.suppress(OSError):
+            yield from folder.glob("*.py")
 
 
-def _concerns(file: Path, graph: GraphEntry) -> bool:
-    return file in {graph.graph_path, graph.subconfig} or (
-        file.suffix == ".py" and file.is_relative_to(graph.base_path)
+def _concern(files: Collection[Path], graph: GraphEntry) -> bool:
+    """Tell whether one of these files is, or was, of a graph."""
+    if not files:
+        return False
+    handlers = handlers_of(graph.graph_path, graph.base_path)
+    folders = {file.parent for file in handlers}
+    return not {graph.graph_path, graph.subconfig, *handlers}.isdisjoint(files) or any(
+        file.suffix == ".py" and (file.parent in folders or file.is_relative_to(graph.base_path)) for file in files
     )
