@@ -139,6 +139,28 @@ async def test_files_are_looked_at_without_being_asked(tmp_path):  # O110
         face.project.on_stop()
 
 
+async def test_what_lay_beside_a_handler_that_is_gone_is_nobody_elses(tmp_path):  # O8
+    files = {"config.json": config(a={})}
+    for name in "ab":
+        importing = "from spelling import one\n" + textwrap.dedent(handler("{one}"))
+        files |= {
+            f"{name}/graph.pbtxt": one_node(),
+            f"{name}/model.py": importing,
+            f"{name}/spelling.py": f"one = {name!r}",
+        }
+    write(tmp_path, files)
+    path = [*sys.path]
+    async with serving(tmp_path) as face:
+        assert await said(face, "a") == "a 1"
+        write(tmp_path, {"config.json": config()})
+        assert await face.reload()
+        await reached((tmp_path / "a/ended").exists, "finalize")
+        await reached(lambda: sys.path == path, "its folder to leave the path")
+        write(tmp_path, {"config.json": config(b={})})
+        assert await face.reload()
+        assert await said(face, "b") == "b 1"
+
+
 async def test_a_request_inside_is_answered_by_what_it_came_to(tmp_path):  # O113
     slow = """
         import threading

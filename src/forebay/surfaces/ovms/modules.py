@@ -9,12 +9,14 @@ part of its package. So two folders may both have a `config.py`, and a graph tha
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import itertools
 import linecache
 import re
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -24,6 +26,9 @@ from typing import Any, Final
 _PREFIX: Final = "forebay_ovms_"
 _numbers: Final = itertools.count(1)
 _open: Final[dict[str, HandlerFolder]] = {}
+_lock: Final = threading.Lock()
+_on_path: Final[set[str]] = set()
+"""Folders that are on `sys.path` because of their handlers."""
 
 
 class HandlerFolder:
@@ -41,8 +46,10 @@ class HandlerFolder:
         _open[self.name] = self
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder())
-        if self.folder not in sys.path:
-            sys.path.append(self.folder)  # for `importlib.import_module` in a handler, as in the original
+        with _lock:
+            if self.folder not in sys.path:
+                sys.path.append(self.folder)  # for `importlib.import_module` in a handler, as in the original
+                _on_path.add(self.folder)
 
     def load(self, path: Path) -> ModuleType:
         """Import a handler's file, of any name."""
@@ -67,6 +74,11 @@ class HandlerFolder:
         _open.pop(self.name, None)
         for name in [name for name in sys.modules if name == self.name or name.startswith(f"{self.name}.")]:
             sys.modules.pop(name, None)
+        with _lock:
+            if self.folder in _on_path and self.folder not in {one.folder for one in list(_open.values())}:
+                _on_path.discard(self.folder)
+                with contextlib.suppress(ValueError):  # a handler may have taken it away
+                    sys.path.remove(self.folder)
 
     def _import(
         self,
