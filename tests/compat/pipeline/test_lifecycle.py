@@ -505,6 +505,42 @@ def test_log_files_are_written_where_the_variable_says_and_nowhere_else(pipeline
     assert "log_id=77" not in warnings
 
 
+TALKING = """
+import logging, os
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Talking(Op):
+    def init_op(self):
+        logging.getLogger("mine").warning("said while it loads")
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        logging.getLogger("mine").warning("said by a logger")
+        logging.warning("said by the root")
+        print("printed")
+        return {"q": "x"}, False, None, ""
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[Talking(name="a", input_ops=[RequestOp()])]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+@pytest.mark.parametrize("is_thread_op", [True, False], ids=["threads", "processes"])
+def test_what_an_op_says_stands_once_in_the_log_files_with_its_requests(pipeline, tmp_path, is_thread_op):
+    # P148
+    server = pipeline(TALKING, {"log_path": str(tmp_path), "dag": {"is_thread_op": is_thread_op}})
+    post(server, q="x")
+    server.stop()
+    folder = tmp_path / "PipelineServingLogs"
+    for name in ("pipeline.log", "pipeline.log.wf"):
+        lines = (folder / name).read_text().splitlines()
+        for text, told in {"by a logger": "ids=", "by the root": "ids=", "while it loads": "model=svc/a"}.items():
+            (line,) = [line for line in lines if f"said {text}" in line]
+            assert told in line
+    assert (folder / "pipeline.log").read_text().count("printed") == 1
+
+
 @pytest.mark.parametrize("config", [{}, {"build_dag_each_worker": True, "worker_num": 2}], ids=["one", "each"])
 def test_large_requests_and_answers_pass_both_ports_in_both_modes(pipeline, config):
     # P16, trap 14

@@ -37,6 +37,13 @@ def test_a_full_file_is_put_aside(folder):  # P148
     assert (folder / "pipeline.log.wf").read_text().endswith("a warning\n")
 
 
+def test_what_is_logged_beside_the_ops_stands_there_as_well(folder):  # P148
+    logging.getLogger("mine").warning("said at home")
+    logging.getLogger("mine").info("not that important")
+    (line,) = (folder / "pipeline.log.wf").read_text().splitlines()
+    assert line.endswith("said at home")
+
+
 def test_no_more_files_are_kept_than_that(folder):  # P148
     for _ in range(2_000):
         logs.requests.info("x" * 50)

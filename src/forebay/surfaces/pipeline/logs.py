@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from forebay.errors import ConfigError
+from forebay.observe import model_log
 from forebay.observe.log import TextFormatter, configure
 
 FOLDER: Final = "PipelineServingLogs"
@@ -41,7 +42,7 @@ def base_of(log_path: str | None) -> Path | None:
 
 
 def write_to(base: Path, level: str) -> list[logging.Handler]:
-    """Write forebay's records, and those of the root logger, to files below `base`; returns the handlers.
+    """Write forebay's records, those of the root logger and those of ops to files below `base`; returns the handlers.
 
     Args:
         base: The folder they are made in.
@@ -62,12 +63,14 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
     except OSError as error:
         msg = f"the log folder {folder} cannot be written: {error.strerror}; {VARIABLE} or log_path names another"
         raise ConfigError(msg) from error
-    for name in ("", "forebay", requests.name):
-        logger = logging.getLogger(name)
-        for handler in handlers:
-            logger.addHandler(handler)
+    for handler in handlers:
+        for name in ("forebay", requests.name):
+            logging.getLogger(name).addHandler(handler)
+    others: list[logging.Handler] = [_BesideOps(handler) for handler in handlers]
+    for handler in others:
+        logging.getLogger().addHandler(handler)
     requests.setLevel(level.upper())
-    return handlers
+    return handlers + others
 
 
 def to_stderr(level: str) -> None:
@@ -127,6 +130,20 @@ class _LogFile(PatientFile):
         stream = super()._open()
         self._size = stream.tell()
         return stream
+
+
+class _BesideOps(logging.Handler):
+    """Writes what the root logger is told to a file; what an op says comes once more, with its worker and requests."""
+
+    def __init__(self, file: logging.Handler) -> None:
+        super().__init__(file.level)
+        self._file = file
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a record, unless it comes again."""
+        if model_log.origin.get() is None or model_log.level is None:
+            self._file.handle(record)
+        return True
 
 
 class _OneLine(TextFormatter):
