@@ -7,6 +7,7 @@ Readers of other systems' files have checks of their own beside these, and say s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
 
@@ -125,17 +126,19 @@ def shown(value: Any) -> str:
 
 
 def number(walker: Walker, path: Path, value: Any) -> float:
-    """Allow any number, `True` and `False` not being numbers."""
+    """Allow any finite number, `True` and `False` not being numbers."""
     if not _is_number(value):
         walker.wrong(path, value, "a number is needed")
+    if not abs(value) <= sys.float_info.max:  # which NaN fails as well
+        walker.wrong(path, value, "a finite number is needed")
     return value
 
 
 def positive(walker: Walker, path: Path, value: Any) -> float:
-    """Allow numbers above 0."""
+    """Allow finite numbers above 0."""
     if not _is_number(value) or value <= 0:
         walker.wrong(path, value, "a number above 0 is needed")
-    return value
+    return number(walker, path, value)
 
 
 def boolean(walker: Walker, path: Path, value: Any) -> bool:

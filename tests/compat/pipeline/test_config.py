@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a pipeline server: keys, defaults, ranges, precedence, and how it says what is wrong."""
 
+import math
 import re
 
 import msgspec
@@ -293,6 +294,11 @@ def test_first_arrival_is_accepted_in_both_spellings(key):
         ("op.a.retry", 0),
         ("op.a.batch_size", 0),
         ("op.a.timeout", "long"),
+        ("op.a.timeout", math.nan),
+        ("op.a.auto_batching_timeout", math.nan),
+        ("op.a.auto_batching_timeout", math.inf),
+        ("dag.timeout", math.nan),
+        ("dag.tracer.interval_s", math.nan),
         ("op.a.fetch_list", "prediction"),
         ("op.a.local_service_conf.thread_num", 0),
         ("op.a.local_service_conf.precision", "fp31"),
