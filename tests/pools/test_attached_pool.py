@@ -238,6 +238,22 @@ def test_the_batch_of_a_worker_that_answers_nonsense_is_handed_on_once(tmp_path,
     run(main())
 
 
+def test_what_lost_its_worker_is_known_to_wait_until_another_one_takes_it(tmp_path):
+    async def main():
+        async with Scene(tmp_path) as scene:
+            batch, peer, _ = await scene.busy()
+            (entry,) = batch.entries
+            assert scene.pool.whereabouts(entry) == ""
+            peer.writer.close()
+            told = await eventually(lambda: scene.pool.whereabouts(entry))
+            assert told == "before another worker took it; the one that held it was gone"
+            second = await scene.join("another")
+            assert (await second.hear())[0] == "batch"
+            assert scene.pool.whereabouts(entry) == ""
+
+    run(main())
+
+
 def test_a_flood_is_cut_off_and_its_batch_handed_on(tmp_path, said):
     async def main():
         async with Scene(tmp_path, limits=VisitorLimits(frame_bytes=100_000)) as scene:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forebay.graph.run import Emission, Firing
     from forebay.graph.spec import GraphSpec
     from forebay.serving.endpoint import Endpoint
-    from forebay.types.batch import Done, EntryBatch
+    from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.call import Item, Outcome
     from forebay.workers.landing import Places
 
@@ -78,6 +78,11 @@ class _Hop(Request, gc=False, eq=False):
     run: _Run | None = None
     firing: Firing | None = None
     attempt: int = 1
+
+    def place(self) -> str:
+        """Return the node it is for, as the beginning of what is told of it there."""
+        assert self.firing is not None
+        return f"in '{self.firing.node.spec.name}' "
 
 
 class PacketStream:
@@ -254,6 +259,18 @@ class GraphPool:
         except Exception as error:  # noqa: BLE001 - a defect must not leave the request without an answer
             self._fail(run, failure_of(error).error)
         run.is_entering = False
+
+    def whereabouts(self, entry: Entry) -> str:
+        """Tell where a request is and at what, as `Endpoint.whereabouts`; empty if no node has it.
+
+        Of several nodes it is the one that has had it for longest.
+        """
+        hops = [hop for run in self._runs.values() if run.batch.entries[0] is entry for hop in run.hops]
+        if not hops:
+            return ""
+        hop = min(hops, key=lambda hop: hop.arrived)
+        assert hop.firing is not None
+        return self._by_plan[hop.firing.node].endpoint.whereabouts(hop)
 
     async def stop(self, grace_s: float) -> None:
         """Let requests inside the graph end within `grace_s`, then end the workers of its nodes."""

@@ -342,6 +342,13 @@ class Endpoint:
         if not request.done:
             self._settle(request, None)
 
+    def whereabouts(self, request: Request) -> str:
+        """Tell where an open request is and at what, as an end of the sentence that its time was over."""
+        if not request.taken:
+            return request.place() + ("while it waited for its batch" if self.pool.idle else "before a worker was free")
+        told: Callable[[Request], str] | None = getattr(self.pool, "whereabouts", None)
+        return request.place() + ((told is not None and told(request)) or "while it ran")
+
     def reject(self, error: ForebayError, times: int = 1) -> None:
         """Count requests that a protocol refused before they could be submitted."""
         self.metrics.failed(error, times=times)
@@ -565,9 +572,9 @@ class Endpoint:
             for request in [request for request in self._open if request.deadline <= now + 0.001]:
                 if request.done:
                     continue
-                where = "while it ran" if 0.0 < request.taken < _NEVER else "before a worker was free"
                 timeout_ms = round((request.deadline - request.arrived) * 1000)
-                self._settle(request, Failure(DeadlineExceeded(f"{timeout_ms} ms were over {where}")))
+                error = DeadlineExceeded(f"{timeout_ms} ms were over {self.whereabouts(request)}")
+                self._settle(request, Failure(error))
         finally:  # a defect in one of them must not leave the others without a deadline
             earliest = min((request.deadline for request in self._open), default=_NEVER)
             if earliest != _NEVER:

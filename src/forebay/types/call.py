@@ -194,6 +194,10 @@ class Request(msgspec.Struct, eq=False, gc=False):
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
 
+    def place(self) -> str:
+        """Return where in a graph it is, as the beginning of what is told of it there; empty outside of one."""
+        return ""
+
     def cut(self, rows: Sequence[int]) -> Any:
         """Return the body of a slice of these samples; called before `params` are read for it."""
         return [self.body[row] for row in rows]

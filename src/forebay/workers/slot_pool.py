@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.errors import ForebayError
-    from forebay.types.batch import Done
+    from forebay.types.batch import Done, Entry
     from forebay.workers.seating import Seating
 
 
@@ -211,6 +211,11 @@ class SlotPool(Generic[S]):
         if self._refusal is not None:
             self._refusal = None
             self.idle = 0
+
+    def whereabouts(self, entry: Entry) -> str:
+        """Tell, as an end of the sentence that its time was over, that an entry waits again; empty if it runs."""
+        is_orphan = any(entry in batch.entries for batch, _ in self._orphans)
+        return "before another worker took it; the one that held it was gone" if is_orphan else ""
 
     def retire(self, slot: S) -> None:
         """A slot takes no more work; it may still be busy."""

@@ -454,6 +454,7 @@ def test_the_time_of_a_request_covers_everything_and_what_it_held_is_free_afterw
 
     alone, pairs = hosted(op, use, {"worker_num": 4, "max_queue": 200})
     assert alone.err_no == 6000
+    assert "in 'A' while it waited for its batch" in alone.err_msg
     assert pairs == [0] * 100
 
 

@@ -316,11 +316,22 @@ async def test_a_request_asks_for_no_more_than_the_longest_time(clock):
 
 @clocked
 async def test_an_expired_request_is_told_that_it_never_ran(clock):
-    async with Desk() as desk:
+    async with Desk(max_size=1) as desk:
+        desk.submit("first", deadline=clock.now + 1.0)
+        await turn()
         desk.submit("late", deadline=clock.now + 1.0)
         clock.advance(5.0)
         await asyncio.sleep(0.01)
-        assert "before a worker was free" in desk.replies["late"][0].error.message
+        assert desk.replies["first"][0].error.message == "1000 ms were over while it ran"
+        assert desk.replies["late"][0].error.message == "1000 ms were over before a worker was free"
+
+
+@clocked
+async def test_an_expired_request_is_told_that_a_worker_was_free_but_its_batch_not_full(clock):
+    async with Desk(idle="wait", max_wait_s=60.0) as desk:
+        desk.submit("late", deadline=clock.now + 1.0)
+        await asyncio.sleep(1.1)
+        assert desk.replies["late"][0].error.message == "1000 ms were over while it waited for its batch"
 
 
 @clocked
