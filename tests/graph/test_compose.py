@@ -632,6 +632,26 @@ def test_one_bad_sample_does_not_fail_its_neighbours():
     assert bad.message.startswith("ValueError: invalid literal for int()")
 
 
+def test_a_node_that_fails_leaves_none_behind_that_was_to_begin_beside_it(caplog):
+    @node
+    async def later(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    @node
+    def positive(number: int) -> int:
+        if number < 0:
+            raise forebay.RequestError("negative")
+        return number
+
+    @compose
+    def both(number: int):
+        return later(number), positive(number)
+
+    bad, good = answers(both, [-1, 1])
+    assert (bad.message, good, caplog.messages) == ("negative", [1, 1], [])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The graph does what the function does
 

@@ -152,6 +152,19 @@ def test_who_leaves_frees_its_seat_while_the_others_wait_for_their_next_part():
     asyncio.run(main())
 
 
+def test_who_leaves_before_anything_has_begun_is_gone_at_once(caplog):
+    async def main():
+        async with Rig() as rig:
+            first = rig.ask("first")
+            first.leave()
+            await first.ended()
+            assert await (await rig.ask("second").begun()).whole()
+            assert rig.model.begun == ["second"]
+
+    asyncio.run(main())
+    assert caplog.messages == []  # nothing is left behind
+
+
 def test_a_coroutine_that_does_not_hear_is_left_behind_and_who_came_after_it_is_answered(caplog):
     async def main():
         async with Rig() as rig:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import msgspec
 import pytest
@@ -148,6 +149,23 @@ def test_a_coroutine_is_cancelled_once_nobody_waits(tmp_path):  # F30
             assert await rig.run("next") == ["next"]
 
     run(main())
+
+
+def test_a_coroutine_that_is_called_off_before_it_begins_never_does(tmp_path, caplog, recwarn):
+    path = tmp_path / "log"
+
+    async def main():
+        async with Rig(pool_of("async")) as rig:
+            batch = rig.submit(["for_ever", str(path)])
+            call_off(batch)
+            (outcome,) = await rig.outcomes(batch)
+            assert type(outcome.error) is Unavailable
+            assert not path.exists()
+            assert await rig.run("next") == ["next"]
+
+    run(main())
+    gc.collect()
+    assert (caplog.messages, list(recwarn)) == ([], [])  # it is neither left behind nor forgotten
 
 
 def test_a_coroutine_that_swallows_its_cancellation_gives_its_slot_back(tmp_path, monkeypatch):  # F30

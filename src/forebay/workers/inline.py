@@ -15,7 +15,7 @@ from forebay.observe.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.cancel import probe
-from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams
+from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams, has_begun
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
@@ -182,6 +182,8 @@ class InlinePool:
     def _called_off(self, batch: EntryBatch) -> None:
         """Nobody waits for a batch: its coroutine is cancelled, and is given some time to end."""
         task, _ = self._tasks[batch]
+        if not has_begun(task):
+            return  # it will see that nobody waits
         task.cancel()
         task.get_loop().call_later(CANCEL_S, self._has_ended, batch)
 
@@ -214,6 +216,9 @@ class InlinePool:
             self._answer(batch, done, _settled(result, count), started, laps)
 
     async def _outcomes(self, batch: EntryBatch, result: Any) -> Any:
+        if batch.cancelled:
+            close(result)
+            return Failure(Unavailable("the request was called off"))
         if hasattr(result, "__await__"):
             result = await cast("Awaitable[Any]", result)
         if hasattr(result, "__next__"):

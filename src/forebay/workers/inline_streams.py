@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import time
 from collections import deque
@@ -117,7 +118,7 @@ class InlineStreams:
 
     def _call_off(self) -> None:
         """Cancel what user code makes for nobody: it may wait for a long time, or for ever."""
-        if self._task is not None and self._have_all_left():
+        if self._task is not None and has_begun(self._task) and self._have_all_left():
             self._task.cancel()
 
     def _look(self) -> None:
@@ -210,6 +211,12 @@ class InlineStreams:
     def _hear(self, told: Round, me: asyncio.Task[None]) -> None:
         if self._task is me and (told.parts or told.ended):
             self.seating.hear(told.parts, told.ended, self._freed, lambda: None)
+
+
+def has_begun(task: asyncio.Task[Any]) -> bool:
+    """Return whether the code of a task has run: one that is cancelled before never runs its handlers either."""
+    coroutine = task.get_coro()
+    return not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
 
 def _nothing() -> None:
