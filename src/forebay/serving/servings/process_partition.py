@@ -145,7 +145,7 @@ class ProcessPartition:
         if outcome is not None:
             take(outcome)
         ((output, metadata),) = answers
-        return Executed(output, metadata, rows)
+        return Executed(output, metadata, rows).own()  # the arrays lie in what came, and cannot be written to
 
     def end_run(self) -> bool:
         """Kill the process, so that what it runs fails; it is replaced."""
