@@ -124,6 +124,7 @@ def test_a_script_that_starts_when_it_is_imported_is_told_so(tmp_path):
         np.arange(6, dtype=np.float32).reshape(2, 3),
         {"a": np.zeros((0, 4)), "b": [np.array(["x", "yz"]), (np.bool_(1), None)]},
         {1: np.datetime64("2020-01-01"), 2: np.arange(4)[::2]},
+        np.array([b"abc", b"def"], "V3"),
     ],
 )
 def test_trees_travel_as_bytes(tree):
@@ -135,16 +136,37 @@ def test_trees_travel_as_bytes(tree):
     assert pack(found) == pack(tree)
 
 
-def test_torch_and_jax_arrays_stay_what_they_are():
+TORCH_TYPES = ("bfloat16", "float8_e4m3fn", "complex32", "complex64", "uint16", "bool", "int64")
+
+
+@pytest.mark.parametrize("name", TORCH_TYPES)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_tensors_stay_what_they_are(name):
+    # S14, S55
+    torch = pytest.importorskip("torch", reason="torch is an extra")
+    matrix = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
+    for tensor in (matrix, matrix.T, matrix[0, 1], matrix[:0], matrix.conj()):
+        found, _ = unpack(pack(tensor))
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        assert found.tolist() == tensor.tolist()
+
+
+def test_arrays_of_jax_stay_what_they_are_where_it_is_not_yet_imported():
     # S14, S55
     import jax
 
-    found, _ = unpack(pack(jax.numpy.arange(3)))
-    assert isinstance(found, jax.Array)
-    torch = pytest.importorskip("torch", reason="torch is an extra")
-    found, _ = unpack(pack(torch.arange(3)))
-    assert isinstance(found, torch.Tensor)
-    assert found.tolist() == [0, 1, 2]
+    for name in ("bfloat16", "float8_e4m3fn", "int4", "int32"):
+        array = jax.numpy.arange(3).astype(name)
+        code = (
+            "import sys\n"
+            "from forebay.serving.servings.packing import pack, unpack\n"
+            "sys.stdout.buffer.write(pack(unpack(sys.stdin.buffer.read())[0]))\n"
+        )
+        for one in (array, np.asarray(array)):  # numpy has such arrays as well, as they come from jax
+            done = subprocess.run([sys.executable, "-c", code], input=pack(one), capture_output=True, check=True)
+            found, _ = unpack(done.stdout)
+            assert (isinstance(found, jax.Array), found.dtype) == (isinstance(one, jax.Array), one.dtype)
+            assert found.tolist() == [0, 1, 2]
 
 
 def test_what_cannot_travel_is_named():

@@ -8,14 +8,14 @@ multiple of 64 bytes. The header has the structure and, for each array, its dtyp
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from forebay.arrays.libraries import kind_of
 from forebay.arrays.structure import Structure, flatten
-from forebay.arrays.trees import to_host
 from forebay.errors import BadOutcome
 from forebay.types.first_use import known
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ALIGNMENT = 64
+_ORDERS = "<>|"
+"""What the names of numpy's own types begin with."""
+_LEARNED = 2
+"""What numpy says of a type that another library has told it of."""
 _PLAIN: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple, "NoneType": type(None)}
 
 
@@ -36,9 +40,13 @@ class _Shape(msgspec.Struct, array_like=True):
     children: list[_Shape]
 
 
+_Described: TypeAlias = "tuple[str, str, list[int]]"
+"""The library, dtype and shape of an array."""
+
+
 class _Header(msgspec.Struct, array_like=True):
     structure: _Shape
-    arrays: list[tuple[str, str, list[int]]]
+    arrays: list[_Described]
     about: Any
 
 
@@ -53,41 +61,26 @@ def pack(tree: Any, about: Any = None) -> bytearray:
         BadOutcome: Something in it cannot travel: Python objects in arrays, or data that is not plain.
     """
     leaves, structure = flatten(tree)
-    kinds = [kind_of(leaf).name for leaf in leaves]
-    arrays: list[np.ndarray[Any, Any]] = [to_host(leaf) for leaf in leaves]
-    for path, array in zip(structure.paths(), arrays, strict=True):
-        if array.dtype.hasobject or array.dtype.names:
-            msg = f"{path} is an array of {array.dtype}, which cannot travel between processes; use numbers or texts"
-            raise BadOutcome(msg)
-    described = [(kind, _dtype(array), list(array.shape)) for kind, array in zip(kinds, arrays, strict=True)]
+    found = [_described(leaf, path) for leaf, path in zip(leaves, structure.paths(), strict=True)]
     try:
-        header = _encoder.encode(_Header(_shape(structure), described, about))
+        header = _encoder.encode(_Header(_shape(structure), [described for described, _ in found], about))
     except (TypeError, ValueError, OverflowError) as error:
         msg = f"the metadata cannot travel between processes: {error}; use numbers, texts, lists and dicts"
         raise BadOutcome(msg) from error
-    return _written(header, arrays)
+    return _written(header, [content for _, content in found])
 
 
 def unpack(data: Any) -> tuple[Any, Any]:
     """Return the tree and what was said about it; numpy's arrays are read-only views of `data`."""
-    import numpy as np
-
     view = memoryview(data)
     start = 8 + int.from_bytes(view[:8], "big")
     header = _decoder.decode(view[8:start])
     leaves: list[Any] = []
     for kind, name, shape in header.arrays:
-        dtype = np.dtype(name)
         start = _aligned(start)
-        count = int(np.prod(shape, dtype=np.int64))
-        array: np.ndarray[Any, Any]
-        if count and dtype.itemsize:
-            array = np.frombuffer(view, dtype, count, start).reshape(shape)
-        else:
-            array = np.empty(shape, dtype)
-        array.flags.writeable = False
-        start += array.nbytes
-        leaves.append(_restored(kind, array))
+        leaf, size = _restored(view, start, kind, name, shape)
+        leaves.append(leaf)
+        start += size
     return _structure(header.structure).unflatten(leaves), header.about
 
 
@@ -108,19 +101,63 @@ def _written(header: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> bytearray
     return packed
 
 
-def _restored(kind: str, array: np.ndarray[Any, Any]) -> Any:
+def _described(leaf: Any, path: str) -> tuple[_Described, np.ndarray[Any, Any]]:
+    """Return what an array is, and its content as numpy can hold it: of tensors, which have more types, the bytes."""
+    kind = kind_of(leaf)
+    if kind.name == "torch":
+        tensor = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return (kind.name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)), _bytes_of(tensor)
+    array = kind.host(leaf)
+    if array.dtype.hasobject or array.dtype.names:
+        msg = f"{path} is an array of {array.dtype}, which cannot travel between processes; use numbers or texts"
+        raise BadOutcome(msg)
+    return (kind.name, _name(array.dtype), list(array.shape)), array
+
+
+def _restored(data: memoryview, start: int, kind: str, name: str, shape: list[int]) -> tuple[Any, int]:
+    """Return the array that lies there, and its length in bytes."""
     if kind == "torch":
         torch: Any = importlib.import_module("torch")  # it need not be installed where this file is type-checked
-        return torch.from_numpy(array.copy())  # torch has no read-only tensors
+        tensor = torch.empty(shape, dtype=getattr(torch, name))  # of its own, as torch has no read-only tensors
+        content = _bytes_of(tensor)
+        content[...] = _view(data, start, content.dtype, content.shape)
+        return tensor, content.nbytes
+    array = _view(data, start, _dtype(name), shape)
     if kind == "jax":
         jax_numpy: Any = importlib.import_module("jax.numpy")
-        return jax_numpy.array(array)
+        return jax_numpy.array(array), array.nbytes
+    return array, array.nbytes
+
+
+def _view(data: memoryview, start: int, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    count = math.prod(shape)
+    array: np.ndarray[Any, Any]
+    if count and dtype.itemsize:
+        array = np.frombuffer(data, dtype, count, start).reshape(shape)
+    else:
+        array = np.empty(shape, dtype)
+    array.flags.writeable = False
     return array
 
 
-def _dtype(array: np.ndarray[Any, Any]) -> str:
+def _bytes_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """Return the bytes of a contiguous tensor where they lie."""
+    return tensor.reshape(-1).view(importlib.import_module("torch").uint8).numpy()
+
+
+def _name(dtype: np.dtype[Any]) -> str:
     # Types that numpy learned from jax (bfloat16 and others) are raw bytes to it except by name.
-    return array.dtype.name if array.dtype.kind == "V" else array.dtype.str
+    return dtype.name if dtype.isbuiltin == _LEARNED else dtype.str
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    if name[0] in _ORDERS:
+        return np.dtype(name)
+    return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))  # jax may not have been imported here yet
 
 
 def _aligned(place: int) -> int:
