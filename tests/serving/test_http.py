@@ -193,6 +193,17 @@ def test_options_that_a_serving_does_not_know(file):
         assert message in done.stderr
 
 
+@pytest.mark.parametrize("hook", ["client_preprocessing", "client_postprocessing"])
+def test_a_serving_whose_callers_would_have_to_be_tasks_is_not_served(file, hook):
+    # S73
+    file.write_text(f"{FILE}\n\nasync def later(*given):\n    return given\n\n\nawaited = double.{hook}(later)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "check", f"{file}:awaited"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"{file}:awaited: its {hook}, later, is a coroutine function; write it with `def`" in done.stderr
+
+
 def test_a_misspelt_serving_is_answered_with_the_nearest(file):
     # S73
     done = subprocess.run(

@@ -20,6 +20,18 @@ Prepared = Batch | Iterable[Batch] | AsyncIterable[Batch]
 """What a caller hands in: one batch, or several one after another."""
 
 
+def require_blocking(settings: ServingSettings, where: str) -> None:
+    """Look at what runs in the caller before there is one.
+
+    Raises:
+        ConfigError: The pre- or postprocessing is made of coroutines, which a worker has no loop for.
+    """
+    for name in ("client_preprocessing", "client_postprocessing"):
+        fn = getattr(settings, name)
+        if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+            raise ConfigError(f"{where}: its {name}, {_name(fn)}, is a coroutine function; write it with `def`")
+
+
 def prepare(settings: ServingSettings, given: Any) -> tuple[Batch | Iterable[Batch], Any]:
     """Run the client preprocessing.
 

@@ -15,6 +15,7 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import Model, defined_models, kebab
 from forebay.serving.models.schema import WireType
+from forebay.serving.servings import client
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.request_runner import RequestRunner, face_of, query_key
 from forebay.serving.servings.settings import options_of, partitions_of
@@ -83,6 +84,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         raise ConfigError(
             f"{path}:{name} is a Serving, whose workers run one batch at a time; give it more --workers, not --threads"
         )
+    client.require_blocking(serving.settings, f"{path}:{name}")
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
     where = f"{path}:{name}"
