@@ -106,6 +106,42 @@ def test_what_a_model_logs_and_prints_has_its_worker_and_requests(talking, kind)
     eventually(lambda: any("no text" in one["message"] and one["request_ids"] == ["mine"] for one in server.records))
 
 
+HANDLED = """
+import logging, pathlib, threading
+import forebay
+
+class Collector(logging.Handler):
+    def emit(self, record):
+        if record.getMessage() == "printed":
+            raise ConnectionError("the collector is gone")
+        with pathlib.Path(__file__).with_name("collected").open("a") as file:
+            file.write(f"{record.name} {record.filename} {threading.current_thread().name} {record.getMessage()}\\n")
+
+logging.getLogger().addHandler(Collector(logging.WARNING))
+
+class Handled(forebay.Model):
+    name = "handled"
+
+    def predict(self, batch: list[str]) -> list[str]:
+        print("printed")
+        logging.getLogger("mine").warning("logged by %s", threading.current_thread().name)
+        return batch
+"""
+
+
+@pytest.mark.parametrize("kind", ["process", "thread", "inline"])
+def test_handlers_of_the_models_own_get_what_it_logs_once_and_where_it_was_logged(serve, tmp_path, kind):
+    model = tmp_path / "model.py"
+    model.write_text(HANDLED)
+    server = serve(model, "--worker-kind", kind, "--log-format", "json")
+    assert server.call("handled", "x").status_code == 200
+    assert said(server, "printed")["model"] == "handled"
+    eventually(lambda: any(one["message"].startswith("logged by") for one in server.records))
+    (line,) = (tmp_path / "collected").read_text().splitlines()
+    name, file, thread, message = line.split(maxsplit=3)
+    assert (name, file, message) == ("mine", "model.py", f"logged by {thread}")
+
+
 @pytest.mark.parametrize("kind", ["process", "thread", "inline"])
 def test_a_flood_is_cut_and_counted(talking, kind):
     server = talking(kind)

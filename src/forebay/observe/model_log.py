@@ -55,6 +55,9 @@ _OURS: Final = frozenset({"model", "worker", "request_ids", "requests", "trace"}
 level: int | None = None
 """Lowest level of what is written; None while the lines of models are nobody's business here."""
 
+writers: Final[list[logging.Handler]] = []
+"""Handlers that write it: forebay's own, for those of the model's have had the record where it was made."""
+
 
 class LogOrigin(Protocol):
     """Who speaks."""
@@ -235,10 +238,8 @@ def write(line: LogLine, fields: Mapping[str, Any]) -> None:
     """Write what a worker said, adding what the server knows about it."""
     if level is None or line.level < level:
         return
-    name = line.logger[:200]
-    # Handlers that the model gave to loggers of its own have had the record where it was made.
-    logger = logging.getLogger(name if name.partition(".")[0] == "forebay" else None)
-    record = logger.makeRecord(name, line.level, "", 0, line.text, (), None)
+    # No loggers and no factory of records: whoever writes it may be the loop, and these run what users gave them.
+    record = logging.LogRecord(line.logger[:200], line.level, "", 0, line.text, (), None)
     record.created = line.created
     vars(record).update({name: value for name, value in line.extra.items() if name not in _USUAL | _OURS})
     if line.trace:
@@ -246,9 +247,18 @@ def write(line: LogLine, fields: Mapping[str, Any]) -> None:
     vars(record).update(fields)
     token = origin.set(None)  # whoever writes it does not speak for the model
     try:
-        logger.handle(record)
+        for handler in writers:
+            if record.levelno >= handler.level:
+                _write_to(handler, record)
     finally:
         origin.reset(token)
+
+
+def _write_to(handler: logging.Handler, record: logging.LogRecord) -> None:
+    try:
+        handler.handle(record)
+    except Exception:  # noqa: BLE001 - as every handler does: what is wrong with a line stops nobody
+        handler.handleError(record)
 
 
 class ModelHandler(logging.Handler):
@@ -328,11 +338,12 @@ def capture(lowest: int, others: logging.Handler, *, also: bool = False) -> None
 
     Args:
         lowest: Level of what is written.
-        others: Takes what is logged outside of workers.
+        others: Takes what is logged outside of workers, and writes what workers of this process say.
         also: Whether what workers log and print is written here, too.
     """
     global level  # noqa: PLW0603 - a process has one log
     level = lowest
+    writers[:] = [others]
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, ModelHandler)]:
         root.removeHandler(handler)

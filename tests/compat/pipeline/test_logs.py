@@ -5,7 +5,10 @@ import logging
 
 import pytest
 
+from forebay.observe import model_log
+from forebay.observe.model_log import Voice
 from forebay.surfaces.pipeline import logs
+from forebay.types.log_line import LogLine
 
 
 @pytest.fixture
@@ -55,3 +58,11 @@ def test_a_line_longer_than_a_file_has_one_of_its_own(folder):
     logs.requests.info("z")
     assert (folder / "pipeline.log").read_text().endswith(" z\n")
     assert "y" * 5_000 in (folder / "pipeline.log.1").read_text()
+
+
+def test_what_workers_say_is_written_once_and_with_what_the_server_knows(folder, monkeypatch):
+    monkeypatch.setattr(model_log, "level", logging.INFO)
+    Voice("ask", "0").say(LogLine("mine", logging.WARNING, 0.0, "from a worker"))
+    (line,) = (folder / "pipeline.log.wf").read_text().splitlines()
+    assert line.endswith("from a worker model=ask worker=0")
+    assert (folder / "pipeline.log").read_text().count("from a worker") == 1

@@ -42,7 +42,7 @@ def base_of(log_path: str | None) -> Path | None:
 
 
 def write_to(base: Path, level: str) -> list[logging.Handler]:
-    """Write forebay's records, those of the root logger and those of ops to files below `base`; returns the handlers.
+    """Write forebay's records, the root logger's and what ops say to files below `base`; returns the handlers.
 
     Args:
         base: The folder they are made in.
@@ -69,6 +69,7 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
     others: list[logging.Handler] = [_BesideOps(handler) for handler in handlers]
     for handler in others:
         logging.getLogger().addHandler(handler)
+    model_log.writers.extend(handlers)
     requests.setLevel(level.upper())
     return handlers + others
 
@@ -163,6 +164,7 @@ def end(handlers: list[logging.Handler]) -> None:
     for name in ("", "forebay", requests.name):
         for handler in handlers:
             logging.getLogger(name).removeHandler(handler)
+    model_log.writers[:] = [handler for handler in model_log.writers if handler not in handlers]
     for handler in handlers:
         handler.close()
     requests.setLevel(logging.CRITICAL)
