@@ -325,6 +325,21 @@ def test_a_worker_without_memory_or_room_for_files_costs_that_request_only(starv
         assert wire.ask("POST", "/", b"0").status == 200
 
 
+def test_a_model_that_gives_up_the_right_to_open_files_is_sent_long_bodies_all_the_same(serve, tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import os, resource\nimport forebay\n\n"
+        "class Confined(forebay.Model):\n"
+        "    def load(self):\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n\n"
+        "    def predict(self, batch: list[str]) -> list[str]:\n"
+        "        return [f'{os.getpid()} {one}' for one in batch]\n"
+    )
+    server = serve(tmp_path / "model.py", *PROCESS)
+    worker, _ = server.call("confined", "x").json().split()
+    for length in (100_000, 300_000, 3_000_000):
+        assert server.call("confined", "x" * length).json() == f"{worker} {'x' * length}"
+
+
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
 def test_standard_files_that_are_closed_are_missed_by_nobody(closed, models, tmp_path, eventually):
     # F26

@@ -75,7 +75,6 @@ class WorkerConnection:
         self._tell: Callable[[], object] | None = None
         self._incoming: ArenaReader | None = None
         self._outgoing: ArenaWriter | None = None
-        self._shares = True
         self._max_frame_bytes = frames.MAX_FRAME_BYTES
         self.lends = False
         try:
@@ -83,7 +82,6 @@ class WorkerConnection:
             self.options = self._say_hello(about, secret)
             self._socket.settimeout(None)
             self._max_frame_bytes = self.options.get("max_frame", frames.MAX_FRAME_BYTES)
-            self._open_arenas(self.options.get("arena"))
             self._may_keep = self.options.get("may_keep") is True
         except BaseException:
             self.close()
@@ -141,11 +139,11 @@ class WorkerConnection:
         return frame
 
     def ask(self) -> None:
-        """Ask for the first batch."""
+        """Ask for the first batch, now that the model is loaded: it may have given up the right to see other files."""
         if self.options.get("seats"):
             self.send(["sit"])
         else:
-            self.send(["ready"] if self._shares else ["ready", False])
+            self.send(["ready"] if self._can_share() else ["ready", False])
 
     def leave(self) -> None:
         """Ask for no more; the server answers with a stop once it has the last result."""
@@ -279,14 +277,14 @@ class WorkerConnection:
             raise WorkerRefused(f"the server at {self._address} refuses this worker: {message[1]}")
         return message
 
-    def _open_arenas(self, handle: Any) -> None:
-        if not handle:
-            return
-        opened = open_arenas(handle, self._max_frame_bytes)
-        if opened is None:  # another container: what is large then goes through the socket
-            self._shares = False
-        else:
-            self._incoming, self._outgoing = opened
+    def _can_share(self) -> bool:
+        """Open the arenas; tells whether the server's memory is within reach: else all goes through the socket."""
+        handle = self.options.get("arena")
+        opened = open_arenas(handle, self._max_frame_bytes) if handle else (None, None)
+        if opened is None:
+            return False
+        self._incoming, self._outgoing = opened
+        return True
 
     def _view(self, offset: int, length: int) -> Buffer:
         if self._incoming is None:
