@@ -69,6 +69,17 @@ def test_too_many_or_no_samples(path, body, error):
         samples(path, **body)
 
 
+def test_too_many_choices_are_told_by_what_makes_them_so_many():
+    with pytest.raises(TooLarge, match="'n' is 65 and there are 2 prompts; 128 choices are possible") as raised:
+        samples(COMPLETIONS, prompt=["a", "b"], n=65)
+    assert msgspec.json.decode(errors.body_of(raised.value))["error"]["param"] == "n"
+    assert len(samples(COMPLETIONS, prompt=["a", "b"], n=64)) == 128
+    with pytest.raises(TooLarge, match="'prompt' has more than 128 elements"):
+        samples(COMPLETIONS, prompt=["a"] * 129, n=2)
+    with pytest.raises(InvalidRequest, match="128"):
+        samples(COMPLETIONS, prompt="a", n=129)
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"{}", b'{"model":3}', b'{"model":"\xff"}', b"[" * 5000])
 def test_bodies_that_cannot_be_read(body):
     with pytest.raises(InvalidRequest):

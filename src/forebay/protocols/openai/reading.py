@@ -104,7 +104,10 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
     if path == CHAT:
         found = [body]
     elif path == COMPLETIONS:
-        prompts = _each("prompt", asked.prompt, MAX_CHOICES // asked.choices)
+        prompts = _each("prompt", asked.prompt, MAX_CHOICES)
+        if prompts is not None and len(prompts) * asked.choices > MAX_CHOICES:
+            msg = f"'n' is {asked.choices} and there are {len(prompts)} prompts; {MAX_CHOICES} choices are possible"
+            raise TooLarge(f"{msg} in one request", detail={"path": "$.n"})
         if asked.stream and prompts is not None and len(body) <= MAX_CHECKED_BYTES:
             _check_prompts(body)
         found = [body] if prompts is None else _with_each(body, "prompt", prompts)
