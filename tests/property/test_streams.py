@@ -15,7 +15,7 @@ from forebay.serving.models.steps import Stream
 from forebay.types.call import Failure, Last, Request
 from forebay.workers.pool import CREDIT
 from forebay.workers.seating import Seating
-from forebay.workers.seats import Seats, at_once
+from forebay.workers.seats import Seats, at_once, follow
 
 RUNS = 40
 
@@ -489,3 +489,36 @@ def test_the_worker_goes_on_once_all_that_it_made_is_handed_out():
         world.seating.hear(told.parts, told.ended, lambda rows: events.append("freed"), lambda: events.append("go"))
     assert events[:6] == ["freed", "part", "answer", "part", "part", "go"]
     assert events[6:] == ["freed", "part", "part", "answer", "answer", "go"]
+
+
+class Server:
+    """The other end of a `Link`, who hears as late as it may."""
+
+    def __init__(self, lengths):
+        self.said = [("join", n, [Request(body=(n, "plain"), reply=print)], None) for n in lengths]
+        self.said.append(("stop",))
+        self.sent = self.heard = 0
+        self.ended = []
+
+    def receive(self, *, wait):
+        said, self.said = self.said, []
+        if wait and not said:
+            assert self.heard < self.sent, "nobody will ever say anything"
+            self.heard += 1
+            said.append(("heard", self.heard))
+        return said
+
+    def tell(self, number, told):
+        assert number <= self.heard + 2  # one round ahead
+        self.sent = number
+        self.ended += [name for name, *_ in told.ended]
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [1, 2], [3, 5, 9]])
+def test_a_worker_that_is_told_to_stop_stays_until_its_last_round_was_heard(lengths):
+    model = Model(random.Random(0))
+    model.seats = 4
+    server = Server(lengths)
+    follow(Seats(model.run, lambda: 0.0, seats=4), server)
+    assert server.ended == lengths
+    assert server.heard == server.sent

@@ -395,7 +395,10 @@ class Link(Protocol):
 
 
 def follow(seats: Seats, link: Link) -> None:
-    """Stepped the streams of one worker until its server says stop and all have ended.
+    """Stepped the streams of one worker until its server says stop, and has heard that all have ended.
+
+    A worker that hung up before that would lose its last round: the server drops what it has not read once it cannot
+    write, and it still has to say that it heard the round before.
 
     The worker is at most one round ahead of what the server has heard, and not ahead at all where seats have become
     free and the server, which had no room for all, may know who wants them: whoever waits is to take part in the next
@@ -407,7 +410,7 @@ def follow(seats: Seats, link: Link) -> None:
     sent = heard = needed = 0
     is_stopping = False
     try:
-        while len(seats) or seats.can_step or not is_stopping:
+        while len(seats) or seats.can_step or heard < sent or not is_stopping:
             may_step = seats.can_step and heard >= needed
             for kind, *what in link.receive(wait=not may_step):
                 match kind:
