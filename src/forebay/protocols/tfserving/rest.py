@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -23,6 +23,8 @@ from forebay.types.tensor import Tensor, join_elements
 if TYPE_CHECKING:
     from forebay.protocols.tfserving.examples import Example
     from forebay.serving.tensor_face import TensorFace
+
+T = TypeVar("T")
 
 _DEPTH: Final = 32
 BYTES_SUFFIX: Final = "_bytes"
@@ -47,6 +49,7 @@ _predict: Final = msgspec.json.Decoder(known(PredictBody))
 _examples: Final = msgspec.json.Decoder(known(_Examples))
 _listed: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_anything: Final = msgspec.json.Decoder()
 
 
 def decode_predict(body: bytes | memoryview) -> PredictBody:
@@ -55,10 +58,7 @@ def decode_predict(body: bytes | memoryview) -> PredictBody:
     Raises:
         InvalidRequest: If it is neither rows nor columns, or both.
     """
-    try:
-        found = _predict.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f'the body is no {{"instances": [...]}} and no {{"inputs": ...}}: {error}') from None
+    found = _read(_predict, body, 'the body is no {"instances": [...]} and no {"inputs": ...}')
     if (found.instances is None) == (len(found.inputs) == 0):
         told = "neither" if found.instances is None else "both"
         msg = f'the body has {told} of "instances", which are rows, and "inputs", which are columns; one is needed'
@@ -74,12 +74,9 @@ def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
     Raises:
         InvalidRequest: If that is not what the body holds.
     """
-    try:
-        found = _examples.decode(body)
-        shared = {name: _feature(value) for name, value in found.context.items()}
-        rows = [{**shared, **{name: _feature(value) for name, value in one.items()}} for one in found.examples]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f'the body is no {{"examples": [{{"feature": value, ...}}, ...]}}: {error}') from None
+    found = _read(_examples, body, 'the body is no {"examples": [{"feature": value, ...}, ...]}')
+    shared = {name: _feature(value) for name, value in found.context.items()}
+    rows = [{**shared, **{name: _feature(value) for name, value in one.items()}} for one in found.examples]
     return cast("list[Example]", rows), found.signature_name
 
 
@@ -155,11 +152,24 @@ def bare(result: bytes, name: str) -> bytes:
 def _row(data: bytes, only: str) -> dict[str, bytes]:
     """Return the fields of a row or of columns; a bare value is that of the only input."""
     if data[:1] == b"{" and not _is_b64(data):
-        return {name: bytes(value) for name, value in _fields.decode(data).items()}
+        fields = _read(_fields, data, "the names of inputs cannot be read")
+        return {name: bytes(value) for name, value in fields.items()}
     if not only:
         msg = "a value without a name came; the model has several inputs, so it takes objects with their names"
         raise InvalidRequest(msg)
     return {only: data}
+
+
+def _read(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, otherwise: str) -> T:
+    """Read JSON, also what was cut out of it unread: its numbers and texts may still be none.
+
+    Raises:
+        InvalidRequest: If it cannot be read; `otherwise` says what it is not.
+    """
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{otherwise}: {error}") from None
 
 
 def _is_b64(data: bytes) -> bool:
@@ -176,7 +186,7 @@ def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
     shape, first = _shape(name, data)
     declared = next((one.datatype for one in face.inputs if one.name == name), _kind(first))
     if declared == "BYTES" and b'"b64"' in data:
-        values: list[Any] = _flat(name, msgspec.json.decode(data), len(shape))
+        values = _flat(name, _read(_anything, data, f"input '{name}' cannot be read"), len(shape))
         return Tensor(name, declared, shape, join_elements(name, [_bytes(name, value) for value in values]))
     return Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
 
@@ -187,10 +197,7 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
     while data[:1] == b"[":
         if len(shape) == _DEPTH:
             raise InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
-        try:
-            items = _listed.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"input '{name}' is no list: {error}") from None
+        items = _read(_listed, data, f"input '{name}' is no list")
         shape.append(len(items))
         data = bytes(items[0]) if items else b""
     return tuple(shape), data
