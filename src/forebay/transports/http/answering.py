@@ -220,7 +220,10 @@ class AnsweringConnection(HttpToolsProtocol):
             return
         try:
             request = self.request = route.request(head, body, self.reply_method, self)
-        except ForebayError as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits behind this answer waits for as long as it is due
+            if not isinstance(error, ForebayError):
+                error = self._lane.defect(error)
+                self._lane.tell(error, self.client)
             route.endpoint.reject(error)
             self._fail(head, error)
             return

@@ -7,13 +7,12 @@ for another protocol, and calls a message that came after the last one an error;
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any, Final, NoReturn, Protocol
 
 import httptools
 
-from forebay.errors import ForebayError, InternalError
+from forebay.errors import ForebayError
 from forebay.transports.http.errors import NotHttp
 
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
@@ -86,8 +85,8 @@ _OTHER_PROTOCOLS: Final = {
 """What is told of a beginning that is another protocol's."""
 
 
-def refusal_of(error: httptools.HttpParserError, data: bytes) -> ForebayError:
-    """Tell bad requests and refusals apart from a defect of ours in one of the parser's callbacks.
+def refusal_of(error: httptools.HttpParserError, data: bytes) -> ForebayError | None:
+    """Tell bad requests and refusals apart from a defect of ours in one of the parser's callbacks, which is None.
 
     Args:
         data: What could not be read.
@@ -98,5 +97,4 @@ def refusal_of(error: httptools.HttpParserError, data: bytes) -> ForebayError:
     if isinstance(cause, httptools.HttpParserError | UnicodeError):
         other = next((told for beginning, told in _OTHER_PROTOCOLS.items() if data.startswith(beginning)), None)
         return NotHttp(other or f"this is not a request this server can read: {str(cause)[:200]}")
-    logging.getLogger("forebay").error("a request could not be read", exc_info=cause)
-    return InternalError("the server failed to read the request; this is a defect of forebay")
+    return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from forebay.errors import Unavailable
+from forebay.errors import InternalError, Unavailable
 from forebay.observe import access_log
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
@@ -80,6 +80,7 @@ class HttpPort:
         self._timer: asyncio.TimerHandle | None = None
         self._ids = os.urandom(4).hex().encode()
         self._told = RefusalLog("client")
+        self._failed_at = -1
 
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep, and to refuse."""
@@ -199,6 +200,13 @@ class HttpPort:
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
         access_log.tell(call, writes=self.config.access_log)
+
+    def defect(self, cause: BaseException) -> InternalError:
+        """Return what is told of an error that only a defect of ours raises; the log has a traceback, one a second."""
+        if self._failed_at != self.epoch:
+            self._failed_at = self.epoch
+            log.error("a request could not be read", exc_info=cause)
+        return InternalError("the server failed to read the request; this is a defect of forebay")
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None, times: int = 1) -> None:
         """Log a refusal, and further ones for the same reason: at most one a second for each kind of error."""

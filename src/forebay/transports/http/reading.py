@@ -205,7 +205,7 @@ class ReadingConnection(AnsweringConnection):
             self._land()
         except httptools.HttpParserError as error:
             if talk.state.reads:
-                self._refuse(refusal_of(error, data), self._reading)
+                self._refuse(refusal_of(error, data) or lane.defect(error), self._reading)
         except ForebayError as error:
             self._refuse(error, self._reading)
 

@@ -12,6 +12,7 @@ from forebay.errors import InternalError
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.connection import LONGEST_SLEEP, HttpConnection
 from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
+from forebay.transports.http.route import Route
 from forebay.types.call import Failure
 
 KEY = "x-api-key: k1"
@@ -488,6 +489,26 @@ def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(
     assert client.statuses == [500, 200]
     asked.reply(asked, b"too late")
     assert client.statuses == [500, 200]
+
+
+@pytest.mark.parametrize("more", [(), ("connection: close",), ("x-request-id: a",)])
+def test_a_request_that_we_fail_to_make_is_answered_and_the_connection_freed(doors, monkeypatch, caplog, more):  # G8
+    door = doors()
+
+    def fail(*_):
+        raise ZeroDivisionError("a defect")
+
+    whole = request("alpha", b"1", *more)
+    monkeypatch.setattr(Route, "request", fail)
+    clients = [door.connect().send(whole), door.connect().send(whole[:-1], whole[-1:])]
+    clients.append(door.connect().send(whole + whole))
+    assert {status for client in clients for status in client.statuses} == {500}
+    assert len(clients[2].statuses) == (1 if "connection: close" in more else 2)
+    assert len(door.alpha.rejected) == sum(len(client.statuses) for client in clients)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]  # in a second
+    monkeypatch.undo()
+    if "connection: close" not in more:
+        assert clients[0].send(whole).statuses == [500, 200]
 
 
 def test_a_target_with_a_fragment_is_none(doors):  # some would read it as the path before it
