@@ -16,6 +16,7 @@ from forebay.errors import ForebayError
 from forebay.transports.http.errors import NotHttp
 
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
+_NO_PATH: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?]*(?=\?|\Z)")
 _TOLD_METHODS: Final = b"POST ", b"GET ", b"HEAD ", b"CONNECT "
 
 
@@ -76,6 +77,12 @@ def with_known_method(data: bytes) -> bytes:
         return data
     method = _METHOD.match(data)
     return b"POST " + data[method.end() :] if method is not None else data
+
+
+def with_path(target: bytes) -> bytes:
+    """Give an absolute target the path that it may lack."""
+    host = _NO_PATH.match(target)
+    return target if host is None else host[0] + b"/" + target[host.end() :]
 
 
 _OTHER_PROTOCOLS: Final = {

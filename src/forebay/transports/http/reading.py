@@ -33,6 +33,7 @@ from forebay.transports.http.parsers import (
     refusal_of,
     stop_parsing,
     with_known_method,
+    with_path,
 )
 from forebay.transports.http.route import Head
 
@@ -345,7 +346,7 @@ class ReadingConnection(AnsweringConnection):
     def _take_slow_lane(self, *, upgrades: bool) -> None:
         url, headers = self.url, self.headers
         super().on_message_begin()
-        self.url = url
+        self.url = with_path(url)
         self.headers = self.scope["headers"] = headers
         self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
         super().on_headers_complete()

@@ -516,3 +516,21 @@ def test_a_target_with_a_fragment_is_none(doors):  # some would read it as the p
     for target in ("/#models/alpha", "/models/alpha#", "/models/alpha?x#y"):
         assert door.connect().send(request("", b"1", target=target)).statuses == [400]
     assert door.alpha.asked == []
+
+
+def test_an_absolute_target_without_a_path_means_the_root(doors, caplog):  # RFC 9110, 4.2.3
+    paths = []
+
+    async def tell(scope, receive, send):
+        paths.append((scope["path"], scope["query_string"]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    door = doors(app=tell)
+    client = door.connect()
+    for target in ("http://localhost", "http://localhost?a=b/c", "http://localhost/x", "http://localhost/?a"):
+        client.send(request("", method="GET", target=target))
+        door.turn()
+    assert client.statuses == [200] * 4
+    assert paths == [("/", b""), ("/", b"a=b/c"), ("/x", b""), ("/", b"a")]
+    assert not caplog.records
