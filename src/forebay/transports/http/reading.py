@@ -35,7 +35,7 @@ from forebay.transports.http.parsers import (
     with_known_method,
     with_path,
 )
-from forebay.transports.http.route import Head
+from forebay.transports.http.route import Head, length_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -354,7 +354,7 @@ class ReadingConnection(AnsweringConnection):
         if upgrades or self._lane.is_draining:
             self.cycle.keep_alive = False
         elif any(
-            name == b"content-length" and int(value) > self._lane.config.max_body_bytes for name, value in headers
+            name == b"content-length" and length_of(value) > self._lane.config.max_body_bytes for name, value in headers
         ):
             self._announce_end()
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 16
+_MAX_LENGTH_DIGITS: Final = 20
 
 NEVER: Final = float("inf")
 
@@ -46,6 +47,11 @@ SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "appli
 def request_id_of(value: bytes) -> str:
     """Return the id a client gave its request; empty if it could forge headers or lines of a log."""
     return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else ""
+
+
+def length_of(value: bytes) -> int:
+    """Read a Content-Length; one of too many digits to be read is longer than any body, and what is no number is 0."""
+    return int(value.lstrip(b"0")[:_MAX_LENGTH_DIGITS] or b"0") if value.isdigit() else 0
 
 
 def _nothing_has_arrived(_now: float) -> None:
@@ -231,7 +237,7 @@ class Route:
             if wanted == _CONTENT_TYPE:
                 content_type = value
             elif wanted == _CONTENT_LENGTH:
-                head.length = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
+                head.length = length_of(value)
             elif wanted == _ACCEPT:
                 accept = accept + b"," + value if accept else value
             elif wanted == _TIMEOUT:

@@ -534,3 +534,19 @@ def test_an_absolute_target_without_a_path_means_the_root(doors, caplog):  # RFC
     assert client.statuses == [200] * 4
     assert paths == [("/", b""), ("/", b"a=b/c"), ("/x", b""), ("/", b"a")]
     assert not caplog.records
+
+
+def test_a_length_is_read_whatever_number_it_is(doors):
+    door = doors(max_body_bytes=1000)
+    zeros = "content-length: " + "0" * 5000
+    for target, status in ("/models/alpha", 200), ("/nobody", 404):
+        client = door.connect().send(request("", b"", zeros, target=target, length=False))
+        door.turn()
+        assert client.statuses == [status]
+        client.send(request("", b"1", zeros + "1", target=target, length=False))
+        door.turn()
+        assert client.statuses == [status] * 2
+    for digits in (4, 15, 16, 19):
+        more = "expect: 100-continue", "content-length: " + "1" * digits
+        client = door.connect().send(request("alpha", b"", *more, length=False))
+        assert client.statuses == [413], digits
