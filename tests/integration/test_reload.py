@@ -287,6 +287,30 @@ def test_a_configuration_is_read_anew(serve, tmp_path):
     assert server.metric("forebay_requests_total", endpoint="tells", version="2", code="ok") > 0
 
 
+@pytest.mark.parametrize("broken", [{"extra": "def ("}, {"load": "raise OSError('no weights')"}])
+def test_a_model_that_could_not_be_reloaded_leaves_with_its_error(serve, tmp_path, broken):
+    write(tmp_path, "good")
+    write(tmp_path, "other", name="other.py")
+
+    def config(*models):
+        (tmp_path / "forebay.yaml").write_text(YAML.format(models="\n".join(models), most=10))
+
+    config("  - {target: model.py}", "  - {target: other.py, name: other}")
+    server = serve(tmp_path)
+    write(tmp_path, "bad", **broken)
+    server.signal(signal.SIGHUP)
+    eventually(lambda: ("1", "failed", 0) in states(server))
+    config("  - {target: model.py, name: third}", "  - {target: other.py, name: other}")
+    server.signal(signal.SIGHUP)
+    eventually(lambda: states(server, "third") or server.client.get("/models").json().get("problem"))
+    config("  - {target: other.py, name: other}")
+    server.signal(signal.SIGHUP)
+    eventually(lambda: states(server) == [] and states(server, "third") == [], "both are gone")
+    for name in ("tells", "third"):
+        assert server.client.post(f"/models/{name}", json=1).status_code == 404
+    assert ask(server, "/models/other") == "other"
+
+
 def test_other_projects_are_not_reloaded(cli, tmp_path):
     (tmp_path / "nucleus.yaml").write_text("service:\n  name: it\n")
     found = cli("serve", tmp_path, "--reload")

@@ -23,7 +23,7 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
@@ -235,6 +235,18 @@ class App:
         if name in self._models:
             attempt = self._models[name].begin(version)
             attempt.state, attempt.error = "failed", reason
+
+    def forget_failed(self, wanted: Mapping[str, Collection[str]]) -> None:
+        """Forget what could not be loaded and is not wanted any more; a repository sees to its own models.
+
+        Args:
+            wanted: Versions by model.
+        """
+        for name, versions in list(self._models.items()):
+            if not versions.is_stocked:
+                for one in list(versions.all):
+                    if one.state == "failed" and one.name not in wanted.get(name, ()):
+                        self._forget(versions, one)
 
     async def start(self) -> None:
         """Bring up every endpoint.

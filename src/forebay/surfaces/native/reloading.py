@@ -266,6 +266,7 @@ class Reloading:
             for version in sorted(leaving, key=lambda one: one in self._app.versions(name).weights):
                 await self._app.unload(name, version)
                 self._own.discard((name, version))
+        self._app.forget_failed(wanted)
 
     def _tell(self, what: str, error: ForebayError) -> None:
         extra = {"trace": getattr(error, "trace", "")}
