@@ -430,13 +430,49 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
         (["http://127.0.0.1:1/x", "@nowhere.json"], ["nowhere.json", "No such file"]),
         (["http://127.0.0.1:1/x", "{}", "--header", "nonsense"], ["nonsense", "NAME:VALUE"]),
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "soon"], ["--timeout-s", "soon"]),
+        (["http://127.0.0.1:1/x", "{}", "--timeout-s", "-1"], ["--timeout-s", "'-1'", "from 0.01 to 86400"]),
+        (["http://127.0.0.1:1/x", "{}", "--timeout-s", "0"], ["--timeout-s", "'0'"]),
+        (["http://127.0.0.1:1/x", "{}", "--timeout-s", "nan"], ["--timeout-s", "nan"]),
+        (["http://127.0.0.1:1/x", "{}", "--timeout-s", "1e300"], ["--timeout-s", "1e300"]),
         (["http://127.0.0.1:1/x", "{}", "--api-kye", "k"], ["--api-kye", "did you mean --api-key?"]),
+        (["http://127.0.0.1:1/x", "{}", "--api-key", "a\nb"], ["--api-key", "in one line"]),
+        (["http://127.0.0.1:1/x", "{}", "--header", "X-Näme: a"], ["X-Näme", "NAME:VALUE"]),
+        (["http://127.0.0.1:1/x", "{}", "--content-type", "a\nb"], ["--content-type", "'a\\nb'"]),
     ],
 )
 def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words):
     said = sentence(cli("call", *arguments))
     for word in words:
         assert word in said
+
+
+@pytest.mark.parametrize(
+    "url, word",
+    [
+        ("127.0.0.1:1", "starts with http:// or https://"),
+        ("http://[::1/models/x", "Invalid IPv6 URL"),
+        ("http://..a/models/x", "its host"),
+        ("http://no such host/", "has no space"),
+        ("http://127.0.0.1:port/", "port"),
+        ("http://:80/", "a host is needed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["call", "bench", "trace"])
+def test_what_is_no_url_is_told_by_all_that_ask_a_server(cli, command, url, word):
+    said = sentence(cli(command, url))
+    assert f"{url!r} is not a URL" in said
+    assert word in said
+
+
+def test_a_url_and_a_key_that_are_not_ascii_are_sent_as_utf_8(cli, launch, tmp_path):
+    server = launch("zoo.py", "--worker-kind", "thread", "--api-key", "ключ")
+    with_key = "--api-key", "ключ", "--header", "X-Request-Id: é"
+    assert cli("call", f"{server.url}/models/echo?a=ä", "1", *with_key).stdout == "1\n"
+    assert "\"there is no model 'schön'" in cli("call", f"{server.url}/models/schön", "1", *with_key).stdout
+    assert " good answers" in cli("bench", f"{server.url}/models/echo?a=ä", "1", "-s", "0.2", *with_key).stdout
+    asked = "trace", server.url, "--seconds", "0.1", "-o", tmp_path / "t.json", "--api-key"
+    assert cli(*asked, "ключ").returncode == 0
+    assert "answers 401" in cli(*asked, "schlüssel").stderr
 
 
 def test_call_says_when_the_answer_is_no_http(cli):

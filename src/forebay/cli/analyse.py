@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.cli.trace import advice, aligned, positive
+from forebay.cli.numbers import positive
+from forebay.cli.trace import advice, aligned
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:

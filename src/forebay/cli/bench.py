@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.call import body_of, headers_of
+from forebay.cli.call import body_of
+from forebay.cli.numbers import between
+from forebay.cli.request_head import add_header_flags, headers_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.cli.load_generator import Measurement
 
 DESCRIPTION = """\
@@ -55,28 +55,26 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
-        "--clients", "-c", type=_between(int, 1, 5000), metavar="N", help="clients of a closed loop, 1 to 5000 (16)"
+        "--clients", "-c", type=between(int, 1, 5000), metavar="N", help="clients of a closed loop, 1 to 5000 (16)"
     )
     load.add_argument(
-        "--rate", "-r", type=_between(float, 0.1, 100_000), metavar="N", help="requests a second of an open loop"
+        "--rate", "-r", type=between(float, 0.1, 100_000), metavar="N", help="requests a second of an open loop"
     )
     parser.add_argument(
-        "--seconds", "-s", type=_between(float, 0.2, 3600), default=10.0, metavar="S", help="how long, 0.2 to 3600 (10)"
+        "--seconds", "-s", type=between(float, 0.2, 3600), default=10.0, metavar="S", help="how long, 0.2 to 3600 (10)"
     )
     parser.add_argument(
-        "--warmup-s", type=_between(float, 0, 600), default=1.0, metavar="S", help="asked before, and not counted (1)"
+        "--warmup-s", type=between(float, 0, 600), default=1.0, metavar="S", help="asked before, and not counted (1)"
     )
     parser.add_argument(
         "--timeout-s",
-        type=_between(float, 0.01, 600),
+        type=between(float, 0.01, 600),
         default=30.0,
         metavar="S",
         help="an answer is lost after it (30)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the times into this file as well")
-    parser.add_argument("--content-type", metavar="TYPE", help="media type of DATA, if the guess is wrong")
-    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
+    add_header_flags(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -87,10 +85,7 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.cli import load_generator
 
     body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
-    headers = headers_of(parsed)
-    if content_type:
-        headers.setdefault("content-type", parsed.content_type or content_type)
-    target = load_generator.target_of(parsed.url, body, headers)
+    target = load_generator.target_of(parsed.url, body, headers_of(parsed, content_type))
     if parsed.svg is not None and not parsed.svg.absolute().parent.is_dir():
         raise ConfigError(f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}")
 
@@ -141,20 +136,3 @@ def _show(parsed: argparse.Namespace, result: Measurement) -> None:
             parsed.svg.write_text(plots.svg(title, result.took, result.ended, result.seconds), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{parsed.svg} cannot be written: {error.strerror}") from error
-
-
-def _between(kind: type[int | float], lowest: float, highest: float) -> Callable[[str], float]:
-    """Return a type of arguments: numbers in these bounds."""
-
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(lowest) - 1
-        if not lowest <= value <= highest:
-            what = "a whole number" if kind is int else "a number"
-            msg = f"{text!r} is not possible, {what} from {lowest:g} to {highest:g} is needed"
-            raise argparse.ArgumentTypeError(msg)
-        return value
-
-    return parse

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib import error, request
 
+from forebay.cli.numbers import between
+from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
 
 DESCRIPTION = """\
@@ -37,10 +39,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
     parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
-    parser.add_argument("--content-type", metavar="TYPE", help="media type of DATA, if the guess is wrong")
-    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
-    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
-    parser.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="give up after this time (60)")
+    add_header_flags(parser)
+    parser.add_argument(
+        "--timeout-s", type=between(float, 0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -49,7 +51,7 @@ def run(parsed: argparse.Namespace) -> int:
     message = _request(parsed)
     started = time.perf_counter()
     try:
-        with request.urlopen(message, timeout=parsed.timeout_s) as answer:  # noqa: S310 - http and https only, see below
+        with request.urlopen(message, timeout=parsed.timeout_s) as answer:  # noqa: S310 - http or https
             return _show(answer, started)
     except error.HTTPError as answer:
         return _show(answer, started)
@@ -68,32 +70,9 @@ def reason_of(failure: Exception) -> Any:
 
 
 def _request(parsed: argparse.Namespace) -> request.Request:
-    if not parsed.url.startswith(("http://", "https://")):
-        raise ConfigError(f"{parsed.url!r} is not a URL; it starts with http:// or https://")
-    body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
-    message = request.Request(parsed.url, data=body)  # noqa: S310 - checked above
-    if body is not None:
-        message.add_header("content-type", parsed.content_type or content_type or _TYPES[".json"])
-    for name, value in headers_of(parsed).items():
-        message.add_header(name, value)
-    return message
-
-
-def headers_of(parsed: argparse.Namespace) -> dict[str, str]:
-    """Return what `--header` and `--api-key` say.
-
-    Raises:
-        ConfigError: If one of them is no header.
-    """
-    headers: dict[str, str] = {}
-    for header in parsed.header:
-        name, colon, value = header.partition(":")
-        if not colon or not name.strip() or not f"{name}{value}".isprintable():
-            raise ConfigError(f"--header {header!r} is not possible; write NAME:VALUE")
-        headers[name.strip().lower()] = value.strip()
-    if parsed.api_key:
-        headers["x-api-key"] = parsed.api_key
-    return headers
+    body, media_type = body_of(parsed.data) if parsed.data is not None else (None, None)
+    url, headers = url_of(parsed.url).geturl(), headers_of(parsed, media_type)
+    return request.Request(url, data=body, headers=headers)  # noqa: S310 - http or https
 
 
 def body_of(data: str) -> tuple[bytes, str]:

@@ -15,11 +15,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
+from forebay.cli.request_head import url_of
 from forebay.errors import ConfigError
 
 MAX_CONNECTIONS: Final = 2000
@@ -81,21 +81,15 @@ def target_of(url: str, body: bytes | None, headers: Mapping[str, str]) -> Targe
     Raises:
         ConfigError: If the URL is none.
     """
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
-        raise ConfigError(f"{url!r} is not a URL; it starts with http:// or https:// and a host")
+    parts = url_of(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:
         lines.append(f"content-length: {len(body)}")
-    message = "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+    message = "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
     tls = parts.scheme == "https"
-    return Target(parts.hostname, port or (443 if tls else 80), tls, message)
+    return Target(parts.hostname or "", parts.port or (443 if tls else 80), tls, message)
 
 
 async def ask_once(target: Target, timeout_s: float) -> tuple[int, bytes]:

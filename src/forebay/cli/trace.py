@@ -15,6 +15,8 @@ from urllib import error, request
 import msgspec
 
 from forebay.cli.call import reason_of
+from forebay.cli.numbers import between, positive
+from forebay.cli.request_head import add_key_flag, key_header, url_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,11 +53,13 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8080")
-    parser.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="how long to record (10)")
+    parser.add_argument(
+        "--seconds", type=between(float, 0.1, 86_400), default=10.0, metavar="S", help="how long to record (10)"
+    )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="where to write it (trace.json)"
     )
-    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
+    add_key_flag(parser)
     parser.add_argument(
         "--qps", type=positive, metavar="N", help="say how many workers each node needs for N requests a second"
     )
@@ -80,21 +84,6 @@ def run(parsed: argparse.Namespace) -> int:
     for line in report(summary, parsed.qps):
         sys.stdout.write(line + "\n")
     return 0
-
-
-def positive(text: str) -> float:
-    """Read a number above 0, as a type of argparse.
-
-    Raises:
-        argparse.ArgumentTypeError: If it is none.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 def report(summary: Summary, qps: float | None) -> list[str]:
@@ -207,17 +196,14 @@ def _with_progress(work: Callable[[], bytes], seconds: float) -> bytes:
 
 
 def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is not a URL; it starts with http:// or https://")
+    asked = f"{url_of(url).geturl().rstrip('/')}/trace?seconds={seconds:g}"
     try:
-        message = request.Request(f"{url.rstrip('/')}/trace?seconds={seconds:g}")  # noqa: S310 - http or https, see above
-        if api_key:
-            message.add_header("x-api-key", api_key)
-        with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - as above
+        message = request.Request(asked, headers=key_header(api_key))  # noqa: S310 - http or https
+        with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - http or https
             return answer.read()
     except error.HTTPError as answer:
         raise ConfigError(f"{url} answers {answer.code}: {_reason(answer.read())}") from answer
-    except (InvalidURL, ValueError) as failure:
+    except InvalidURL as failure:
         raise ConfigError(f"{url!r} is not a URL: {failure}") from failure
     except (error.URLError, HTTPException, OSError) as failure:
         raise ConfigError(f"{url} does not answer: {reason_of(failure)}") from failure
