@@ -16,7 +16,7 @@ from forebay.types.tensor import TensorMetadata
 
 FACES = [
     TensorFace(inputs=[TensorMetadata("x", kind, (-1, -1))], outputs=[TensorMetadata("y", kind, (-1,))])
-    for kind in ("FP32", "INT64", "BYTES", "BOOL")
+    for kind in ("FP32", "FP16", "BF16", "INT64", "BYTES", "BOOL")
 ]
 FACES += [TensorFace(is_open=True), TensorFace(inputs=[*FACES[0].inputs, TensorMetadata("z", "BYTES", (-1,))])]
 LEAVES = st.one_of(

@@ -14,6 +14,7 @@ from forebay.types.datatypes import BY_NUMPY, datatype_of
 from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 
@@ -77,7 +78,8 @@ def as_raw(tensor: Tensor) -> Tensor:
         return tensor
     datatype = datatype_of(tensor.datatype)
     count = elements(tensor.name, tensor.shape, datatype.size or 4)
-    flat = _read_list(tensor, _KINDS[datatype.name.rstrip("0123456789")])
+    kind = _KINDS[datatype.name.rstrip("0123456789")]
+    flat = _read_list(tensor, kind)
     if len(flat) != count:
         raise ValidationError(
             f"tensor '{tensor.name}' of the shape {list(tensor.shape)} has {count} elements, and {len(flat)} came"
@@ -88,7 +90,9 @@ def as_raw(tensor: Tensor) -> Tensor:
 
     try:
         with np.errstate(over="raise"):
-            data = np.array(flat, np.float64 if datatype.struct in {"f", "d"} else datatype.numpy)
+            data = np.array(flat, np.float64 if kind is float else datatype.numpy)
+            if datatype.name == "BF16":
+                data = bits_of(data.astype(np.float32))
             data = data.astype(datatype.numpy, copy=False)
     except (OverflowError, FloatingPointError):
         raise ValidationError(f"tensor '{tensor.name}' holds a number that is no {datatype.name}") from None
@@ -100,6 +104,13 @@ def numbers_of(array: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
     import numpy as np
 
     return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
+
+
+def bits_of(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return numbers as the bits of BF16."""
+    import numpy as np
+
+    return (array.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def as_json(tensor: Tensor) -> Tensor:

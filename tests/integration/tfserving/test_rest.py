@@ -73,6 +73,14 @@ def test_models_of_python_are_asked_in_columns_too(server):
     assert answered(server, "words:predict", {"inputs": ["a", "b"]}) == {"outputs": ["A", "B"]}
 
 
+def test_numbers_of_sixteen_bits_are_numbers(server):
+    assert answered(server, "every:predict", {"inputs": {"FP16": [[1, 2.5]]}}) == {"outputs": [[1, 2.5]]}
+    rows = {"instances": [{"FP16": [1, 2.5]}]}
+    assert answered(server, "every:predict", rows) == {"predictions": [{"FP16": [1, 2.5]}]}
+    status, text = refused(post(server, "every:predict", {"inputs": {"FP16": [[1e5]]}}))
+    assert (status, text) == (400, "tensor 'FP16' holds a number that is no FP16")
+
+
 def test_bytes_stand_in_base64(server):
     told = {"b64": base64.b64encode("\u00fc".encode()).decode()}
     assert answered(server, "words:predict", {"instances": [told, "a"]}) == {"predictions": ["\u00dc", "A"]}

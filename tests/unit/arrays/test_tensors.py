@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.tensors import as_raw, from_array, numbers_of, to_array
 from forebay.errors import ValidationError
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Tensor, check_size, elements
@@ -32,6 +32,14 @@ def test_a_row_of_the_table_agrees_with_struct_and_numpy(datatype):
 def test_a_shape_that_overflows_is_refused(datatype, shape):  # O33
     with pytest.raises(ValidationError, match="tensor 'x' has"):
         to_array(Tensor("x", datatype, shape, b""))
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_numbers_of_sixteen_bits_are_read_from_lists(datatype):
+    raw = as_raw(Tensor("x", datatype, (1, 2), b"[[1, -2.5]]", is_json=True))
+    assert numbers_of(to_array(raw), datatype).tolist() == [[1, -2.5]]
+    with pytest.raises(ValidationError, match=f"holds a number that is no {datatype}"):
+        as_raw(Tensor("x", datatype, (1,), b"[1e300]", is_json=True))
 
 
 def test_shape_and_data_must_agree():

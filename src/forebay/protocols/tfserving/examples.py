@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.arrays.tensors import as_raw, from_array, to_array
+from forebay.arrays.tensors import as_raw, bits_of, from_array, to_array
 from forebay.errors import BadOutcome, InvalidRequest
 from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Tensor, join_elements
@@ -170,7 +170,7 @@ def _column(examples: Sequence[Example], port: TensorMetadata, axes: Sequence[in
     except (OverflowError, ValueError, TypeError) as error:
         raise InvalidRequest(f"feature '{port.name}' has values that are no {datatype.name}: {error}") from None
     if datatype.name == "BF16":
-        array = (array.view("uint32") >> 16).astype("uint16")
+        array = bits_of(array)
     return from_array(port.name, array, datatype.name)
 
 

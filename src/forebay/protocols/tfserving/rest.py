@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
-from forebay.arrays.tensors import to_array
+from forebay.arrays.tensors import as_raw, to_array
 from forebay.errors import InvalidRequest
 from forebay.serving.models.tensor_codec import plain_array
 from forebay.types.first_use import known
@@ -188,7 +188,8 @@ def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
     if declared == "BYTES" and b'"b64"' in data:
         values = _flat(name, _read(_anything, data, f"input '{name}' cannot be read"), len(shape))
         return Tensor(name, declared, shape, join_elements(name, [_bytes(name, value) for value in values]))
-    return Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
+    tensor = Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
+    return as_raw(tensor) if declared in {"FP16", "BF16"} else tensor  # no numbers that the other protocol has in JSON
 
 
 def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
