@@ -15,7 +15,7 @@ from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.surfaces import surface_of
 from forebay.surfaces.ovms.config import read_target
-from forebay.surfaces.ovms.model_versions import versions_in
+from forebay.surfaces.ovms.model_versions import ModelEntry, versions_in
 
 HANDLER = "class OvmsPythonModel:\n    def execute(self, inputs): pass\n"
 
@@ -183,6 +183,21 @@ def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
 def test_a_version_is_whatever_openvino_reads(tmp_path, files, wanted):  # O106
     write(tmp_path, {f"m/1/{name}": "" for name in files})
     assert versions_in(tmp_path / "m") == {"1": tmp_path / "m" / wanted}
+
+
+def test_a_version_has_all_files_of_its_folder_and_a_file_alone_those_called_like_it(tmp_path):  # O106, O110
+    files = {"m/1/net.onnx", "m/1/weights/w", "alone/net.xml", "alone/net.bin", "alone/other.bin", "alone/1/net.bin"}
+    write(tmp_path, dict.fromkeys(files, ""))
+    seen = {
+        base: {
+            (entry.folder / one.path).relative_to(tmp_path).as_posix()
+            for version, path in versions_in(tmp_path / base).items()
+            for entry in [ModelEntry(name="m", version=version, path=path)]
+            for one in entry.look()
+        }
+        for base in ("m", "alone/net.xml")
+    }
+    assert seen == {"m": {"m/1/net.onnx", "m/1/weights/w"}, "alone/net.xml": {"alone/net.xml", "alone/net.bin"}}
 
 
 def test_check_names_every_broken_graph(tmp_path, capsys):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.compat.ovms import foreign_models
 from tests.compat.ovms.conftest import array, graph_text, one_node, python_node, serving, tensor, write
+from tests.models import model_files
 from tests.waiting import eventually, reached
 
 from forebay.arrays.tensors import from_array
@@ -440,6 +441,30 @@ async def test_versions_come_and_go_with_their_folders(tmp_path):  # O106, O110
         assert array((await face.infer("g", asked)).outputs[0]).tolist() == [21]
         # A graph that uses no model is not loaded anew.
         assert bytes((await face.infer("h", asked)).outputs[0].data) == b"2"
+
+
+async def test_weights_count_whatever_their_file_is_called(tmp_path):  # O106, O110
+    import onnx
+
+    def weights(value):
+        (tmp_path / "m/1/weights/w").write_bytes(np.full((3, 1), value, np.float32).tobytes())
+
+    path = tmp_path / "m/1/net.onnx"
+    (tmp_path / "m/1/weights").mkdir(parents=True)
+    model_files.linear(path)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights/w", size_threshold=0)
+    (tmp_path / "m/1/weights/w").unlink()
+    text = graph_text(["OVTENSOR:a"], ["OVTENSOR:b"], session("m"), inference(["x:a"], ["price:b"]))
+    write(tmp_path, {"config.json": config("m"), "g/graph.pbtxt": text})
+    async with serving(tmp_path) as face:
+        assert "m" not in face.app.ready
+        for value in (1, 2):
+            weights(value)
+            assert await face.reload()
+            for name, given in (("m", "x"), ("g", "a")):
+                answer = await face.infer(name, tensor(given, np.ones((1, 3), np.float32)))
+                assert array(answer.outputs[0]).tolist() == [[3 * value]]
+        assert not await face.reload()
 
 
 async def test_a_version_goes_on_while_the_one_in_its_place_is_broken(tmp_path):  # O115

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError, ModelError, RunnerFailed
 from forebay.graph.values import Outputs
-from forebay.repository.local import files_of_model
 from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
@@ -46,7 +45,7 @@ class SharedModels:
             ModelError: If it cannot be loaded.
         """
         with self._lock:
-            key = (entry.path, entry.device, entry.options, files_of_model(entry.path))
+            key = (entry.path, entry.device, entry.options, entry.look())
             file = self._loaded.get(key)
             if file is None:
                 file = self._loaded[key] = self._load(entry)

@@ -14,7 +14,8 @@ from forebay.errors import ForebayError
 from forebay.repository.address import source_of
 from forebay.repository.cache import Lease
 from forebay.repository.disk import disk_for
-from forebay.repository.listing import Revision
+from forebay.repository.listing import Revision, StoredFile
+from forebay.repository.local import MAX_DEPTH, LocalFolder
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.runtimes.contract import OpenVinoOptions
@@ -49,12 +50,28 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     revision: Revision | None = None
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """What its model is made of on this machine."""
+    def folder(self) -> Path:
+        """Where the files of its model lie."""
+        return self.path.parent if _is_model(self.path.name) else self.path
+
+    def holds(self, file: Path) -> bool:
+        """Tell whether a file is, or was, one of its model: weights in the folder of a version may have any name."""
+        if self._is_alone:
+            return file.parent == self.folder and file.name.startswith(self.path.stem)
+        return file.is_relative_to(self.folder)
+
+    def look(self) -> tuple[StoredFile, ...]:
+        """Return what is seen of its model on this machine."""
         if self.revision is not None:
             return ()
-        beside = {".xml": ".bin", ".pdmodel": ".pdiparams"}.get(self.path.suffix)
-        return (self.path, self.path.with_suffix(beside) if beside else self.path / SAVED_MODEL)
+        found = LocalFolder(self.folder).files_of("", depth=0 if self._is_alone else MAX_DEPTH) or ()
+        return tuple(one for one in found if self.holds(self.folder / one.path))
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether it is a file that somebody named, among others that are none of it."""
+        name = self.folder.name
+        return self.folder != self.path and not (name.isdecimal() and int(name) == int(self.version))
 
     @property
     def place(self) -> str:

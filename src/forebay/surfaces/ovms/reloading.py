@@ -141,7 +141,7 @@ class GraphReloading:
         app.refused = {one: pause_s for one, pause_s in app.refused.items() if one in config.models}
         changed = {Path(one) for one in before.keys() | self._used.keys() if before.get(one) != self._used.get(one)}
         models, graphs = {*old.models} - app.refused.keys(), {*old.graphs}
-        added = tuple(one for one in config.models if one not in models or not changed.isdisjoint(one.files))
+        added = tuple(one for one in config.models if one not in models or any(map(one.holds, changed)))
         others = {one.name for one in (*added, *models.difference(config.models))}
         fresh = [one for one in config.graphs if one not in graphs or _concern(changed, one) or app.uses(one, others)]
         errors = await asyncio.gather(*(app.load_graph(one) for one in fresh), app.load_models(added))
@@ -155,7 +155,7 @@ class GraphReloading:
         for graph in config.graphs:
             files += _of_graph(graph)
         for model in config.models:
-            files += model.files
+            files += (model.folder / one.path for one in model.look())
         seen: _Seen = {}
         for file in files:
             with contextlib.suppress(OSError):
