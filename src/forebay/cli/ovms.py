@@ -93,10 +93,13 @@ def _target(told: dict[str, Any]) -> list[str]:
 
     from forebay.surfaces.ovms.config import GRAPH_FILE
 
+    graph = Path(model) / GRAPH_FILE
+    if not graph.is_file():
+        return [model, "--name", name]
     only_models = [key for key in _OF_MODELS if key in told]
-    if only_models and (Path(model) / GRAPH_FILE).is_file():
+    if only_models:
         raise ConfigError(f"--{only_models[0]} is for models, and {model} has a {GRAPH_FILE}")
-    return [model, "--name", name]
+    return [str(graph), "--name", name]
 
 
 def _ports(told: dict[str, Any]) -> list[str]:

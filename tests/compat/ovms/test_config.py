@@ -14,7 +14,7 @@ from tests.compat.ovms.conftest import config, one_node, write
 from forebay.cli.main import main
 from forebay.errors import ConfigError
 from forebay.surfaces import surface_of
-from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.config import file_of, read_target
 from forebay.surfaces.ovms.model_versions import ModelEntry, versions_in
 
 HANDLER = "class OvmsPythonModel:\n    def execute(self, inputs): pass\n"
@@ -244,6 +244,14 @@ def test_targets_are_known_by_what_is_in_them(tmp_path):
     known = ["a", "a/graph.pbtxt", "b", "b/config.json"]
     assert [getattr(surface_of(str(tmp_path / one)), "name", None) for one in known] == ["ovms"] * 4
     assert [surface_of(str(tmp_path / one)) for one in ("c", "c/config.json", "d.json")] == [None] * 3
+
+
+def test_a_graph_beside_a_json_file_of_somebody_else_is_the_target(tmp_path):
+    write(tmp_path, {"graph.pbtxt": "", "config.json": '{"architectures": ["BertModel"]}'})
+    (graph,) = read_target(file_of(tmp_path), "g").graphs
+    assert (graph.name, graph.graph_path) == ("g", tmp_path / "graph.pbtxt")
+    write(tmp_path, {"config.json": config(other={})})
+    assert [one.name for one in read_target(file_of(tmp_path), None).graphs] == ["other"]
 
 
 VALUES = st.recursive(

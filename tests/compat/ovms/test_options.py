@@ -84,6 +84,12 @@ def test_what_is_wrong_ends_with_a_sentence(said, capsys):  # O107
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_the_path_of_a_graph_is_that_graph_whatever_lies_beside_it(tmp_path):  # O108
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": HANDLER, "config.json": config(other={})})
+    said, _ = translated(["serve", "--model_path", str(tmp_path), "--model_name", "g"])
+    assert said == ["serve", str(tmp_path / "graph.pbtxt"), "--name", "g"]
+
+
 def test_options_of_models_are_none_of_graphs(tmp_path):  # O108
     write(tmp_path, {"graph.pbtxt": one_node(), "model.py": HANDLER})
     with pytest.raises(ConfigError, match=r"--shape is for models, and .* has a graph.pbtxt"):

@@ -18,7 +18,7 @@ from forebay.server.served import Served
 from forebay.server.stock_offer import FIRST_PAUSE_S
 from forebay.surfaces.contract import Project
 from forebay.surfaces.ovms.calls import VERSION
-from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.config import file_of, read_target
 from forebay.surfaces.ovms.config_pages import ConfigPages, retired
 from forebay.surfaces.ovms.fitting import misfits
 from forebay.surfaces.ovms.graphs import serve_graph
@@ -192,6 +192,7 @@ def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project
     from forebay.transports.http.asgi import asgi_app
     from forebay.transports.http.model_routes import routes_of
 
+    target = file_of(target)
     stored = StoredModels(options.repository)
     config = read_target(target, options.overrides.name, stored)
     app = OvmsApp(config, options, serve_file, stored)

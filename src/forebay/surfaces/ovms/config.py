@@ -95,8 +95,16 @@ def looks_like_config(path: Path) -> bool:
     return isinstance(found, dict) and not {MODELS, GRAPHS}.isdisjoint(cast("dict[str, Any]", found))
 
 
+def file_of(target: Path) -> Path:
+    """Return the file that a person means by a folder: the original's `config.json`, or else the graph in it."""
+    if not target.is_dir():
+        return target
+    configuration, graph = target / "config.json", target / GRAPH_FILE
+    return graph if graph.is_file() and not looks_like_config(configuration) else configuration
+
+
 def read_target(target: Path, name: str | None, stored: StoredModels | None = None) -> OvmsConfig:
-    """Read what a person names: a `graph.pbtxt`, a `config.json`, a folder with one of them.
+    """Read a `graph.pbtxt` or a `config.json`.
 
     Args:
         name: What a single graph is called.
@@ -106,9 +114,6 @@ def read_target(target: Path, name: str | None, stored: StoredModels | None = No
         ConfigError: If a configuration is wrong.
     """
     stored = stored or StoredModels()
-    if target.is_dir():
-        configuration, graph = target / "config.json", target / GRAPH_FILE
-        target = graph if graph.is_file() and not configuration.is_file() else configuration
     if target.suffix == ".pbtxt":
         folder = target.absolute().parent
         name = name or re.sub(r"[^\w.-]+", "-", folder.name) or "graph"

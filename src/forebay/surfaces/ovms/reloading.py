@@ -45,7 +45,7 @@ class GraphReloading:
 
         Args:
             app: What is kept.
-            target: What was named on the command line.
+            target: The `config.json` or the `graph.pbtxt`.
             name: What a single graph is called.
             look_s: Pause between two looks at the files; 0 looks only when somebody asks.
         """
@@ -150,8 +150,7 @@ class GraphReloading:
 
     def _files(self, config: OvmsConfig) -> _Seen:
         """Return what is seen of all files that matter."""
-        target = self._target
-        files = [target / "config.json" if target.is_dir() else target]
+        files = [self._target]
         for graph in config.graphs:
             files += _of_graph(graph)
         for model in config.models:
