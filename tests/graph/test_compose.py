@@ -577,6 +577,45 @@ def test_what_a_function_raises_is_what_its_caller_sees():
         alone(bad)(0)
 
 
+class Relayed(Model):
+    """Has its samples doubled by a task that `load` begins."""
+
+    async def load(self):
+        self.waiting = asyncio.Queue()
+        self.task = asyncio.create_task(self.work())
+
+    async def work(self):
+        while True:
+            sample, doubled = await self.waiting.get()
+            doubled.set_result(2 * sample)
+
+    async def predict(self, batch: list[int]) -> list[int]:
+        doubled = [asyncio.get_running_loop().create_future() for _ in batch]
+        for pair in zip(batch, doubled, strict=True):
+            self.waiting.put_nowait(pair)
+        return await asyncio.gather(*doubled)
+
+
+def test_coroutines_run_on_the_loop_that_loaded_their_model():
+    relayed = node(Relayed)
+    assert [relayed(number) for number in (1, 2)] == [2, 4]
+    assert alone(relayed).run(3) == 6
+
+
+def test_a_node_with_coroutines_called_on_a_loop_says_what_to_do():
+    @node
+    async def later(number: int) -> int:
+        return number
+
+    async def call(use):
+        with pytest.raises(ConfigError, match=rf"{Path(__file__).name}:\d+: .* `await asyncio\.to_thread"):
+            use(1)
+        return await asyncio.to_thread(use, 1)
+
+    assert asyncio.run(call(alone(later))) == 1
+    assert asyncio.run(call(node(Relayed))) == 2
+
+
 def test_a_skipped_value_skips_what_needs_it():
     @node
     def only_even(number: int) -> int:

@@ -95,7 +95,7 @@ class NodeDefinition:
             The result; of a node with several outputs, a tuple of them. `SKIP` stands for a result that there is not.
 
         Raises:
-            ConfigError: If it is not given what it takes; with the place.
+            ConfigError: If it is not given what it takes, or has coroutines and a loop runs here; with the place.
         """
         bound = self._bind(arguments, named)
         current = drawing.get()
@@ -267,6 +267,11 @@ class NodeDefinition:
         return any(not ports[port].is_optional for port in skipped) or 0 < len(skipped) == len(bound)
 
     def _outcome(self, inputs: Mapping[str, Any]) -> Any:
+        if (self.is_async or inspect.iscoroutinefunction(getattr(self.model, "load", None))) and _is_on_loop():
+            raise ConfigError(
+                f"{place()}: '{self.name}' has coroutines, and is called where an event loop runs, which cannot wait "
+                "for them; call it, or the composition, in a thread: `await asyncio.to_thread(function, ...)`"
+            )
         if not self.runs_batches:  # not in a runner: who tests a function wants to see what it raises
             result = self.target(**inputs)
             if inspect.iscoroutine(result):
@@ -278,12 +283,19 @@ class NodeDefinition:
         items = [_Item(inputs)]
         if self.model_settings.streams:
             return _parts_of(self._opened.run(items))
-        run_async: Any = getattr(self._opened, "run_async", None)
-        outcomes: Any = self._opened.run(items) if run_async is None else asyncio.run(run_async(items))
-        outcome = outcomes[0]
+        outcomes: Any = self._opened.run(items)
+        (outcome,) = outcomes
         if type(outcome) is Failure:
             raise outcome.error
         return outcome
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _parts_of(steps: Any) -> list[Any]:
