@@ -213,6 +213,22 @@ def test_a_deadline_ends_a_stream_and_frees_its_seat(server):
     eventually(lambda: alive(server)["states"] == 0)
 
 
+def test_a_finish_that_awaits_is_not_interrupted_though_nobody_waits(server, tmp_path):
+    note = tmp_path / "note"
+    note.touch()
+    first, second = (Stream(server, "shared-async", length=LONG, seconds=0.001, tidies=str(note)) for _ in range(2))
+    assert first.next()[0] == second.next()[0] == 1
+    first.drop()
+    eventually(lambda: "begun" in note.read_text())
+    second.drop()  # while the first one is finished
+    eventually(lambda: len(note.read_text().split()) == 4)
+    assert note.read_text().split() == ["begun", "ended"] * 2
+    late = {"length": LONG, "seconds": 0.01, "tidies": str(note)}
+    server.client.post("/models/shared-async", json=late, headers={"x-request-timeout-ms": "300"})
+    eventually(lambda: len(note.read_text().split()) == 6)
+    assert note.read_text().split() == ["begun", "ended"] * 3
+
+
 def test_streams_of_a_worker_that_dies_end_or_begin_again(launch, tmp_path):
     server = launch("streams.py:Shared", "--worker-kind", "process", "--timeout-ms", "600000")
     first = Stream(server, "shared", length=LONG, seconds=0.001)

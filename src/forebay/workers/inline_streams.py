@@ -60,6 +60,7 @@ class InlineStreams:
         self._arrival = asyncio.Event()
         self._tell: Callable[[], object] = _nothing
         self._task: asyncio.Task[None] | None = None
+        self._seats: Seats | None = None
         self._left: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._section = 0
@@ -118,7 +119,8 @@ class InlineStreams:
 
     def _call_off(self) -> None:
         """Cancel what user code makes for nobody: it may wait for a long time, or for ever."""
-        if self._task is not None and has_begun(self._task) and self._have_all_left():
+        is_ending = self._seats is not None and self._seats.is_ending
+        if self._task is not None and has_begun(self._task) and not is_ending and self._have_all_left():
             self._task.cancel()
 
     def _look(self) -> None:
@@ -176,7 +178,7 @@ class InlineStreams:
         lap.set(None)
         me = asyncio.current_task()
         assert me is not None
-        seats = Seats(self._run, time.monotonic, functools.partial(self._enter, me), self._watch)
+        seats = self._seats = Seats(self._run, time.monotonic, functools.partial(self._enter, me), self._watch)
         try:
             while self._task is me and self.seating.open:
                 try:

@@ -108,7 +108,11 @@ class _Mates:
 
 
 class Seats:
-    """What sits in one worker."""
+    """What sits in one worker.
+
+    Attributes:
+        is_ending: Whether user code runs that ends a stream, which is not called off though nobody waits for it.
+    """
 
     def __init__(
         self,
@@ -147,6 +151,7 @@ class Seats:
         self._mates: _Mates | None = None  # where all who sit and have room step together
         self._told = Round([], [])
         self._is_urgent = False
+        self.is_ending = False
 
     def __len__(self) -> int:
         """Return how many batches sit, or are to."""
@@ -376,9 +381,11 @@ class Seats:
             del self._groups[one.group]
         self._turns = deque(other for other in self._turns if other is not one)
         self._enter(one.name)
+        self.is_ending = True
         try:
             await aclose(one.steps)
         finally:
+            self.is_ending = False
             self._told.ended.append((one.name, outcomes, self._clock() - one.since))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, cast, final
 from forebay.errors import BadOutcome
 from forebay.types.call import Failure, Last
 from forebay.types.failures import failure_in, failure_of
+from forebay.workers.cancel import probe
 from forebay.workers.together import Even, Stepped
 
 log = logging.getLogger("forebay.workers")
@@ -137,7 +138,10 @@ class Stream:
         self.mates.silent.pop(self, None)
         state, self.state = self.state, None
         finished = self.mates.finish(state)
-        return self._wait(finished) if self._wait is not None and inspect.isawaitable(finished) else finished
+        if self._wait is None or not inspect.isawaitable(finished):
+            return finished
+        probe.set(None)  # that nobody waits is no reason not to finish
+        return self._wait(finished)
 
 
 class _SharedStep:
