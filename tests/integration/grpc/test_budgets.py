@@ -93,6 +93,15 @@ def test_refused_heads_are_counted(open_port, name):  # F10
         assert wire.end() == ENHANCE_YOUR_CALM
 
 
+def test_trailers_of_a_refused_call_are_counted(open_port):  # F10
+    port = open_port(api_keys=("secret",))
+    wordy = frame(HEADERS, b"\x95" * 300, flags=END_HEADERS | END_STREAM, stream=1)  # fields of the static table
+    with Wire(port) as wire:
+        wire.send(headers("Echo")).settle()
+        wire.flood(wordy * 6000)
+        assert wire.end() == ENHANCE_YOUR_CALM
+
+
 def test_streams_that_are_passed_over_explain_nothing(port):  # F10
     """A ping costs little, and each call allows for some; numbers that no call has do not."""
     with Wire(port) as wire:

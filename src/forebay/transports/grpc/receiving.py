@@ -496,9 +496,11 @@ class Receiver:
         fields, size = self._decode(block)
         self._forget_heads()
         call = self._calls.get(stream)
-        if call is None and stream in self._ended:
-            self._count_control()
-            return
+        if call is None:
+            self.waste(size // WASTE_BYTES)
+            if stream in self._ended:
+                self._count_control()
+                return
         if call is None or call.is_half_closed:
             msg = f"HEADERS on stream {stream}, which is closed"
             raise ConnectionFault(Reason.STREAM_CLOSED, msg)
