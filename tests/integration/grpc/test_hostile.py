@@ -625,6 +625,46 @@ def test_who_keeps_the_server_waiting_is_cut_off(open_port, eventually):
     waiting.cancel()
 
 
+def a_while_later(port, eventually, wire, data):
+    """Sends something and lets more than half of the time of a frame pass; tells whether that was taken."""
+    (connection,) = port.listener._port.connections
+    before = connection._seen
+    wire.send(data)
+    eventually(lambda: connection._seen > before)
+    port.forward(PATIENCE_S // 2 + 1)
+    return not connection._is_deaf
+
+
+@pytest.mark.parametrize(
+    "begun, more",
+    [
+        (frame(HEADERS, bytes(10), flags=END_HEADERS, stream=1)[:-8], b"\0"),
+        (data(bytes(1000))[:9], b"\0"),
+        (headers("Echo", flags=0), frame(CONTINUATION, b"\0", stream=1)),
+    ],
+)
+def test_a_frame_that_comes_bit_by_bit_has_no_more_time_than_another(open_port, eventually, begun, more):
+    port = open_port(read_timeout_s=PATIENCE_S)
+    with Wire(port) as wire:
+        wire.settle()
+        port.forward(1)
+        assert a_while_later(port, eventually, wire, begun)
+        assert not a_while_later(port, eventually, wire, more)
+        assert wire.end() == PROTOCOL_ERROR
+
+
+def test_who_is_always_in_the_middle_of_a_frame_but_of_another_one_may_stay(open_port, eventually):
+    port = open_port(read_timeout_s=PATIENCE_S)
+    ping = frame(PING, bytes(8))
+    with Wire(port) as wire:
+        wire.settle()
+        port.forward(1)
+        assert a_while_later(port, eventually, wire, ping[:9])
+        for _ in range(3):
+            assert a_while_later(port, eventually, wire, ping[9:] + ping[:9])
+        assert after(wire.send(ping[9:]))
+
+
 def wide_open():
     """What a client says that takes any amount of answers."""
     return OPENING + settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)) + frame(WINDOW_UPDATE, number(1 << 30))

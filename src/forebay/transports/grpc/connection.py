@@ -343,10 +343,16 @@ class GrpcConnection(asyncio.Protocol):
         elif not receiver.is_ready:
             if epoch - self._born > config.read_timeout_s:
                 self._refuse(Reason.PROTOCOL_ERROR, "the connection did not begin as HTTP/2 does")
-        elif not self._is_paused and receiver.is_inside and epoch - self._seen > config.read_timeout_s:
+        elif not self._is_paused and receiver.is_inside and epoch - self._awaited > config.read_timeout_s:
             self._refuse(Reason.PROTOCOL_ERROR, f"the rest of a frame did not come within {config.read_timeout_s:g} s")
         else:
             self._sweep_calls(epoch)
+
+    @property
+    def _awaited(self) -> int:
+        """Since when a client in the middle of a frame is waited for: bit by bit it has no more time than another."""
+        since = self._receiver.held_since
+        return self._seen if since is None else max(since, self._awake)
 
     def _sweep_calls(self, epoch: int) -> None:
         config = self.port.config

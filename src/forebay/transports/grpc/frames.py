@@ -16,6 +16,8 @@ MIN_FRAME_BYTES: Final = 1 << 14
 """Every client takes frames of this length, and sends no longer ones unless it is told that it may."""
 LONG_FRAME_BYTES: Final = 1 << 20
 """Longest frame that is taken here."""
+PADDED_FRAME_BYTES: Final = MIN_FRAME_BYTES + 256
+"""Longest frame of data with padding that is taken, as it is kept until it is whole: what every client sends, padded."""
 VIEWED_BYTES: Final = 4 * 1024
 """Data of this length is not cut out of what has come, but seen where it lies, and is read as it comes."""
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
@@ -102,6 +104,7 @@ class Http2FrameReader:
         rest_bytes: Of the data of a long frame, what has not come yet.
         rest_of: Its flags and stream.
         long_of: Length and stream of the last long frame of data, as far as it has come.
+        has_cut: Whether the last look at what had come found something to take.
     """
 
     def __init__(self, max_other_bytes: int = MIN_FRAME_BYTES) -> None:
@@ -116,6 +119,7 @@ class Http2FrameReader:
         self.rest_bytes: int = 0
         self.rest_of: tuple[int, int] = (0, 0)
         self.long_of: tuple[int, int] = (0, 0)
+        self.has_cut = False
 
     @property
     def is_inside(self) -> bool:
@@ -171,7 +175,7 @@ class Http2FrameReader:
             length = high << 8 | low
             if length >= VIEWED_BYTES:
                 if length > MIN_FRAME_BYTES:
-                    self._check_length(kind, length)
+                    self._check_length(kind, flags, length)
                 if kind == DATA and not flags & PADDED:
                     stream &= MAX_STREAM
                     self.long_of = length, stream
@@ -188,9 +192,10 @@ class Http2FrameReader:
                 break
             self._at = at = start + length
             yield kind, flags, stream & MAX_STREAM, data[start:at]
+        self.has_cut = at > 0
         self._data, self._at = data[at:], 0  # idle connections should hold nothing
 
-    def _check_length(self, kind: int, length: int) -> None:
+    def _check_length(self, kind: int, flags: int, length: int) -> None:
         """Refuse a frame that nobody here may send.
 
         Raises:
@@ -199,7 +204,11 @@ class Http2FrameReader:
         if length > LONG_FRAME_BYTES:
             msg = f"a frame of {length} bytes is longer than the {LONG_FRAME_BYTES} that may be sent here"
             raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
-        if kind != DATA and length > self._max_other_bytes:
+        if kind == DATA:
+            if flags & PADDED and length > PADDED_FRAME_BYTES:
+                msg = f"a padded frame of {length} bytes is longer than the {PADDED_FRAME_BYTES} that are taken"
+                raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
+        elif length > self._max_other_bytes:
             msg = f"a frame of kind {kind} with {length} bytes is far too long"
             raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
 

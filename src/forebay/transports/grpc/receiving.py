@@ -95,6 +95,7 @@ class Receiver:
         self._block: bytearray | None = None
         self._block_stream = 0
         self._block_flags = 0
+        self._held_since = port.epoch
         # Manners.
         self._control = 0
         self._begun = 0
@@ -110,6 +111,11 @@ class Receiver:
     def is_inside(self) -> bool:
         """Whether the client is in the middle of a frame or of a header block."""
         return self._reader.is_inside or self._block is not None
+
+    @property
+    def held_since(self) -> int | None:
+        """The sweep after which what is kept of a frame or of a header block began to come; None if nothing is."""
+        return self._held_since if self._reader.has_unread or self._block is not None else None
 
     def feed(self, data: bytes) -> None:
         """Take what has come."""
@@ -131,6 +137,8 @@ class Receiver:
                 return
             else:
                 self._segment = data
+                if self._block is None:
+                    self._held_since = self._port.epoch
             self._reader.feed(data)
         if not self.is_greeted and not self._greet():
             return
@@ -150,6 +158,8 @@ class Receiver:
                 self._fault(fault)
             if len(out) > MAX_PIECES and not connection.write_some():
                 break
+        if self._reader.has_cut and self._block is None:
+            self._held_since = self._port.epoch
         self._segment = b""
 
     def room(self) -> memoryview | None:
@@ -381,6 +391,7 @@ class Receiver:
         else:
             self._block = bytearray(payload)
             self._block_stream, self._block_flags = stream, flags
+            self._held_since = self._port.epoch
 
     def _take_continuation(self, flags: int, stream: int, payload: bytes) -> None:
         block = self._block

@@ -77,9 +77,13 @@ def test_the_highest_bit_of_a_stream_means_nothing():
 
 def test_a_frame_that_is_too_long_is_refused_by_its_head():
     reader = Http2FrameReader()
-    for kind, longest in ((frames.DATA, frames.LONG_FRAME_BYTES), (frames.HEADERS, frames.MIN_FRAME_BYTES)):
-        assert len(list(cut(reader, b"".join((frames.head(longest, kind, 0, 1), bytes(longest)))))) == 1
-        fault = fault_of(Http2FrameReader(), b"".join((frames.head(longest + 1, kind, 0, 1), b"x")))
+    for kind, flags, longest in (
+        (frames.DATA, 0, frames.LONG_FRAME_BYTES),
+        (frames.DATA, frames.PADDED, frames.PADDED_FRAME_BYTES),  # it is kept until it is whole
+        (frames.HEADERS, 0, frames.MIN_FRAME_BYTES),
+    ):
+        assert len(list(cut(reader, b"".join((frames.head(longest, kind, flags, 1), bytes(longest)))))) == 1
+        fault = fault_of(Http2FrameReader(), b"".join((frames.head(longest + 1, kind, flags, 1), b"x")))
         assert fault.reason is Reason.FRAME_SIZE_ERROR
 
 
