@@ -118,6 +118,7 @@ class _Run(msgspec.Struct, eq=False):
 
     Attributes:
         batch: What the endpoint's batcher handed over: the request alone.
+        entry: The request.
         done: Called once with its outcome.
         state: Where it is.
         number: Rises with each request; nodes that go by rank serve the oldest first.
@@ -129,6 +130,7 @@ class _Run(msgspec.Struct, eq=False):
     """
 
     batch: EntryBatch
+    entry: Any
     done: Done
     state: GraphRun
     number: int
@@ -184,7 +186,7 @@ class GraphPool:
         self._decode = decode
         self._encode = encode
         self._on_idle: Callable[[], None] = lambda: None
-        self._runs: dict[EntryBatch, _Run] = {}
+        self._runs: dict[Entry, _Run] = {}
         self._count = 0
         self._is_stopping = False
         self._empty: asyncio.Event | None = None
@@ -232,8 +234,8 @@ class GraphPool:
         entry = batch.entries[0]
         stream = entry.body if type(entry.body) is PacketStream else None
         state = GraphRun(self.plan, streams=stream is not None or not self.plan.has_one_moment)
-        run = _Run(batch, done, state, self._count, {}, set(), stream=stream)
-        self._runs[batch] = run
+        run = _Run(batch, entry, done, state, self._count, {}, set(), stream=stream)
+        self._runs[entry] = run
         batch.attempts += 1
         batch.on_cancel = lambda: self._abandon(run)
         if stream is not None:
@@ -265,10 +267,10 @@ class GraphPool:
 
         Of several nodes it is the one that has had it for longest.
         """
-        hops = [hop for run in self._runs.values() if run.batch.entries[0] is entry for hop in run.hops]
-        if not hops:
+        run = self._runs.get(entry)
+        if run is None or not run.hops:
             return ""
-        hop = min(hops, key=lambda hop: hop.arrived)
+        hop = min(run.hops, key=lambda hop: hop.arrived)
         assert hop.firing is not None
         return self._by_plan[hop.firing.node].endpoint.whereabouts(hop)
 
@@ -301,7 +303,7 @@ class GraphPool:
 
     def _fed(self, run: _Run, stream: PacketStream) -> None:
         """Put the packets of a stream into its run."""
-        if run.batch not in self._runs:
+        if run.entry not in self._runs:
             return
         try:
             while stream.waiting:
@@ -323,20 +325,20 @@ class GraphPool:
         while firings := state.ready():
             for firing in firings:
                 self._ask(run, firing, 1)
-                if run.batch not in self._runs:
+                if run.entry not in self._runs:
                     return  # it was refused at once, and has ended
         if stream is not None:
             stream.on_progress(state.lowest)
-            if state.is_finished and stream.is_closed and run.batch in self._runs:
+            if state.is_finished and stream.is_closed and run.entry in self._runs:
                 self._end(run, None)
             return
         is_over = state.is_finished or (self.plan.ends_early and len(run.results) == len(self.plan.graph.outputs))
-        if is_over and run.batch in self._runs:
+        if is_over and run.entry in self._runs:
             self._finish(run)
 
     def _ask(self, run: _Run, firing: Firing, attempt: int) -> None:
         node = self._by_plan[firing.node]
-        entry = run.batch.entries[0]
+        entry = run.entry
         body: Any = firing.inputs
         size = 1
         if node.spread is not None:
@@ -377,11 +379,11 @@ class GraphPool:
         assert run is not None
         assert firing is not None
         run.hops.discard(hop)
-        if run.batch not in self._runs:
+        if run.entry not in self._runs:
             return  # the run has ended; this was called off, or came too late to be
         try:
             if type(outcome) is Failure:
-                entry = run.batch.entries[0]
+                entry = run.entry
                 entry.id = entry.id or hop.id  # the log knows the request by it, and so must its client
                 self._try_again(run, firing, hop.attempt, outcome.error)
             else:
@@ -392,7 +394,7 @@ class GraphPool:
 
     def _try_again(self, run: _Run, firing: Firing, attempt: int, error: ForebayError) -> None:
         node = self._by_plan[firing.node]
-        has_time = time.monotonic() < run.batch.entries[0].deadline
+        has_time = time.monotonic() < run.entry.deadline
         is_begun = run.batch.has_streamed
         if attempt < node.attempts and error.code in AGAIN and has_time and not is_begun and not self._is_stopping:
             self._ask(run, firing, attempt + 1)
@@ -434,7 +436,7 @@ class GraphPool:
     def _hand(self, run: _Run, parts: Sequence[Any], taken: Callable[[], object]) -> None:
         """Hand parts of a node that streams to the client of the graph."""
         on_steps = run.batch.on_steps
-        if run.batch not in self._runs or on_steps is None:
+        if run.entry not in self._runs or on_steps is None:
             taken()
             return
         run.batch.has_streamed = True
@@ -443,18 +445,18 @@ class GraphPool:
     def _released(self, run: _Run) -> None:
         """Go on once the client has room again."""
         run.held -= 1
-        if run.held == CREDIT and run.batch in self._runs:
+        if run.held == CREDIT and run.entry in self._runs:
             self._fed(run, cast("PacketStream", run.stream))
 
     def _finish(self, run: _Run) -> None:
         if self._streams:
             self._end(run, None)
             return
-        self._end(run, attempt(lambda: self._encode(run.batch.entries[0], loaded(run.results))))
+        self._end(run, attempt(lambda: self._encode(run.entry, loaded(run.results))))
 
     def _fail(self, run: _Run, error: ForebayError) -> None:
         run.state.abort(error)
-        if run.batch in self._runs:
+        if run.entry in self._runs:
             self._end(run, Failure(error))
 
     def _abandon(self, run: _Run) -> None:
@@ -463,7 +465,7 @@ class GraphPool:
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
         """Free the slot, call off what still runs, answer."""
-        del self._runs[run.batch]
+        del self._runs[run.entry]
         run.batch.on_cancel = None
         if run.stream is not None:
             run.stream.on_fed = lambda: None
