@@ -133,8 +133,13 @@ def _others(told: dict[str, Any]) -> list[str]:
         found += ["--repository-poll-s", str(told["file_system_poll_wait_seconds"])]
     if "model_version_policy" in told:
         found += ["--versions", _policy(told["model_version_policy"])]
-    if told.get("target_device", "CPU").upper() not in {"CPU", "AUTO"}:
-        found += ["--devices", told["target_device"].lower().replace(".", ":")]
+    device = told.get("target_device", "CPU")
+    if ":" in device:
+        raise ConfigError(f"--target_device is {device!r}; say several devices as target_device in config.json")
+    if device.upper() not in {"CPU", "AUTO"}:
+        if "config_path" in told:
+            raise ConfigError("--config_path and --target_device are both there; a configuration says it of each model")
+        found += ["--devices", device.lower().replace(".", ":")]
     if "api_key_file" in told:
         found += ["--api-key", f"@{told['api_key_file']}"]
     return found + [

@@ -70,12 +70,14 @@ class OpenVinoOptions(msgspec.Struct, frozen=True, kw_only=True):
             inputs.
         batch: Length of the first axis of all inputs, -1 for any; None leaves it to the file.
         requests: How many predictions may run at a time.
+        device: Devices as only it writes them, such as `AUTO:GPU,CPU`, for a model of which nobody says another one.
     """
 
     properties: tuple[tuple[str, str], ...] = ()
     shapes: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     requests: int = 1
+    device: str = ""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ class OpenVino:
         if own.shapes or own.batch is not None:
             source = _reshaped(core.read_model(source), own, openvino.PartialShape, model)
         config |= own.properties
-        self._model: Any = core.compile_model(source, "CPU" if device is None else _name(device), config)
+        self._model: Any = core.compile_model(source, own.device or "CPU" if device is None else _name(device), config)
         self.is_shared = own.requests > 1
         self._requests: SimpleQueue[Any] = SimpleQueue()
         """Those that nobody uses."""

@@ -505,6 +505,30 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
             assert why in version["error"]
 
 
+@pytest.mark.parametrize("device", ["AUTO:CPU", "HETERO:CPU", "MULTI:CPU", "BATCH:CPU(4)"])
+@pytest.mark.parametrize("kind", ["thread", "process"])
+async def test_devices_that_openvino_puts_together_are_its_own_to_read(tmp_path, monkeypatch, device, kind):  # O106
+    import openvino
+
+    devices = []
+    compile_model = openvino.Core.compile_model
+
+    def noted(core, model, name, *more):
+        devices.append(name)
+        return compile_model(core, model, name, *more)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", noted)
+    save(tmp_path / "add/1/add.xml")
+    every = json.loads(config("add"))
+    every["model_config_list"][0]["config"]["target_device"] = device
+    write(tmp_path, {"config.json": json.dumps(every), "g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path, worker_kind=kind) as face:
+        asked = tensor("input", np.zeros(2, np.float32))
+        assert array((await face.infer("add", asked)).outputs[0]).tolist() == [1, 1]
+        assert array((await face.infer("g", asked)).outputs[0]).tolist() == [21, 21]
+    assert {*devices} == {device}
+
+
 @pytest.mark.parametrize("said", [{"shape": "auto"}, {"shape": {"input": "auto"}}, {"batch_size": "auto"}])
 async def test_an_automatic_shape_takes_whatever_comes(tmp_path, said):  # O106
     save(tmp_path / "add/1/add.xml", axis=3)

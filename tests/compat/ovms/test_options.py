@@ -33,7 +33,7 @@ SAID = {
     "--config_path c --file_system_poll_wait_seconds 5": "c --repository-poll-s 5",
     "--config_path c --grpc_bind_address 0.0.0.0 --rest_bind_address 0.0.0.0": "c --host=0.0.0.0",
     "--config_path c --rest_bind_address ::": "c --host=::",
-    "--config_path c --target_device GPU.1": "c --devices gpu:1",
+    "--model_path m --model_name n --target_device GPU.1": "m --name n --devices gpu:1",
     "--config_path c --target_device CPU": "c",
     "--config_path c --api_key_file k": "c --api-key @k",
     "--config_path c --allowed_origins a,b": "c --cors-origin a --cors-origin b",
@@ -72,6 +72,8 @@ WRONG = {
     "--config_path c --rest_prot 8": "did you mean --rest_port?",
     "--config_path c --grpc_bind_address a --rest_bind_address b": "both ports have one",
     "--config_path c --model_version_policy x": "num_versions",
+    "--config_path c --target_device GPU": "both there",
+    "--model_path m --model_name n --target_device HETERO:GPU,CPU": "'HETERO:GPU,CPU'; say .* in config.json",
     "--config_path": "expected one argument",
 }
 

@@ -330,13 +330,14 @@ class _Reader(Walker):
             shapes=found.get("shape", ()),
             batch=found.get("batch_size"),
             requests=found.get("nireq", 0) or 1,
+            device=device if ":" in device else "",
         )
         return [
             ModelEntry(
                 name=found["name"],
                 version=version,
                 **versions[version],
-                device="" if device in {"CPU", "AUTO"} else device.lower().replace(".", ":"),
+                device="" if device in {"CPU", "AUTO"} or options.device else device.lower().replace(".", ":"),
                 options=options,
             )
             for version in chosen
