@@ -106,6 +106,9 @@ def test_whole_numbers_of_the_machine_are_named_by_their_size():  # O28
 def test_a_format_without_a_type_is_the_type():  # O29
     assert Tensor("x", np.array("my string")).datatype == "9w"
     assert Tensor("x", np.ones(2, ">i4")).datatype == ">i"
+    for kind in ("V12", [("a", "<i4"), ("b", "<f8")]):
+        array = np.zeros(2, kind)
+        assert Tensor("x", array).datatype == memoryview(array).format
 
 
 def test_bytes_are_numbers_of_one_byte():  # O30

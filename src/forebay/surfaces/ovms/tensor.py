@@ -65,7 +65,7 @@ class PyTensor(np.ndarray[Any, Any]):
         array: Any = np.asarray(cast("Any", source) if isinstance(source, np.ndarray) else memoryview(source))
         self: Any = array.view(cls)
         self.flags.writeable = False
-        form = array.dtype.str if array.dtype.kind == "V" else memoryview(array).format
+        form = memoryview(array).format
         self._name = str(name)
         self._shape = array.shape if shape is None else tuple(map(int, shape))
         self._datatype = _datatype(form, array.itemsize) if datatype is None else str(datatype)
