@@ -229,6 +229,21 @@ def test_a_finish_that_awaits_is_not_interrupted_though_nobody_waits(server, tmp
     assert note.read_text().split() == ["begun", "ended"] * 3
 
 
+@pytest.mark.parametrize("seconds", [0.001, 60.0])
+def test_an_async_generator_that_needs_long_to_end_goes_on_in_a_worker_with_nothing_to_do(server, tmp_path, seconds):
+    note = tmp_path / "note"
+    for others in (False, True):
+        note.write_text("")
+        stream = Stream(server, "generated-async", length=LONG, seconds=seconds, tidies=str(note))
+        assert stream.next() == [1, 1]
+        stream.drop()
+        eventually(lambda: "begun" in note.read_text())
+        if others:
+            assert Stream(server, "generated-async", length=2).rest() == [[1, 1], [2, 1]]
+        eventually(lambda: len(note.read_text().split()) == 2)
+        assert note.read_text().split() == ["begun", "ended"]
+
+
 def test_streams_of_a_worker_that_dies_end_or_begin_again(launch, tmp_path):
     server = launch("streams.py:Shared", "--worker-kind", "process", "--timeout-ms", "600000")
     first = Stream(server, "shared", length=LONG, seconds=0.001)

@@ -139,9 +139,12 @@ class Generated(Model):
 
 class GeneratedAsync(Model):
     async def predict(self, batch: list[dict[str, Any]]) -> AsyncIterator[list[list[int] | None]]:
-        for number in range(1, max(sample["length"] for sample in batch) + 1):
-            await asyncio.sleep(max(sample.get("seconds", 0.0) for sample in batch))
-            yield [[number, len(batch)] if number <= sample["length"] else None for sample in batch]
+        try:
+            for number in range(1, max(sample["length"] for sample in batch) + 1):
+                yield [[number, len(batch)] if number <= sample["length"] else None for sample in batch]
+                await asyncio.sleep(max(sample.get("seconds", 0.0) for sample in batch))
+        finally:
+            await tidy(batch[0].get("tidies"))
 
 
 class Awaiting(Model):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from tests.waiting import PATIENCE_S
 
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
+from forebay.workers import together
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.seats import Seats
 from forebay.workers.threads import ThreadPool
 
 released = threading.Event()
@@ -84,3 +87,29 @@ def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
 
     released.clear()
     asyncio.run(main())
+
+
+def test_an_async_generator_that_never_ends_is_told_as_ended_and_left_behind_in_the_end(monkeypatch, caplog):
+    monkeypatch.setattr(together, "END_S", 0.001)
+    monkeypatch.setattr(together, "LATE_S", 0.02)
+
+    async def endless():
+        try:
+            yield [b"1"]
+        finally:
+            await asyncio.Event().wait()
+
+    async def main():
+        seats = Seats(lambda _items: endless(), time.monotonic, watch=lambda _tell: lambda: None)
+        seats.join("it", [Request(body=b"", reply=print)])
+        assert (await seats.step()).parts == [("it", [b"1"])]
+        await seats.leave("it")
+        assert [name for name, *_ in seats.told().ended] == ["it"]
+        assert not len(seats)
+        async with asyncio.timeout(PATIENCE_S):
+            while seats.can_step:  # or a worker that is told to stop would never
+                await seats.step()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert record.getMessage() == "an async generator did not end within 0.02 s when it was told to; it is left behind"

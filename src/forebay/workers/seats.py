@@ -151,6 +151,7 @@ class Seats:
         self._mates: _Mates | None = None  # where all who sit and have room step together
         self._told = Round([], [])
         self._is_urgent = False
+        self._late: list[SideBySide] = []
         self.is_ending = False
 
     def __len__(self) -> int:
@@ -160,6 +161,10 @@ class Seats:
     @property
     def can_step(self) -> bool:
         """Whether there is anything to do, or to tell."""
+        return self._is_busy or bool(self._late)
+
+    @property
+    def _is_busy(self) -> bool:
         return bool(self._told.ended) or self.has_turns or self._can_begin
 
     @property
@@ -266,6 +271,8 @@ class Seats:
             self._round_s = now - before
             if self._is_urgent or self._told.ended or now - began + (now - before) > BUNDLE_S:
                 break
+        if self._late:
+            await self._outlast()
         return self.told()
 
     def told(self) -> Round:
@@ -356,6 +363,13 @@ class Seats:
         if not has_room and self._mates is mates:
             self._mates = None
 
+    async def _outlast(self) -> None:
+        """Have those go on that need long to end: the loop of a thread runs only while something is waited for."""
+        found = self._late[0].outlast(self._late, wait=not (self._told.parts or self._is_busy))
+        if found is not None:
+            await found
+        self._late = [one for one in self._late if one.is_late]
+
     def _tell(self, one: _Seated, parts: Sequence[Any]) -> None:
         one.room -= 1
         if not one.has_begun:
@@ -386,6 +400,8 @@ class Seats:
             await aclose(one.steps)
         finally:
             self.is_ending = False
+            if type(one.steps) is SideBySide and one.steps.is_late:
+                self._late.append(one.steps)
             self._told.ended.append((one.name, outcomes, self._clock() - one.since))
 
 

@@ -16,14 +16,16 @@ from forebay.workers.cancel import probe
 from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 
     from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.workers")
 
 END_S: Final = 0.05
-"""Time an async generator has to end once it was cancelled, while the others wait; one that goes on is left behind."""
+"""Time an async generator has to end while the others wait; one that needs more goes on beside them."""
+LATE_S: Final = 5.0
+"""Time it has in all; one that has not ended by then is left behind."""
 
 _END: Final = object()
 
@@ -82,6 +84,7 @@ class SideBySide:
         task: Waits for its next part.
         context: What it runs in.
         watch: Ends a wait for the next part when the server has said something; None if nobody could join.
+        late: Waits for its end, where that takes long.
     """
 
     mates = "side by side"
@@ -105,6 +108,7 @@ class SideBySide:
         self._wait = wait
         self.watch: Watch | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.late: asyncio.Task[None] | None = None
         self.context = contextvars.copy_context()
         self._alone: Iterator[Sequence[Any]] | None = None
 
@@ -144,6 +148,23 @@ class SideBySide:
         end = self._end()
         return end if self._wait is None else self._wait(end)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it was told to end, and still does."""
+        return self.late is not None and not self.late.done()
+
+    def outlast(self, streams: Sequence[SideBySide], *, wait: bool) -> Any:
+        """Have generators that are late go on: for a moment, or until one has ended or something else is to be done."""
+        probe.set(None)
+        rest = self._rest([one.late for one in streams if one.late is not None], wait=wait)
+        return rest if self._wait is None else self._wait(rest)
+
+    async def _rest(self, late: Sequence[asyncio.Task[None]], *, wait: bool) -> None:
+        if wait:
+            await self._any_of(late)
+        else:
+            await asyncio.wait(late, timeout=0.0)
+
     async def _first(self, streams: Sequence[SideBySide]) -> list[Stepped]:
         loop = asyncio.get_running_loop()
         waits: set[asyncio.Future[Any]] = set()
@@ -151,16 +172,20 @@ class SideBySide:
             if one.task is None:
                 one.task = loop.create_task(_next_of(one.steps), context=one.context)
             waits.add(one.task)
-        if self.watch is None:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            said: asyncio.Future[None] = loop.create_future()
-            forget = self.watch(lambda: said.done() or said.set_result(None))
-            try:
-                await asyncio.wait({*waits, said}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                forget()
+        await self._any_of(waits)
         return [one.made() for one in streams]
+
+    async def _any_of(self, tasks: Iterable[asyncio.Future[Any]]) -> None:
+        """Wait for the first of these, or until something else is to be done."""
+        if self.watch is None:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return
+        said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        forget = self.watch(lambda: said.done() or said.set_result(None))
+        try:
+            await asyncio.wait({*tasks, said}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            forget()
 
     def made(self) -> Stepped:
         """Return what it has made since it was asked."""
@@ -175,13 +200,23 @@ class SideBySide:
         return Stepped(None, [parts] * self._count) if type(parts) is Failure else Stepped(parts[0])
 
     async def _end(self) -> None:
+        loop = asyncio.get_running_loop()
+        ending = loop.create_task(self._close(), context=self.context)
+        if (await asyncio.wait([ending], timeout=END_S))[1]:
+            self.late = loop.create_task(_outlive(ending))
+            if self.watch is None:
+                await self.late
+
+    async def _close(self) -> None:
         if self.task is not None:
             self.task.cancel()
-            _, late = await asyncio.wait([self.task], timeout=END_S)
-            if late:
-                log.warning("an async generator did not end when it was cancelled; it is left behind")
-                return
+            await asyncio.wait([self.task])
         await aclose(self.steps)
+
+
+async def _outlive(ending: asyncio.Task[None]) -> None:
+    if (await asyncio.wait([ending], timeout=LATE_S - END_S))[1]:
+        log.warning("an async generator did not end within %g s when it was told to; it is left behind", LATE_S)
 
 
 async def _next_of(steps: AsyncIterator[Any]) -> Any:
