@@ -17,7 +17,7 @@ MIN_FRAME_BYTES: Final = 1 << 14
 LONG_FRAME_BYTES: Final = 1 << 20
 """Longest frame that is taken here."""
 PADDED_FRAME_BYTES: Final = MIN_FRAME_BYTES + 256
-"""Longest frame of data with padding that is taken, as it is kept until it is whole: what every client sends, padded."""
+"""Longest frame of data with padding that is taken: it is kept until it is whole."""
 VIEWED_BYTES: Final = 4 * 1024
 """Data of this length is not cut out of what has come, but seen where it lies, and is read as it comes."""
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
