@@ -29,6 +29,7 @@ from forebay.errors import (
     UserCodeError,
     ValidationError,
 )
+from forebay.serving.models.unreadable import refusal
 from forebay.types.failures import failure_of
 from forebay.types.first_use import known
 
@@ -274,10 +275,8 @@ def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES)
         rows = (_json_elements if params["in"] == "json" else _msgpack_elements)(body, limit)
     except msgspec.ValidationError as error:
         raise ValidationError(f"the body must be an array of samples: {error}", detail={"path": "$"}) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(str(error)) from error
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, body) from error
     if not rows:
         raise ValidationError("the array of samples is empty", detail={"path": "$"})
     return [memoryview(row) for row in rows]
