@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -686,6 +687,30 @@ def test_a_runner_that_several_threads_call_goes_on_with_another_one(tmp_path):
             assert await rig.run("next") == ["next"]
             assert log.read_text() == "open "
         await eventually(lambda: log.read_text() == "open close ")
+
+    run(main())
+
+
+class Overdue(Exception):
+    """A call has taken too long."""
+
+
+def interrupt(thread):
+    """Set an exception in a thread, as libraries do that limit the time of a call: it comes when the call is over."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Overdue))
+
+
+def test_an_exception_that_is_set_in_a_thread_without_a_batch_costs_no_request(tmp_path):
+    async def main():
+        pool: Any = pool_of("threads", log=str(tmp_path / "log"))
+        async with Rig(pool) as rig:
+            for _ in range(3):
+                assert await rig.run("before") == ["before"]
+                (thread,) = pool._threads
+                interrupt(thread)
+                assert await rig.run("after") == ["after"]
+            await eventually(lambda: pool.idle == 1)
+        assert (tmp_path / "log").read_text() == "open close "
 
     run(main())
 

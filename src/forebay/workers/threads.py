@@ -17,6 +17,7 @@ from forebay.observe import model_log
 from forebay.observe.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
 from forebay.types.devices import Device
+from forebay.types.failures import text_of
 from forebay.workers.cancel import probe
 from forebay.workers.devices import run_on
 from forebay.workers.landing import HERE
@@ -25,7 +26,7 @@ from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
 from forebay.workers.thread_slot import ThreadSlot
-from forebay.workers.user_code import answered, close_runner, do_after, settled, user_code
+from forebay.workers.user_code import answered, caught, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,22 @@ class _Worker:
             close_runner(self.runner)
 
 
+class _Hand:
+    """One thread and the batch it has in hand.
+
+    Attributes:
+        is_left_behind: Whether another thread has taken its place.
+    """
+
+    __slots__ = ("is_left_behind", "thread", "work", "worker")
+
+    def __init__(self, worker: _Worker) -> None:
+        self.worker = worker
+        self.thread = threading.current_thread()
+        self.work: tuple[EntryBatch, Done] | None = None
+        self.is_left_behind = False
+
+
 class ThreadPool:
     """`workers` runners, each called by `threads` threads.
 
@@ -125,7 +142,7 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._running: dict[EntryBatch, Done] = {}
         # Who runs what. Whoever pops a batch decides, a thread that comes back or the loop that leaves it behind.
-        self._held: dict[EntryBatch, tuple[_Worker, threading.Thread]] = {}
+        self._held: dict[EntryBatch, _Hand] = {}
         self._called_off: dict[EntryBatch, asyncio.TimerHandle] = {}
         self._left = asyncio.Semaphore(MAX_LEFT)
         self._replacing: set[asyncio.Task[None]] = set()
@@ -289,10 +306,25 @@ class ThreadPool:
         held = None if self._is_stopping else self._held.pop(batch, None)
         if held is None:
             return
-        self._replace_thread(*held)
+        held.is_left_behind = True
+        self._replace_thread(held.worker, held.thread)
         done = self._running.pop(batch)
         batch.on_cancel = None
         done(batch, [Failure(Unavailable("the request was called off"))] * len(batch.entries))
+
+    def _interrupted(self, work: tuple[EntryBatch, Done], why: str) -> None:
+        """A thread was interrupted outside of user code: what it had in hand goes round again, once."""
+        log.warning("a thread was interrupted between two batches, by an exception that was set in it: %s", why)
+        batch, done = work
+        self._held.pop(batch, None)
+        if batch not in self._running:
+            return
+        batch.attempts += 1
+        if batch.attempts > 1 or batch.on_steps is not None or batch.cancelled or self._is_stopping:
+            failure = Failure(Unavailable("the thread that held the request was interrupted; try again"))
+            self._finish(batch, done, [failure] * len(batch.entries))
+        else:
+            self._inbox.put(work)
 
     def _replace_thread(self, worker: _Worker, thread: threading.Thread) -> None:
         assert self._loop is not None
@@ -398,33 +430,52 @@ class ThreadPool:
                     self._loop.call_soon_threadsafe(self._left.release)
             worker.leave()
             return
-        me = worker, threading.current_thread()
-        while (work := self._inbox.get()) is not None:
+        hand = _Hand(worker)
+        with contextlib.suppress(RuntimeError):  # as above
+            # Code of the user's may set an exception in this thread that comes only when its call is over.
+            _, stray = caught(self._answer_all, hand, runner, speaker)
+            while stray is not None and not hand.is_left_behind:
+                why, stray = text_of(stray), None  # its traceback would keep the batch
+                _, stray = caught(self._answer_all, hand, runner, speaker, why)
+            if hand.is_left_behind:
+                self._loop.call_soon_threadsafe(self._left.release)
+        worker.leave()
+
+    def _answer_all(self, hand: _Hand, runner: Runner, speaker: LocalOrigin | None, why: str = "") -> None:
+        """Run what comes, until the pool stops or this thread was left behind; again, with `why`, if interrupted."""
+        if hand.work is not None:
+            work, hand.work = hand.work, None
+            self._say(self._interrupted, work, why)
+            del work
+        # Python looks for such an exception when a call has returned, and the loop over an iterator is none: between
+        # the inbox and this hand nothing is lost.
+        for work in iter(self._inbox.get, None):
+            hand.work = work
             batch, done = work
-            self._held[batch] = me
+            self._held[batch] = hand
             if speaker is not None:
                 speaker.batch = batch
-            outcomes, work = self._run(runner, batch, worker.ctx.index)
+            outcomes, after = self._run(runner, batch, hand.worker.ctx.index)
             if speaker is not None:
                 speaker.batch = None
             if self._held.pop(batch, None) is None:
-                with contextlib.suppress(RuntimeError):  # as above
-                    self._loop.call_soon_threadsafe(self._left.release)
-                break
+                return
             try:
-                if work:
+                if after:
                     written = threading.Event()
                     self._say(self._finish, batch, done, outcomes, written)
-                    written.wait()
-                    do_after(work)
-                    self._say(self._freed)
+                    try:
+                        written.wait()
+                        do_after(after)
+                    finally:
+                        self._say(self._freed)
                 else:
                     self._say(self._finish, batch, done, outcomes)
             except RuntimeError:  # the loop is closed: nobody is left to answer
-                break
+                return
             probe.set(None)
-            del batch, done, outcomes  # a thread that waits keeps nothing of what it has run
-        worker.leave()
+            hand.work = None
+            del work, batch, done, outcomes  # a thread that waits keeps nothing of what it has run
 
     def _run(self, runner: Runner, batch: EntryBatch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
         probe.set(lambda: batch.cancelled)
