@@ -457,6 +457,9 @@ def test_the_repository(server, eventually):  # O145
     assert CLIENT.get(f"{server.url}/v2/models/head/ready").json() == {"name": "head", "ready": True}
     assert refusal(CLIENT.post(f"{url}/models/nobody/load"))[0] == 404
     assert refusal(CLIENT.post(f"{url}/models/head/load", json={"parameters": {"config": "{}"}}))[0] == 400
+    for wrong in (5, "abc", ["config"]):
+        asked = CLIENT.post(f"{url}/models/head/load", json={"parameters": wrong})
+        assert refusal(asked) == (400, "the parameters are no object")
 
 
 def test_what_needs_a_key_says_so_in_the_protocols_form(serve, models):

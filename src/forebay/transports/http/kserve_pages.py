@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -222,9 +222,11 @@ class InferencePages:
             ForebayError: If it is not allowed, or fails.
         """
         self._management.check(HttpRequest(scope))
-        parameters: dict[str, Any] = asked.get("parameters") or {}
+        parameters: Any = asked.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise InvalidRequest("the parameters are no object")
         if what == "load" and parameters:
-            told = ", ".join(map(str, parameters))[:100]
+            told = ", ".join(cast("dict[str, Any]", parameters))[:100]
             raise InvalidRequest(f"a model is loaded as the project says, and not with {told}")
         if what == "unload":
             await self._app.model_index.unload(name)
