@@ -147,7 +147,10 @@ class MessageBuffer:
             flag, size = _PREFIX.unpack_from(self._data)
             if size > self._max_bytes:
                 raise _too_long(size, self._max_bytes)
-            if flag > 1 or (flag and self._encoding not in ENCODINGS):
+            if flag > 1:
+                msg = f"a message begins with {flag}; it is 1 if it is compressed, and else 0"
+                raise BadMessage(Status.INTERNAL, msg)
+            if flag and self._encoding not in ENCODINGS:
                 msg = "a message says that it is compressed, and the call does not say how"
                 raise BadMessage(Status.INTERNAL, msg)
 
