@@ -72,7 +72,7 @@ def read_one(caller: str, target: Target, settings: Mapping[str, Any]) -> Served
     side = Side(_told(caller, settings, ()), attrgetter("name"))
     if isinstance(target, str | Path):
         options = options_of(str(target), side)
-        with fresh_modules([split_target(str(target))[0].resolve().parent]):
+        with fresh_modules([split_target(str(target))[0].resolve().parent], options.load_timeout_s):
             built = serve_target(str(target), options.overrides, options.given)
     else:
         usual = Side({Overrides: {"worker_kind": "thread"}}, attrgetter("name"))

@@ -13,6 +13,8 @@ import importlib.util
 import linecache
 import os
 import sys
+import threading
+import time
 from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +24,51 @@ _FOREIGN: Final = frozenset({"site-packages", "dist-packages", "node_modules", "
 """Folders within a project's own that are not its own."""
 
 
+class _Turns:
+    """Has threads read projects one after the other, since they share `sys.modules`; who hangs is not waited for."""
+
+    def __init__(self) -> None:
+        self._over = threading.Condition()
+        self._reader: int | None = None
+        self._until = 0.0
+
+    @contextlib.contextmanager
+    def take(self, limit_s: float) -> Generator[None]:
+        """Wait for the turn of this thread; others wait for its end for so long at most."""
+        me = threading.get_ident()
+        if self._reader == me:  # what is imported reads a project itself
+            yield
+            return
+        with self._over:
+            while self._reader is not None and (left_s := self._until - time.monotonic()) > 0:
+                self._over.wait(left_s)
+            self._reader, self._until = me, time.monotonic() + limit_s
+        try:
+            yield
+        finally:
+            with self._over:
+                if self._reader == me:
+                    self._reader = None
+                    self._over.notify()
+
+
+_turns: Final = _Turns()
+
+
 @contextlib.contextmanager
-def fresh_modules(folders: Collection[Path]) -> Generator[None]:
-    """Import what lies in these folders anew; where that fails, what was not imported again is there as before."""
+def fresh_modules(folders: Collection[Path], limit_s: float) -> Generator[None]:
+    """Import what lies in these folders anew; where that fails, what was not imported again is there as before.
+
+    Args:
+        folders: Whose modules are read again.
+        limit_s: How long that takes at most, if it does not hang; others that import anew wait meanwhile.
+    """
+    with _turns.take(limit_s), _taken_out(folders):
+        yield
+
+
+@contextlib.contextmanager
+def _taken_out(folders: Collection[Path]) -> Generator[None]:
     before = {name: module for name, module in list(sys.modules.items()) if _is_in(name, module, folders)}
     collectors = [one for module in before.values() for one in _collectors(module)]
     for name, module in before.items():

@@ -128,7 +128,7 @@ class Reloading:
         for entry in self._entries_of(self._again()):
             said = entry.overrides
             if said.name in {None, name} and said.version in {None, version}:
-                with fresh_modules([_folder(entry)]):
+                with fresh_modules([_folder(entry)], self._options.load_timeout_s):
                     served = self._build(entry)
                 for one in served:
                     if (one.endpoint.name, one.endpoint.config.version) == (name, version):
@@ -208,7 +208,7 @@ class Reloading:
         found = _files(entry)
 
         def make() -> Sequence[Served]:
-            with fresh_modules([_folder(entry)]) if _is_code(entry) else contextlib.nullcontext():
+            with fresh_modules([_folder(entry)], limit_s) if _is_code(entry) else contextlib.nullcontext():
                 return self._build(entry)
 
         self._files[entry.target] = found
