@@ -412,7 +412,9 @@ def test_a_latency_objective_of_a_model_holds_in_a_graph():
     assert served.nodes["quick"].batching.objective_s == 0.02
 
 
-@pytest.mark.parametrize("settings", [{"name": "a b"}, {"timeout_ms": 0}, {"max_in_flight": 0}, {"max_queue": "many"}])
+@pytest.mark.parametrize(
+    "settings", [{"name": "a b"}, {"version": "a/b"}, {"timeout_ms": 0}, {"max_in_flight": 0}, {"max_queue": "many"}]
+)
 def test_a_composition_with_wrong_settings_is_refused(settings):
     with pytest.raises(ConfigError, match=rf"compose\(draw\).*{next(iter(settings))}"):
 

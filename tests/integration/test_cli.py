@@ -107,6 +107,7 @@ def test_version_is_told(cli):
         (["{model}", "--max-wait-ms", "-1"], ["--max-wait-ms", "-1"]),
         (["{model}", "--drain-s", "nan"], ["--drain-s", "nan"]),
         (["{model}", "--http-port", "eighty"], ["--http-port", "eighty"]),
+        (["{model}", "--name", "a b/c"], ["--name", "'a b/c'", "letters, digits"]),
         (["{model}", "--idle", "nap"], ["--idle", "nap", "gather"]),
         (["{model}", "--api-key", "@nowhere"], ["nowhere", "No such file"]),
         ([], ["TARGET"]),
@@ -185,6 +186,7 @@ def test_what_is_wrong_in_a_file_that_the_model_imports_is_said_with_that_place(
         ("workers = 2", "model.py:5: Iris.workers is nothing that a class says; say --workers, or `workers:`"),
         ("def load(self, weights): ...", "model.py:5: Iris.load(self, weights) is called without arguments"),
         ("name: str = 'a b'", "model.py:5: Iris.name is 'a b'"),
+        ("version = '1/2'", "model.py:5: Iris.version is '1/2'; letters, digits"),
         ("def __init__(self, path): ...", "model.py:5: Iris.__init__(self, path)"),
     ],
 )

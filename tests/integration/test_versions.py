@@ -162,6 +162,8 @@ def test_a_program_changes_what_its_server_serves(tmp_path):
             server.reload()
         with pytest.raises(ConfigError, match="did you mean version"):
             server.load(New, versoin="2")
+        with pytest.raises(ConfigError, match="version='a/b'"):
+            server.load(New, version="a/b")
 
 
 def test_a_program_has_its_files_read_anew(tmp_path):

@@ -52,6 +52,8 @@ def wrong_values(setting):
 def needed(setting):
     if setting.name == "versions":
         return "latest, latest:N, all, or versions such as 1,3 are needed"
+    if setting.name == "name":
+        return "letters, digits, '.', '_' and '-' are allowed"
     return "is no device" if setting.also is not None else setting.needed()
 
 

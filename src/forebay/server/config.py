@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from forebay.repository.version_policy import VersionPolicy
 from forebay.serving.models.model import Model
+from forebay.types.names import endpoint_name, version_name
 from forebay.types.settings import Checked, Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
 from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
@@ -165,8 +166,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
     """
 
-    name: Annotated[str | None, Written("--name", "NAME", "its own")] = None
-    version: str | None = None
+    name: Annotated[str | None, Written("--name", "NAME", "its own"), Checked(endpoint_name)] = None
+    version: Annotated[str | None, Checked(version_name)] = None
     weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"

@@ -14,7 +14,6 @@ function. That needs no server, and the graph must give the same results.
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import (
     AsyncGenerator,
@@ -42,6 +41,7 @@ from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import kebab, load_module
 from forebay.types.first_use import known
+from forebay.types.names import endpoint_name, version_name
 from forebay.workers.user_code import user_code
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 _STREAMS: Final = {Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator}
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,11 +225,14 @@ def nodes_in(module: ModuleType) -> dict[str, NodeDefinition]:
 
 def _check_settings(function: Callable[..., Any], settings: GraphSettings) -> None:
     where = f"compose({getattr(function, '__name__', function)!s})"
-    if not _NAME.fullmatch(str(settings.name)):
-        raise ConfigError(
-            f"{where}: name is {settings.name!r}; letters, digits, '.', '_' and '-' are allowed, starting "
-            "with a letter or digit"
-        )
+    for attribute, said, allowed in (
+        ("name", settings.name, endpoint_name),
+        ("version", settings.version, version_name),
+    ):
+        try:
+            allowed(str(said))
+        except ValueError as error:
+            raise ConfigError(f"{where}: {attribute} is {said!r}; {error}") from error
     try:
         msgspec.convert(msgspec.structs.asdict(settings), known(GraphSettings))
     except msgspec.ValidationError as error:

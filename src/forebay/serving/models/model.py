@@ -25,11 +25,8 @@ from forebay.serving.models.spelling import STEPS, check_called_bare, check_spel
 from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
+from forebay.types.names import endpoint_name, version_name
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
-
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What endpoints may be called."""
-NAME_IS: Final = "letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit"
 
 
 class Model:
@@ -217,9 +214,12 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         if hasattr(model, hook):
             takes = "sample" if hook == "preprocess" else "result"
             _check_parameters(model, hook, takes, may_have_context=one_input)
-    name = model.name or kebab(model.__name__)
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"{where}.name is {name!r}; {NAME_IS}")
+    name, version = model.name or kebab(model.__name__), str(model.version)
+    for attribute, said, check in (("name", name, endpoint_name), ("version", version, version_name)):
+        try:
+            check(said)
+        except ValueError as error:
+            raise ConfigError(f"{where}.{attribute} is {said!r}; {error}") from error
     devices: Sequence[str] = ()
     for setting in declared(Model).values():
         value = getattr(model, setting.name)
@@ -239,7 +239,7 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         raise ConfigError(f"{where}.isolate_errors is set and {how}; a stream that has begun cannot run again")
     return ModelSettings(
         name=name,
-        version=str(model.version),
+        version=version,
         max_batch_size=model.max_batch_size,
         max_wait_ms=model.max_wait_ms,
         timeout_ms=model.timeout_ms,

@@ -29,7 +29,6 @@ from forebay.repository.address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.server.setting_sources import Told
 from forebay.server.walker import Check, Walker, checked, variables
-from forebay.serving.models.model import NAME, NAME_IS
 from forebay.surfaces.contract import TargetEntry
 from forebay.types.did_you_mean import nearest
 from forebay.types.settings import Setting, declared
@@ -228,8 +227,6 @@ def _check(setting: Setting, folder: Path) -> Check:
         if setting.name == "version":  # 1.10 is not 1.1
             value = walker.document.text(path) or value
         found = checked(setting)(walker, path, value)
-        if setting.name == "name" and not NAME.fullmatch(found):
-            walker.wrong(path, found, NAME_IS)
         if setting.name == "address":
             return _address(walker, path, found, folder)
         if setting.name == "python" and "/" not in found:  # it is looked up in PATH

@@ -23,6 +23,7 @@ from forebay.serving.models.model import ModelSettings, models_in, settings_of
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.first_use import known
+from forebay.types.names import NAME, VERSION
 from forebay.workers.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _REF = "#/components/schemas/{name}"
 
-Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
 Words = Annotated[str, msgspec.Meta(max_length=16_384)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -76,7 +77,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A model, described."""
 
     name: Name
-    version: Annotated[str, msgspec.Meta(max_length=128)]
+    version: Annotated[str, msgspec.Meta(pattern=rf"\A{VERSION}\Z")]
     description: Words
     max_batch_size: Count
     max_wait_ms: Milliseconds | None

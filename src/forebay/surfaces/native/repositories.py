@@ -25,7 +25,7 @@ from forebay.repository.version_policy import VersionPolicy
 from forebay.runtimes.saved_model import FILE, files_problem
 from forebay.server.stock import Stock
 from forebay.server.stock_offer import Stocked
-from forebay.serving.models.model import NAME, NAME_IS
+from forebay.types.names import endpoint_name
 
 if TYPE_CHECKING:
     from forebay.repository.listing import Revision
@@ -69,7 +69,7 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
         rules = TreeRules(
             name=self.name,
             holds=model_problem if self.is_files else lambda _paths: "",
-            may_be_called=lambda name: "" if NAME.fullmatch(name) else NAME_IS,
+            may_be_called=_why_not,
         )
         disk = disk_for(source, config.folder, config.max_disk_models, config.max_disk_bytes)
         repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
@@ -151,3 +151,12 @@ def name_of(address: str) -> str:
     """Return what a model is called whose folder is all there is of it."""
     last = PurePosixPath(address.rstrip("/")).name
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", last))[:128] or "model"
+
+
+def _why_not(name: str) -> str:
+    """Return why an endpoint may not be called so; empty if it may."""
+    try:
+        endpoint_name(name)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What endpoints and their versions may be called: both stand in paths, and in files and metrics of other programs."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
+
+
+def endpoint_name(text: str) -> str:
+    """Return the name of an endpoint.
+
+    Raises:
+        ValueError: If it is none, with what is allowed.
+    """
+    if re.fullmatch(NAME, text) is None:
+        raise ValueError("letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit")
+    return text
+
+
+def version_name(text: str) -> str:
+    """Return what a version is called.
+
+    Raises:
+        ValueError: If none may be called so, with what is allowed.
+    """
+    if re.fullmatch(VERSION, text) is None:
+        raise ValueError("letters, digits, '.', '_', '-' and '+' are allowed, starting with a letter or digit")
+    return text
