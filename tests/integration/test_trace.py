@@ -262,14 +262,23 @@ def test_a_wrong_url_is_one_sentence_and_status_2(cli, url, sentence):
     assert told.stderr.count("\n") == 1
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_recorded(cli, tmp_path):
+    for output, why in ((tmp_path / "no" / "t.json", f"there is no folder {tmp_path / 'no'}"), (tmp_path, "a folder")):
+        told = cli("trace", "http://127.0.0.1:1", "-o", output)
+        assert told.returncode == 2
+        assert why in told.stderr
+        assert "does not answer" not in told.stderr
+
+
 def test_what_is_no_server_of_ours_or_a_file_that_cannot_be_written_is_told(launch, cli, tmp_path):
     server = launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
     told = cli("trace", f"{server.url}/nowhere", "--seconds", "0.1", "-o", tmp_path / "t.json")
     assert told.returncode == 2
     assert "answers 404: nothing is served at /nowhere/trace" in told.stderr
-    told = cli("trace", server.url, "--seconds", "0.1", "-o", tmp_path / "no" / "t.json")
+    told = cli("trace", server.url, "--seconds", "0.1", "-o", "/dev/full")
     assert told.returncode == 2
-    assert "cannot be written" in told.stderr
+    assert "/dev/full cannot be written: No space left on device" in told.stderr
+    assert "no batch ran" in told.stdout
     told = cli("trace", server.url, "--seconds", "900")
     assert told.returncode == 2
     assert "answers 400: seconds='900' is no time to record for" in told.stderr

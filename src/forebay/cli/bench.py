@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.call import body_of
 from forebay.cli.numbers import between
+from forebay.cli.output_file import require_writable
 from forebay.cli.request_head import add_header_flags, headers_of
 from forebay.errors import ConfigError
 
@@ -86,8 +87,8 @@ def run(parsed: argparse.Namespace) -> int:
 
     body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
     target = load_generator.target_of(parsed.url, body, headers_of(parsed, content_type))
-    if parsed.svg is not None and not parsed.svg.absolute().parent.is_dir():
-        raise ConfigError(f"--svg {parsed.svg}: there is no folder {parsed.svg.absolute().parent}")
+    if parsed.svg is not None:
+        require_writable("--svg", parsed.svg)
 
     async def measure() -> Measurement:
         status, answer = await load_generator.ask_once(target, parsed.timeout_s)

@@ -16,6 +16,7 @@ import msgspec
 
 from forebay.cli.call import reason_of
 from forebay.cli.numbers import between, positive
+from forebay.cli.output_file import require_writable
 from forebay.cli.request_head import add_key_flag, key_header, url_of
 from forebay.errors import ConfigError
 
@@ -71,6 +72,7 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.errors import InvalidRequest
     from forebay.observe.trace_summary import summarise
 
+    require_writable("--output", parsed.output)
     trace = _with_progress(lambda: _fetch(parsed.url, parsed.seconds, parsed.api_key), parsed.seconds)
     try:
         summary = summarise(trace)
@@ -80,9 +82,10 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.output.write_bytes(trace)
     except OSError as failure:
         raise ConfigError(f"{parsed.output} cannot be written: {failure.strerror}") from failure
+    finally:  # what was recorded is told even so
+        for line in report(summary, parsed.qps):
+            sys.stdout.write(line + "\n")
     sys.stderr.write(f"forebay: written to {parsed.output}; open it in https://ui.perfetto.dev or chrome://tracing\n")
-    for line in report(summary, parsed.qps):
-        sys.stdout.write(line + "\n")
     return 0
 
 
