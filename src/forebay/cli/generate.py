@@ -46,7 +46,9 @@ def add_parser(commands: Any) -> None:
     files.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="where they go (deploy/ in the project)")
     files.add_argument("--force", action="store_true", help="overwrite files that are there")
     files.add_argument("--image", metavar="NAME:TAG", help="what the image is called (the folder's name, :1)")
-    files.add_argument("--python-version", metavar="VERSION", help="its Python (this one's, or what the project says)")
+    files.add_argument(
+        "--python-version", type=_python, metavar="VERSION", help="its Python (this one's, or what the project says)"
+    )
     files.add_argument(
         "--replicas", type=_some, default=2, metavar="N", help="pods, and under load four times as many (2)"
     )
@@ -58,6 +60,15 @@ def _some(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not possible, a whole number of at least 1 is needed")
     return int(text)
+
+
+def _python(text: str) -> str:
+    from forebay.surfaces.container.recipe import OLDEST_PYTHON
+
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    if re.fullmatch(r"3\.\d{1,3}(\.\d{1,3})?", text) is None or int(text.split(".")[1]) < OLDEST_PYTHON[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not possible, a version of at least {oldest} is needed")
+    return text
 
 
 def run(parsed: argparse.Namespace) -> int:
