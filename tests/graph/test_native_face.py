@@ -344,6 +344,10 @@ def test_drawings_of_a_command(cli, file, tmp_path):
     picture = tmp_path / "shout.svg"
     assert cli("check", file, "-o", picture).stdout == ""
     assert picture.read_text().startswith("<svg")
+    result = cli("check", file, "-o", tmp_path / "shout.png")
+    assert "shout.png does not say how to draw; .svg, .mmd, .md, .txt do" in result.stderr
+    assert (result.returncode, (tmp_path / "shout.png").exists()) == (2, False)
+    assert cli("check", file, "--draw", "-o", tmp_path / "shout").returncode == 0
     result = cli("check", f"{file}:Alone", "--draw")
     assert (result.returncode, result.stdout) == (2, "")
     assert "no graph to draw" in result.stderr

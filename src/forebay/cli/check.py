@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Form
     from forebay.surfaces.contract import Project
 
-_FORMS: Final[dict[str, Form]] = {".svg": "svg", ".mmd": "mermaid", ".md": "mermaid"}
+_FORMS: Final[dict[str, Form]] = {".svg": "svg", ".mmd": "mermaid", ".md": "mermaid", ".txt": "text"}
 
 
 def add_parser(commands: Any) -> None:
@@ -37,7 +37,9 @@ def add_parser(commands: Any) -> None:
         choices=["text", "mermaid", "svg"],
         help="print the graph of the target instead: as text (the default), Mermaid or SVG",
     )
-    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw into this file; .svg and .mmd say how")
+    group.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="draw into this file; .svg, .mmd and .txt say how"
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -57,7 +59,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.draw is None and output is None:
         sys.stdout.writelines(line + "\n" for line in project.summary)
         return 0
-    form: Form = parsed.draw or _FORMS.get(output.suffix if output is not None else "", "text")
+    form: Form = parsed.draw or _form_of(output)
     drawing = _drawing(parsed.target, project, form)
     if output is None:
         sys.stdout.write(drawing)
@@ -67,6 +69,13 @@ def run(parsed: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
     return 0
+
+
+def _form_of(output: Path | None) -> Form:
+    form = "text" if output is None else _FORMS.get(output.suffix)
+    if form is None:
+        raise ConfigError(f"{output} does not say how to draw; {', '.join(_FORMS)} do, and --draw does for other files")
+    return form
 
 
 def _drawing(target: str, project: Project, form: Form) -> str:
