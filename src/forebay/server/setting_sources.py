@@ -73,7 +73,7 @@ def keys_of(given: tuple[str, ...], where: str) -> tuple[str, ...]:
     keys: list[str] = []
     for key in given:
         if not key.strip():
-            msg = f"an {where} is empty, and would let everybody in; is the variable set that it comes from?"
+            msg = f"{where} is empty, and would let everybody in; is the variable set that it comes from?"
             raise ConfigError(msg)
         if not key.startswith("@"):
             keys.append(key.strip())

@@ -33,9 +33,9 @@ class Walker:
         self.warnings: list[str] = []
 
     @property
-    def elsewhere(self) -> Sequence[str]:
-        """Keys of all sections, with these, that may be meant by an unknown one."""
-        return ()
+    def elsewhere(self) -> Mapping[str, str]:
+        """Keys of all sections, with these, that may be meant by an unknown one; and how they are written."""
+        return {}
 
     def where(self, path: Path) -> str:
         """Return the place of a path, as messages begin with it."""
@@ -77,6 +77,7 @@ class Walker:
         """
         names = list(known)
         hint = nearest(str(path[-1]), [*names, *self.elsewhere])
+        hint = self.elsewhere.get(hint or "", hint)
         did_you_mean = f"did you mean {hint}?" if hint else f"allowed are {', '.join(names)}"
         self.fail(path, f"{self.dotted(path)}: there is no such key; {did_you_mean}")
 

@@ -156,8 +156,9 @@ class _Walker(Walker):
     """Names keys without the model they stand in, which the line tells; knows in which section a key belongs."""
 
     @property
-    def elsewhere(self) -> list[str]:
-        return [f"{name}.{key}" for name, struct in _SECTIONS.items() for key in _keys(struct)]
+    def elsewhere(self) -> dict[str, str]:
+        keys = [(name, key) for name, struct in _SECTIONS.items() for key in _keys(struct)]
+        return {f"{name}.{key}": f"{name}: {{{key}: ...}}" for name, key in keys}
 
     def dotted(self, path: yaml.Path) -> str:
         is_in_model = path[:1] == ("models",) and len(path) > 2
