@@ -163,6 +163,7 @@ def test_options_of_the_server_hold_here_too(serve, lengths):
 # B69, B70, B72
 def test_metrics_of_all_workers_are_added_up(serve, lengths):
     server = serve(lengths, "--workers", "2", "--idle", "go", "--max-batch-size", "1")
+    assert server.metric("process_worker", protocol="http") == 2
     assert server.metric("batch_process_time_count", process="inference") == 2  # each was warmed up
     for _ in range(8):
         assert server.client.post("/inference", json={"text": "abc"}).json() == {"n": 3, "batch": 1}

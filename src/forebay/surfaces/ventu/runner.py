@@ -194,11 +194,12 @@ class VentuBatchRunner:
         self._path = path
         self._left_out = left_out
         self._service = model.ventu_service
+        self._workers = self._service.metrics.workers.labels("http")
         kind = type(model)
         self._is_batched = not (kind.batch_inference is Ventu.batch_inference and kind.inference is not Ventu.inference)
 
     def open(self, ctx: WorkerContext) -> None:
-        """Warm the model up.
+        """Warm the model up; from then on it counts as a worker.
 
         Raises:
             ConfigError: If an example does not fit its schema, or its result is not the expected one.
@@ -207,6 +208,7 @@ class VentuBatchRunner:
             self._model.health_check(batch=self._is_batched)
         except ConfigError as error:
             raise ConfigError(_placed(str(self._path), error.message)) from error
+        self._workers.inc()
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Answer a batch; see `Runner.run`."""
@@ -226,4 +228,5 @@ class VentuBatchRunner:
         ]
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Count no longer."""
+        self._workers.dec()
