@@ -205,10 +205,43 @@ def test_the_models_key_of_the_other_type_is_refused(refuse):  # N15
     assert "'multi_model_reloading' field not supported for 'tensorflow' type" in text
 
 
-def test_models_of_a_python_project_may_stand_under_either_key(read, refuse):  # N16
-    text = PYTHON + "models: {path: s3://b/m}\n"
-    assert read(text).served_models.path == "s3://b/m"
-    assert "'models' field not supported for 'python' type" in refuse(text, serving=False)
+MODELS = PYTHON + "models: {path: s3://b/m}\n"
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "class Handler:\n    def __init__(self, config, python_client): pass",
+        "class Base:\n    def __init__(self, python_client): pass\nclass Handler(Base): pass",
+        "from elsewhere import Handler",
+        "class Handler:\n    @adding_arguments\n    def __init__(self): pass",
+        "class Handler: pass\nHandler = changed(Handler)",
+        "class Handler:",
+    ],
+    ids=["asks", "inherits", "imported", "decorated", "given twice", "broken"],
+)
+def test_models_of_a_python_project_may_stand_under_either_key(write, handler):  # N16
+    file = write(MODELS)
+    (file.parent / "handler.py").write_text(handler)
+    models = read_config(file)[0].served_models
+    assert models is not None
+    assert models.path == "s3://b/m"
+    with pytest.raises(ConfigError, match="'models' field not supported for 'python' type"):
+        read_config(file, serving=False)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    ["class Handler: pass", "class Handler:\n    def __init__(self, config, model_client): pass"],
+    ids=["no constructor", "another client"],
+)
+def test_a_handler_that_does_not_ask_for_models_under_that_key_is_told_where_and_how(write, handler):  # N15, N16
+    file = write(MODELS)
+    (file.parent / "handler.py").write_text(handler)
+    with pytest.raises(ConfigError) as raised:
+        read_config(file)
+    assert raised.value.message.startswith(f"{file}:3: 'models' field not supported for 'python' type")
+    assert "def __init__(self, config, python_client)" in raised.value.message
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ the place, what was found and what is allowed stand around it.
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import re
@@ -28,6 +29,7 @@ from forebay.surfaces.nucleus.settings import (
     DEFAULT_TFS_HOST,
     KEYS,
     LOG_LEVELS,
+    NO_PYTHON_CLIENT,
     TYPES,
     Dependencies,
     GpuVersion,
@@ -338,6 +340,10 @@ class _Reader(Walker):
             siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.glob("*.py")]
             text = f"path: there is no file {config.path} in {config.project_dir}{meant(config.path, siblings)}"
             raise self._fail(("path",), text)
+        if config.type == "python" and config.models is not None:
+            taken = _constructor_arguments(config.handler_file)
+            if taken is not None and "python_client" not in taken:
+                raise self._fail(("models",), NO_PYTHON_CLIENT)
         if config.protobuf_path and not (config.project_dir / config.protobuf_path).is_file():
             siblings = [str(file.relative_to(config.project_dir)) for file in config.project_dir.rglob("*.proto")]
             near = meant(config.protobuf_path, siblings)
@@ -405,6 +411,36 @@ class _Reader(Walker):
 
     def _fail(self, path: yaml.Path, text: str) -> ConfigError:
         return self.document.error(path, text)
+
+
+def _constructor_arguments(handler: Path) -> set[str] | None:
+    """Return what the constructor of a handler takes, as its file is written; None where only running it would tell."""
+    try:
+        tree = ast.parse(handler.read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    match _binding(tree, "Handler"):
+        case [ast.ClassDef(bases=[], keywords=[], decorator_list=[]) as cls] if cls in tree.body:
+            pass
+        case _:
+            return None
+    match _binding(cls, "__init__"):
+        case []:
+            return set()
+        case [ast.FunctionDef(decorator_list=[], args=arguments) as constructor] if constructor in cls.body:
+            return {node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)}
+        case _:
+            return None
+
+
+def _binding(tree: ast.AST, name: str) -> list[ast.AST]:
+    """Return what gives something a name, anywhere in a tree."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if getattr(node, "name", "") == name
+        or (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+    ]
 
 
 def _content(path: Path) -> bytes:

@@ -18,6 +18,7 @@ from forebay.errors import ModelError
 from forebay.surfaces.nucleus.desk import DeskClient
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
+from forebay.surfaces.nucleus.settings import NO_PYTHON_CLIENT
 from forebay.types.failures import text_of, trace_of
 from forebay.types.first_use import known
 from forebay.workers.coroutines import Coroutines
@@ -190,7 +191,7 @@ def _check_models(cls: type, plan: Arguments, key: str) -> None:
         ModelError: If not.
     """
     if key == "models" and "python_client" not in inspect.signature(cls.__init__).parameters:
-        raise ModelError("'models' field not supported for 'python' type, which has 'multi_model_reloading'")
+        raise ModelError(NO_PYTHON_CLIENT)
     if "model_client" not in plan.wanted:
         raise ModelError(
             f'"model_client" is a required argument, but was not provided; with {key} a handler asks for its models by '

@@ -17,6 +17,11 @@ DEFAULT_TFS_HOST = "localhost"
 DEFAULT_PORT = 8080
 DEFAULT_MODEL = "_cortex_default"
 """What a model without a name is called."""
+NO_PYTHON_CLIENT = (
+    "'models' field not supported for 'python' type, which has 'multi_model_reloading'; it is for handlers that ask "
+    "for their models by python_client: def __init__(self, config, python_client)"
+)
+"""Why a Python project cannot have `models`."""
 
 
 class GpuVersion(msgspec.Struct, frozen=True, kw_only=True):
