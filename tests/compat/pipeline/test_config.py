@@ -299,6 +299,8 @@ def test_first_arrival_is_accepted_in_both_spellings(key):
         ("op.a.auto_batching_timeout", math.inf),
         ("dag.timeout", math.nan),
         ("dag.tracer.interval_s", math.nan),
+        ("dag.client_type", "brcp"),
+        ("dag.external_store.type", "shmem"),
         ("op.a.fetch_list", "prediction"),
         ("op.a.local_service_conf.thread_num", 0),
         ("op.a.local_service_conf.precision", "fp31"),
@@ -375,12 +377,13 @@ def test_the_settings_of_an_op_of_which_nothing_is_said():
 
 def test_the_configuration_that_holds_is_told_without_its_secrets():
     # P122
-    store = {"type": "redis", "url": "redis://me:pa55word@host:6379/0", "password": "pa55word"}
+    store = {"type": "redis", "url": "redis://me:pa55word@host:6379/0"}
     config, _ = read({**PORT, "dag": {"external_store": store}})
-    ops = {"a": settle("a", {"concurrency": 7}, {})}
+    ops = {"a": settle("a", {"concurrency": 7, "encryption_key": "pa55word"}, {})}
     told = masked(config, ops)
     assert "pa55word" not in told
     found = yaml.safe_load(told)
-    assert found["dag"]["external_store"] == {"type": "redis", "url": "redis://***@host:6379/0", "password": "***"}
+    assert found["dag"]["external_store"] == {"type": "redis", "url": "redis://***@host:6379/0"}
+    assert found["op"]["a"]["encryption_key"] == "***"
     assert found["op"]["a"]["concurrency"] == 7
     assert found["rpc_port"] == 18080

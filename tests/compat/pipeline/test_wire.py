@@ -19,6 +19,8 @@ from forebay.errors import ConfigError
 from forebay.protocols.pipeline.messages import OldRequest, Request
 from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
+from forebay.surfaces.pipeline.config import read
+from forebay.surfaces.pipeline.dag.predictions import messages_of
 from forebay.surfaces.pipeline.fronts import schema
 from forebay.transports.server import Server
 
@@ -274,3 +276,10 @@ def test_ports_are_free_again_when_they_are_closed():  # P96
     for port in ports:
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+def test_a_schema_that_cannot_be_used_is_told_with_its_place(tmp_path):
+    (tmp_path / "config.yml").write_text("rpc_port: 18080\nproto: tenants.proto\n")
+    config, _ = read(tmp_path / "config.yml")
+    with pytest.raises(ConfigError, match=r"config\.yml:2: there is no file .*tenants\.proto"):
+        messages_of(config)

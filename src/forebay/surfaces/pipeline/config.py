@@ -18,6 +18,8 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.server.walker import Check, Walker, boolean, dotted, number, one_of, positive, text, whole, words
 from forebay.server.yaml import Document, Path, load
+from forebay.surfaces.pipeline.predictors.settings import CLIENT_TYPES
+from forebay.surfaces.pipeline.store.store import STORE_KEYS
 from forebay.types.did_you_mean import meant
 
 FIRST_PORT: Final = 1024
@@ -100,6 +102,10 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[str, str] = {}
     dag: DagConfig = DagConfig()
     op: Mapping[str, Mapping[str, Any]] = {}
+
+    def at(self, key: str, message: str) -> str:
+        """Return a message after the place of a key, if the file has that key."""
+        return f"{self.places[key]}: {message}" if key in self.places else message
 
     def located(self, op: str, message: str) -> str:
         """Return a message about an op, after the place of the first key that it names, if the file has that key."""
@@ -272,8 +278,8 @@ class _Reader(Walker):
 
     def section(self, path: Path, value: Any, keys: Mapping[str, Check]) -> dict[str, Any]:
         """Check the keys of a mapping and their values, and note their places."""
-        for key in self.mapping(path, value):
-            self.places[dotted((*path, key))] = self.where((*path, key))
+        for inner in (path, *((*path, key) for key in self.mapping(path, value))):
+            self.places[dotted(inner)] = self.where(inner)
         return super().section(path, value, keys)
 
     def unknown(self, path: Path, known: Iterable[str]) -> None:
@@ -295,6 +301,10 @@ port = whole(FIRST_PORT, LAST_PORT)
 
 def _plain(reader: Walker, path: Path, value: Any) -> dict[Any, Any]:
     return reader.mapping(path, value)
+
+
+def _store(reader: Walker, path: Path, value: Any) -> dict[str, Any]:
+    return reader.section(path, value, STORE_KEYS)
 
 
 _PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
@@ -336,13 +346,13 @@ _DAG_KEYS: Final[Mapping[str, Check]] = {
     "use_profile": boolean,
     "tracer": _plain,
     "channel_size": whole(0),
-    "client_type": text,
+    "client_type": one_of(*CLIENT_TYPES),
     "channel_recv_frist_arrive": boolean,
     "channel_recv_first_arrive": boolean,
     "enable_prometheus": boolean,
     "prometheus_port": port,
     "request_parse": one_of("auto", "raw", "ndarray", "literal"),
-    "external_store": _plain,
+    "external_store": _store,
 }
 
 _DAG_NAMES: Final[Mapping[str, str]] = {

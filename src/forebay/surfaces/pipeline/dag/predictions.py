@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import ConfigError, ForebayError, Unavailable
 from forebay.surfaces.pipeline import logs
 from forebay.types.call import Request
 
@@ -170,4 +170,7 @@ def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
         return Request, Response
     from forebay.surfaces.pipeline.fronts.schema import load
 
-    return load(config.proto, Path(config.folder))
+    try:
+        return load(config.proto, Path(config.folder))
+    except ConfigError as error:
+        raise ConfigError(config.at("proto", error.message)) from error

@@ -14,7 +14,7 @@ from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag import op_workers
 from forebay.surfaces.pipeline.dag.service import PipelineService
 from forebay.surfaces.pipeline.figures.observers import Observers
-from forebay.surfaces.pipeline.store.store import Storage, open_store, store_config
+from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, open_store
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
@@ -65,7 +65,7 @@ class ServedGraph:
             script: Gives the script that worker processes execute to find their op; asked only where there are any.
             ids: Numbers of the requests.
         """
-        self._store_config = store_config(config.dag.external_store or {})
+        self._store_config = StoreConfig(**(config.dag.external_store or {}))
         self._storage: Storage | None = None
         self._offloads = config.dag.external_store is not None
         self._store: dict[str, Any] = {}  # filled in by `open`, before a worker looks at it

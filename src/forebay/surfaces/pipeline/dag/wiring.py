@@ -214,7 +214,8 @@ def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
     for name in config.op:
         if name not in names:
             did_you_mean = meant(name, names - {REQUEST})
-            warnings.append(f"the configuration names op '{name}', which the graph does not use{did_you_mean}")
+            message = f"the configuration names op '{name}', which the graph does not use{did_you_mean}"
+            warnings.append(config.at(f"op.{name}", message))
     warnings += [f"op '{op.name}' is not used: its result leads to no answer" for op in _dead_ends(used)]
     return warnings
 

@@ -21,14 +21,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn, Protocol, cast
+from typing import Annotated, Any, Final, Literal, Protocol, cast
 
 import msgspec
 from msgspec import Meta
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
-from forebay.server.walker import Walker, checked
-from forebay.server.yaml import Document, Path
+from forebay.server.walker import Check, checked
 from forebay.types.settings import declared
 
 log = logging.getLogger("forebay.pipeline")
@@ -70,21 +69,10 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     place: str = ""
 
 
-def store_config(settings: Mapping[str, Any]) -> StoreConfig:
-    """Read `dag.external_store`.
-
-    Raises:
-        ConfigError: With the key, what was found and what is allowed.
-    """
-    keys = {name: checked(setting) for name, setting in declared(StoreConfig).items() if name != "place"}
-    return StoreConfig(**_Walker(Document("", settings, {}, {})).section(("dag", "external_store"), settings, keys))
-
-
-class _Walker(Walker):
-    """Reports errors without a place, because the settings may have come from a dict."""
-
-    def fail(self, path: Path, message: str) -> NoReturn:
-        raise ConfigError(message)
+STORE_KEYS: Final[Mapping[str, Check]] = {
+    name: checked(setting) for name, setting in declared(StoreConfig).items() if name != "place"
+}
+"""The keys of `dag.external_store`."""
 
 
 class EntryStore(Protocol):
