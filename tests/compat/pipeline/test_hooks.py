@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from forebay.errors import ConfigError, ForebayError
+from forebay.protocols.pipeline import tensors
+from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, Prepared
@@ -85,6 +87,36 @@ def test_inputs_are_one_op_several_or_none() -> None:  # P30
     assert Op("c").get_input_ops() == Op("d", None).get_input_ops() == []
     Op("e").get_input_ops().append(read)
     assert Op("f").get_input_ops() == []
+
+
+def test_inputs_may_be_set_after_an_op_is_made() -> None:  # P30
+    read, other = RequestOp(), Op("other")
+    op = Op("a", other, concurrency=2, client_type="grpc")
+    op.set_input_ops([read])
+    assert (op.get_input_ops(), read.readers, other.readers) == ([read], [op], [])
+    assert (op.concurrency, op.client_type) == (2, "grpc")
+    with pytest.raises(ConfigError, match="input_ops"):
+        op.set_input_ops(["read"])  # type: ignore[list-item]
+    assert op.get_input_ops() == [read]
+
+
+def test_a_request_op_of_ones_own_reads_tensors_as_the_default_does() -> None:  # P56
+    class Reads(RequestOp):
+        def unpack_request_package(self, request: Any) -> Any:
+            (tensor,) = request.tensors
+            found, lod = self.proto_tensor_2_numpy(tensor)
+            return {tensor.name: found, "lod": lod}, request.logid, None, ""
+
+    request = Request()
+    tensors.pack(request.tensors.add(), "x", np.array([[1.5, 2.5]], np.float32), lod=[0, 1])
+    values, _, _, _ = Reads().unpack_request_package(request)
+    (default, _, _, _) = RequestOp().unpack_request_package(request)
+    assert values["x"].tolist() == default["x"].tolist() == [[1.5, 2.5]]
+    assert np.array_equal(values["lod"], default["x.lod"])
+    request.tensors[0].elem_type = 13
+    request.tensors[0].byte_data = b"\x80\x04N."  # a pickle is not read, whoever asks
+    with pytest.raises(ForebayError):
+        Reads().unpack_request_package(request)
 
 
 @pytest.mark.parametrize("wrong", ["read", 1, [1], ["read"], {"read": 1}])

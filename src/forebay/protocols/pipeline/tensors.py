@@ -51,10 +51,19 @@ def unpack_all(tensors: Collection[Any]) -> dict[str, Any]:
         raise InvalidRequest(msg, detail={"err_no": RPC_PACKAGE_ERROR, "product": False})
     values: dict[str, Any] = {}
     for tensor in tensors:
-        values[tensor.name] = _value(tensor)
-        if tensor.lod:
-            values[f"{tensor.name}.lod"] = _lod(tensor)
+        values[tensor.name], lod = unpack(tensor)
+        if lod is not None:
+            values[f"{tensor.name}.lod"] = lod
     return values
+
+
+def unpack(tensor: Any) -> tuple[Any, Any]:
+    """Return the array or text of one Tensor, and its levels of detail or None.
+
+    Raises:
+        InvalidRequest: If it cannot be read; its detail has the number of the error.
+    """
+    return _value(tensor), _lod(tensor) if tensor.lod else None
 
 
 def pack(tensor: Any, name: str, value: Any, *, lod: Any = None, as_npy: bool = False) -> None:

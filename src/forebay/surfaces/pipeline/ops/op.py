@@ -35,6 +35,7 @@ class Op:
         store: For values that are too large to be handed on: `put(value)` gives a key, `get(key)` the value.
         local_service_handler: A model of one's own, given to the constructor or set in `init_op`: an object with
             `predict(feed, fetch, batch, log_id)`, or with `get_client(concurrency_idx)` that returns one.
+        concurrency, client_type: What the constructor was given.
         fetch_names: The model's results that are wanted; all of them if there is none.
         feeds_list: Whether `process` is given a dict for each sample instead of one for all; set by the server.
         is_tensor_format: Whether another pipeline is sent tensors instead of texts.
@@ -87,6 +88,7 @@ class Op:
         self.name = f"Op{next(_numbers)}" if name is None else name
         self.local_service_handler = local_service_handler
         self.fetch_names = list(fetch_list or ())
+        self.concurrency, self.client_type = concurrency, client_type
         self.given: dict[str, Any] = {
             "server_endpoints": server_endpoints,
             "fetch_list": fetch_list,
@@ -98,11 +100,10 @@ class Op:
             "batch_size": batch_size,
             "auto_batching_timeout": auto_batching_timeout,
         }
-        self._input_ops = _ops(self.name, "input_ops", input_ops)
-        self._jump_to_ops = _ops(self.name, "jump_to_ops", jump_to_ops)
         self.readers: list[Op] = []
-        for op in self._input_ops:
-            op.readers.append(self)
+        self._input_ops: list[Op] = []
+        self.set_input_ops(input_ops)
+        self.set_jump_to_ops(jump_to_ops)
 
     def init_op(self) -> None:
         """Load resources; once for an op in threads, once in each process of an op in processes."""
@@ -173,6 +174,27 @@ class Op:
         """Return the ops whose results it reads."""
         return list(self._input_ops)
 
+    def set_input_ops(self, ops: Op | Sequence[Op] | None) -> None:
+        """Read the results of these ops, and no others.
+
+        Raises:
+            ConfigError: If one is something else.
+        """
+        found = _ops(self.name, "input_ops", ops)
+        for op in self._input_ops:
+            op.readers.remove(self)
+        self._input_ops = found
+        for op in found:
+            op.readers.append(self)
+
+    def set_jump_to_ops(self, ops: Op | Sequence[Op] | None) -> None:
+        """Say where a result may be sent to instead of the next ops; not supported, so that the start fails.
+
+        Raises:
+            ConfigError: If one is no op.
+        """
+        self._jump_to_ops = _ops(self.name, "jump_to_ops", ops)
+
     def get_jump_to_ops(self) -> list[Op]:
         """Return the ops a result may be sent to instead of the next ones."""
         return list(self._jump_to_ops)
@@ -217,12 +239,26 @@ class RequestOp(Op):
         """
         return packing.unpack(request, self.request_parse), request.logid, None, ""
 
+    def proto_tensor_2_numpy(self, tensor: Any) -> tuple[Any, Any]:
+        """Read one tensor of a request, for an `unpack_request_package` of one's own.
+
+        Returns:
+            Its array or text, and its levels of detail or None.
+
+        Raises:
+            ForebayError: If it cannot be read.
+        """
+        from forebay.protocols.pipeline import tensors
+
+        return tensors.unpack(tensor)
+
 
 class ResponseOp(Op):
     """The last op: writes answers.
 
     Attributes:
         response_class: Message that the default `pack_response_package` fills; set by the server.
+        is_pack_tensor: Whether it answers with tensors instead of texts.
     """
 
     response_class: Any = None
@@ -237,12 +273,12 @@ class ResponseOp(Op):
             ConfigError: If it is no op.
         """
         super().__init__(name="@ResponseOp", input_ops=input_ops)
-        self._is_tensor = False
+        self.is_pack_tensor = False
         self.init_op()
 
     def set_pack_format(self, isTensor: bool = False) -> None:
         """Answer with tensors instead of texts."""
-        self._is_tensor = isTensor
+        self.is_pack_tensor = isTensor
 
     def pack_response_package(self, channeldata: Any) -> Any:
         """Write an answer.
@@ -253,7 +289,7 @@ class ResponseOp(Op):
         Returns:
             A response message.
         """
-        return packing.pack(channeldata, self.response_class, as_tensors=self._is_tensor)
+        return packing.pack(channeldata, self.response_class, as_tensors=self.is_pack_tensor)
 
 
 def _ops(name: str, argument: Literal["input_ops", "jump_to_ops"], given: Any) -> list[Op]:
