@@ -158,6 +158,12 @@ def test_metadata_over_both_faces():
         ]
 
 
+def test_data_that_is_null_was_not_said():
+    head = b'{"inputs":[{"name":"x","datatype":"INT8","shape":[2],"data": null ,"parameters":{"binary_data_size":2}}]}'
+    (tensor,) = rest.decode_request(head + b"\x01\x02", str(len(head))).inputs
+    assert (bytes(tensor.data), tensor.is_json) == (b"\x01\x02", False)
+
+
 def test_the_path_of_a_model_is_quoted():
     assert rest.model_path("a/b", "1") == "/v2/models/a%2Fb/versions/1"
 
