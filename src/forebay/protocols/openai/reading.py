@@ -9,7 +9,7 @@ import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
 from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions, Tokens
-from forebay.protocols import native
+from forebay.protocols import native, samples
 from forebay.serving.models.unreadable import refusal
 from forebay.types.first_use import known
 
@@ -145,7 +145,7 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
     if written[:1] != b"[" or written[1:].lstrip()[:1] in _DIGITS:
         return None  # the worker says so if it is not
     try:
-        return [bytes(one) for one in native.samples_of(written, native.PARAMS["json", "json"], limit)]
+        return [bytes(one) for one in samples.samples_of(written, native.PARAMS["json", "json"], limit)]
     except TooLarge:
         msg = f"'{name}' has more than {limit} elements, which is as many as are taken at a time"
         raise TooLarge(msg, detail={"path": f"$.{name}"}) from None

@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
 from forebay.protocols import native
+from forebay.protocols.samples import samples_of
 from forebay.serving.endpoint import next_id
 from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
@@ -310,7 +311,7 @@ class Route:
         request = Request(body, reply, params=head.params, origin=origin, id=head.id)
         if self.contract.batchable:
             assert type(body) is bytes  # only where samples come one a request do bodies land
-            request.body = native.samples_of(body, head.params, self._max_samples)
+            request.body = samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
         self.complete(request, head, origin)
         return request

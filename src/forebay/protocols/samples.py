@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of samples, cut into the bodies of their elements; what is in these is for the worker to read."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import TooLarge, ValidationError
+from forebay.serving.models.unreadable import refusal
+from forebay.types.first_use import known
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_SAMPLES: Final = 16_384
+"""Samples in the array of one request, whatever the queue may hold."""
+
+_json_rows = msgspec.json.Decoder(list[msgspec.Raw])
+_msgpack_rows = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES) -> list[memoryview]:
+    """Cut an array of samples into its elements without decoding them.
+
+    Args:
+        params: The formats.
+        limit: The most elements that are wanted: an array of more costs next to nothing.
+
+    Raises:
+        InvalidRequest: If it is malformed, ValidationError if it is no array or an empty one.
+        TooLarge: If it has too many elements.
+    """
+    limit = min(limit, MAX_SAMPLES)
+    try:
+        rows = (_json_elements if params["in"] == "json" else _msgpack_elements)(body, limit)
+    except msgspec.ValidationError as error:
+        raise ValidationError(f"the body must be an array of samples: {error}", detail={"path": "$"}) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, body) from error
+    if not rows:
+        raise ValidationError("the array of samples is empty", detail={"path": "$"})
+    return [memoryview(row) for row in rows]
+
+
+def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
+    """Read the elements, or give up at the first one that is too many."""
+    if body.count(b",") < limit:
+        return _json_rows.decode(body)  # there cannot be more elements than that
+    read = _elements_up_to(limit)
+    try:
+        found = read.decode(body)
+    except msgspec.ValidationError:
+        if body.lstrip()[:1] == b"[":
+            raise _too_many(limit) from None
+        raise
+    rows = list(msgspec.structs.astuple(found))
+    while rows and not len(rows[-1]):
+        rows.pop()
+    return rows
+
+
+@cache
+def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Make a decoder that stops one element after those wanted; a decoder of a list would make all of them first."""
+    fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
+    elements = msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
+    return msgspec.json.Decoder(known(elements))
+
+
+_MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
+
+
+def _msgpack_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
+    """Read the elements; their number comes first."""
+    size = _MSGPACK_LENGTHS.get(body[0], 0) if body else 0
+    if limit < int.from_bytes(body[1 : 1 + size], "big") <= len(body):  # one that cannot be is told as malformed
+        raise _too_many(limit)
+    return _msgpack_rows.decode(body)
+
+
+def _too_many(limit: int) -> TooLarge:
+    return TooLarge(f"the array has more than {limit} samples, which is as many as may wait here")
