@@ -4,6 +4,7 @@
 import base64
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,32 @@ def test_long_files_go_over_the_disk_and_leave_nothing(server):
     answer = send(server, "pictures", {"image": ("long", b"\x01" * 150_000)}, label="")
     assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (150_000, True)
     leaves_nothing(server)
+
+
+def test_long_files_are_taken_again_after_the_folder_for_temporary_files_was_swept(server):
+    for _ in range(2):
+        assert send(server, "raw", {"a": bytes(5000)}).json() == 5000
+        (kept,) = server.folder.glob("forebay-*")
+        shutil.rmtree(kept)
+    assert send(server, "raw", {"a": bytes(5000)}).json() == 5000
+    leaves_nothing(server)
+
+
+def test_the_log_says_once_that_long_files_cannot_be_kept(server):
+    away = server.folder.with_name("away")
+
+    def told():
+        return server.log.count("the files of a form cannot be kept: No such file or directory")
+
+    for times in (1, 2):
+        server.folder.rename(away)
+        for _ in range(2):
+            answer = send(server, "raw", {"a": bytes(5000)})
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "the files of a form cannot be kept: No such file or directory"
+        away.rename(server.folder)
+        assert send(server, "raw", {"a": bytes(5000)}).json() == 5000
+        eventually(lambda: told() == times)  # noqa: B023 - it is over within the turn
 
 
 def test_the_one_file_of_a_form_is_what_a_model_of_bytes_gets(server):  # F52

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gzip
+import logging
 import os
 import tempfile
 import threading
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.transports.http.route import Head
+
+log = logging.getLogger("forebay")
 
 PACKINGS: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 """What bodies may be packed with."""
@@ -58,6 +61,7 @@ class Staging:
         self.memory = _Budget(limit, f"the bodies that were unpacked have {limit} bytes together")
         limit = config.max_form_disk_bytes
         self.disk = _Budget(limit, f"the files of forms that are answered have {limit} bytes together")
+        self._is_told = False
 
     def open(self, head: Head, max_body_bytes: int) -> Staged:
         """Begin to read the body of a request.
@@ -71,14 +75,27 @@ class Staging:
             sink = _Form(head.form, self, on_disk=head.route.contract.shares_disk, max_body_bytes=max_body_bytes)
         else:
             sink = _Whole(max_body_bytes, self)
-        return Staged(_Unpacker(head.packing, sink) if head.packing else sink, sink)
+        return Staged(self, _Unpacker(head.packing, sink) if head.packing else sink, sink)
+
+    def kept(self) -> None:
+        """Note that a file of a form was written."""
+        self._is_told = False
+
+    def not_kept(self, error: OSError) -> Unavailable:
+        """Log that a file of a form could not be written; returns what its client is told."""
+        refusal = Unavailable(f"the files of a form cannot be kept: {error.strerror}")
+        if not self._is_told:  # once, until they can be kept again
+            self._is_told = True
+            log.warning("%s (in %s); who sends long ones gets 503", refusal.message, tempfile.gettempdir())
+        return refusal
 
 
 class Staged:
     """One body; `close` it once the request is answered."""
 
-    def __init__(self, entry: _Entry, sink: _Sink) -> None:
+    def __init__(self, staging: Staging, entry: _Entry, sink: _Sink) -> None:
         self.max_bytes = sink.max_bytes
+        self._staging = staging
         self._entry = entry
         self._sink = sink
         self._lock = threading.Lock()
@@ -121,7 +138,7 @@ class Staged:
             try:
                 return step(*arguments)
             except OSError as error:
-                raise Unavailable(f"the files of a form cannot be kept: {error.strerror}") from error
+                raise self._staging.not_kept(error) from error
 
 
 class _Budget:
@@ -353,7 +370,7 @@ class _Form:
         self._content += data[start:end]
 
     def _move_to_disk(self) -> None:
-        handle, path = tempfile.mkstemp(dir=_folder().path)
+        handle, path = _new_file()
         self._paths.append(Path(path))
         self._file = os.fdopen(handle, "wb")
         self._write(bytes(self._content))
@@ -374,6 +391,7 @@ class _Form:
             size = self._file.tell()
             self._file.close()
             self._file = None
+            self._staging.kept()
             content = str(self._paths[-1]).encode()
         self._parts.append(FormPart(self._name, content, self._filename, self._type, size))
 
@@ -386,6 +404,17 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise InvalidRequest(f"a name in the form is no text in UTF-8: {value[:40]!r}") from None
+
+
+_opening: Final = threading.Lock()
+
+
+def _new_file() -> tuple[int, str]:
+    with _opening:
+        if not _folder().path.exists():  # somebody sweeps the temporary folder of what looks old
+            _folder().remove()
+            _folder.cache_clear()
+        return tempfile.mkstemp(dir=_folder().path)
 
 
 @cache
