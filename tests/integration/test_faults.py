@@ -166,6 +166,14 @@ def test_what_a_model_forks_keeps_neither_the_port_nor_a_connection(stubborn, tm
         eventually(lambda: server.process.poll() is not None)
         socket.create_server(("127.0.0.1", server.port)).close()
         assert is_running(child)
+    os.kill(child, signal.SIGTERM)
+    eventually(lambda: not is_running(child), "the end of what was forked")
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_what_a_model_forks_ends_when_it_is_terminated(stubborn, kind):
+    server = stubborn("Terminating", "--worker-kind", kind, "--timeout-ms", "10000")
+    assert server.client.post("/", json=-1).json() == 1
 
 
 # Told to end

@@ -21,6 +21,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.workers import sigterm
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
@@ -64,6 +66,7 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` means it
                 self._handlers[number] = signal.signal(number, self._signalled)
+        sigterm.keep_from_children(self._signalled)
         threading.Thread(target=self._watch, name="forebay-signals", daemon=True).start()
         return self
 

@@ -25,6 +25,7 @@ from forebay.errors import BadOutcome, ForebayError
 from forebay.observe.author_metrics import MetricReporter
 from forebay.observe.model_log import capture, origin
 from forebay.types.call import Failure, Media
+from forebay.workers import sigterm
 from forebay.workers.address import parse_address
 from forebay.workers.cancel import probe
 from forebay.workers.devices import device_in, run_on
@@ -303,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # They may reach the whole group; only the server decides what they mean. A handler instead of SIG_IGN, because
         # ignored signals stay ignored in programs that a model starts.
         signal.signal(number, _leave_it_to_the_server)
+    sigterm.keep_from_children(_leave_it_to_the_server)
     keep_freed_memory()
     try:
         address = parse_address(options.connect)

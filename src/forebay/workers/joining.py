@@ -20,6 +20,7 @@ from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.observe.author_metrics import MetricReporter
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin
+from forebay.workers import sigterm
 from forebay.workers.child import serve, wire_error
 from forebay.workers.devices import device_in
 from forebay.workers.memory import keep_freed_memory
@@ -95,6 +96,7 @@ class JoiningWorker:
         runner = self._open(spec, connection)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
+        sigterm.keep_from_children(self._leave)
         self._tell(f"ready; attached to {self._address}")
         threads = [
             threading.Thread(target=self._work, args=(runner, first), daemon=True)
