@@ -49,12 +49,18 @@ def wrong_values(setting):
     return [*values, *[text for text in texts if text not in {"many", "nan", "1e400", "1.5", "maybe", ""}]]
 
 
+MORE = {
+    "versions": "latest, latest:N, all, or versions such as 1,3 are needed",
+    "name": "letters, digits, '.', '_' and '-' are allowed",
+    "devices": "is no device",
+    "allowed_hosts": "'nonsense:' is no name of a host",
+    "cors_origins": "'nonsense:' is no origin",
+}
+"""What is said of settings that are more than a type and a range."""
+
+
 def needed(setting):
-    if setting.name == "versions":
-        return "latest, latest:N, all, or versions such as 1,3 are needed"
-    if setting.name == "name":
-        return "letters, digits, '.', '_' and '-' are allowed"
-    return "is no device" if setting.also is not None else setting.needed()
+    return MORE.get(setting.name) or setting.needed()
 
 
 @pytest.fixture
@@ -110,7 +116,7 @@ def test_a_key_outside_its_range_is_one_sentence(refused, tmp_path, name):
         return
     above = "log" if struct is ProcessConfig and setting.name.startswith("log_") else ABOVE.get(struct, "")
     for value in wrong_values(setting):
-        indented = f"{above}:\n  {setting.key}: {value}" if above else f"{setting.key}:\n  {value}"
+        indented = f"{above}:\n  {setting.key}:\n    {value}" if above else f"{setting.key}:\n  {value}"
         (tmp_path / "any.yaml").write_text(f"target: model.py\n{indented}\n")
         told = refused("--config", "any.yaml")
         key = f"{above}.{setting.key}" if above else setting.key

@@ -253,6 +253,19 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("http: {max_head_bytes: 5}\n", "1: http.max_head_bytes is 5; a whole number of at least 256 is needed"),
         ("http: {access_log: 1}\n", "1: http.access_log is 1; true or false is needed"),
         ("http: {api_keys: [1]}\n", "1: http.api_keys is [1]; a list of texts is needed"),
+        *(
+            (f"http: {{allowed_hosts: [a.example, '{host}']}}\n", "1: http.allowed_hosts is ['a.example', ")
+            for host in ("http://a", "a:80", "*.a", "a.", "schön.example", "")
+        ),
+        *(
+            (f"http: {{cors_origins: ['*', '{origin}']}}\n", "1: http.cors_origins is ['*', ")
+            for origin in ("https://a/", "a", "https://*.a", "//a", "https://a:", "http://a:80", "https://a:443", "")
+        ),
+        ("http: {allowed_hosts: a:80}\n", "1: http.allowed_hosts is 'a:80'; 'a:80' is no name of a host; one such as"),
+        (
+            "http: {cors_origins: a.example}\n",
+            "1: http.cors_origins is 'a.example'; 'a.example' is no origin as browsers",
+        ),
         ("http: 9000\n", "1: http is 9000; a mapping of keys to values is needed"),
         ("workers: yes\n", "1: workers is true; a whole number of at least 1 is needed"),
         ("max_wait_ms: -1\n", "1: max_wait_ms is -1; milliseconds of at least 0 are needed"),

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from forebay.errors import ConfigError
+from forebay.server.config import HttpConfig
 from forebay.types.did_you_mean import nearest
+from forebay.types.settings import declared
 
 _LEVELS: Final = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error"}
 _NUMBERS: Final = ("port", "rest_port", "file_system_poll_wait_seconds")
@@ -142,9 +144,16 @@ def _others(told: dict[str, Any]) -> list[str]:
         found += ["--devices", device.lower().replace(".", ":")]
     if "api_key_file" in told:
         found += ["--api-key", f"@{told['api_key_file']}"]
-    return found + [
-        part for origin in told.get("allowed_origins", "").split(",") if origin for part in ("--cors-origin", origin)
-    ]
+    if "allowed_origins" in told:
+        found += [part for origin in _origins(told["allowed_origins"]) for part in ("--cors-origin", origin)]
+    return found
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    try:
+        return declared(HttpConfig)["cors_origins"].read(text)
+    except ValueError as error:
+        raise ConfigError(f"--allowed_origins is {text[:80]!r}; {error}") from error
 
 
 def _policy(text: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -17,6 +18,40 @@ from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
 
 WorkerKind = Literal["inline", "thread", "process"]
+
+_HOST: Final = r"(?:[\w-]+(?:\.[\w-]+)*|\[[0-9a-f:.]+\])"
+_ORIGIN: Final = rf"\*|null|(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://{_HOST}(?::[0-9]+)?"
+
+
+def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names that requests may have as their host, in lower case.
+
+    Raises:
+        ValueError: If none can have one of them.
+    """
+    found = tuple(name.lower() for name in names)
+    for name in found:
+        if re.fullmatch(rf"\*|{_HOST}", name, re.ASCII) is None:
+            raise ValueError(
+                f"{name!r} is no name of a host; one such as models.example, without a port, or * is needed"
+            )
+    return found
+
+
+def _origins(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return origins that pages may have, as browsers write them: in lower case.
+
+    Raises:
+        ValueError: If none can have one of them.
+    """
+    found = tuple(name.lower() for name in names)
+    for name in found:
+        if re.fullmatch(_ORIGIN, name, re.ASCII) is None:
+            raise ValueError(
+                f"{name!r} is no origin as browsers send it; one such as https://pages.example or "
+                "http://localhost:3000, without a path and without the usual port, or * is needed"
+            )
+    return found
 
 
 def _policy(text: str) -> str:
@@ -86,8 +121,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     certfile: Annotated[str | None, Written("--certfile", "PEM", is_path=True)] = None
     keyfile: Annotated[str | None, Written("--keyfile", "PEM", is_path=True)] = None
     api_keys: Annotated[tuple[str, ...], Written("--api-key", "KEY")] = ()
-    allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME")] = ()
-    cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN")] = ()
+    allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME"), Checked(_hosts)] = ()
+    cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
     manage: Annotated[bool | None, Written("--manage", usual="on where requests need a key")] = None
     dashboard: Annotated[bool, Written("--dashboard")] = True

@@ -36,7 +36,8 @@ SAID = {
     "--model_path m --model_name n --target_device GPU.1": "m --name n --devices gpu:1",
     "--config_path c --target_device CPU": "c",
     "--config_path c --api_key_file k": "c --api-key @k",
-    "--config_path c --allowed_origins a,b": "c --cors-origin a --cors-origin b",
+    "--config_path c --allowed_origins http://a,https://b:8": "c --cors-origin http://a --cors-origin https://b:8",
+    "--config_path c --allowed_origins *": "c --cors-origin *",
     "--config_path c --metrics_enable": "c",
     '--config_path c --model_version_policy {"latest":{"num_versions":2}}': "c --versions latest:2",
     '--config_path c --model_version_policy {"all":{}}': "c --versions all",
@@ -74,6 +75,7 @@ WRONG = {
     "--config_path c --model_version_policy x": "num_versions",
     "--config_path c --target_device GPU": "both there",
     "--model_path m --model_name n --target_device HETERO:GPU,CPU": "'HETERO:GPU,CPU'; say .* in config.json",
+    "--config_path c --allowed_origins http://a,b": "--allowed_origins is 'http://a,b'; 'b' is no origin",
     "--config_path": "expected one argument",
 }
 
