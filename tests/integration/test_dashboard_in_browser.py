@@ -70,6 +70,12 @@ def test_what_the_server_does_is_shown_as_it_does_it(browser, server, load, widt
         assert "RuntimeError: <img src=x" in page.text(".faults")
         assert "watched.py" in page.text(".faults pre")
         assert page.eval("window.hacked ?? null") is None
+        left, right = page.eval(
+            "(time => { const text = document.createRange(); text.selectNodeContents(time);"
+            "return [text.getBoundingClientRect().right, time.getBoundingClientRect().right]; })"
+            "(document.querySelector('.faults time'))"
+        )
+        assert (right - left < 1) is (width < 760)  # there is a column of times only where there is room for it
         dark = page.eval("getComputedStyle(document.documentElement).backgroundColor")
         assert (int(dark.split("(")[1].split(",")[0]) < 50) is (scheme == "dark")
         assert page.said == []
@@ -83,7 +89,7 @@ def test_a_model_is_tried_in_the_page(browser, server):
         page.eval("document.querySelector('#try-kind').value = JSON.stringify('garden')")
         page.click("#try button.primary")
         page.until("document.querySelector('#try .output pre')?.textContent === '\"setosa, garden\"'")
-        assert page.text("#try .status").startswith("200")
+        assert page.text("#try .status").startswith("200 ")
         # what does not fit is told as the server tells it
         page.write("#try-measures", '"four"')
         page.click("#try button.primary")
@@ -233,6 +239,31 @@ server.set_response_op(ResponseOp(input_ops=[Work(name="work", input_ops=[Reques
 server.prepare_server(yml_dict={"http_port": 18081, "dag": {"is_thread_op": True}})
 server.run_server()
 """
+
+
+GRAPH = """
+import forebay
+
+@forebay.node(worker_kind="thread")
+def same(x: float) -> float:
+    return x
+
+@forebay.compose
+def quick(x: float) -> float:
+    return same(x)
+"""
+
+
+def test_a_graph_whose_nodes_have_little_to_do_is_not_called_idle(browser, serve, tmp_path):
+    (tmp_path / "quick.py").write_text(GRAPH)
+    server = serve(str(tmp_path / "quick.py"))
+    told = "document.querySelector('.graph .figure').textContent"
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until(f"{told} === 'idle'")
+        ask = "fetch('models/quick', {method: 'POST', headers: {'content-type': 'application/json'}, body: '1'})"
+        page.until(f"({ask}, {told} === 'hardly busy')")
+        page.until(f"{told} === 'idle'")
 
 
 def test_repositories_are_told(browser, serve, tmp_path):

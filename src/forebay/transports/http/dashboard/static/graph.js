@@ -94,7 +94,8 @@ export class Graph {
       mark(node.group, "data-busiest", node === busiest?.node);
       mark(node.group, "data-alarm", state.alive === 0);
     }
-    say(this.value, busiest ? `busiest: ${busiest.node.name.slice(this.name.length + 1)}, ${percent(busiest.busy)}` : "idle");
+    const little = told.some(({ busy, sum }) => busy || sum.batches) ? "hardly busy" : "idle";
+    say(this.value, busiest ? `busiest: ${busiest.node.name.slice(this.name.length + 1)}, ${percent(busiest.busy)}` : little);
   }
 }
 

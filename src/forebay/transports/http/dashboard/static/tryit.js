@@ -137,8 +137,8 @@ export class TryIt {
   }
 
   #tell(status, parts) {
-    const code = status === null ? null : h("b", { class: "tag code", "data-state": status < 400 ? "ready" : "wrong" }, String(status));
-    this.status.replaceChildren(...[code, parts.filter(Boolean).join(" · ")].filter(Boolean));
+    const code = status === null ? [] : [h("b", { class: "tag code", "data-state": status < 400 ? "ready" : "wrong" }, String(status)), " "];
+    this.status.replaceChildren(...code, parts.filter(Boolean).join(" · "));
   }
 
   async #show(answer, told, began) {
