@@ -597,7 +597,10 @@ def mistake(capsys):
         (["--attach", "tcp:localhost:99999"], "tcp:HOST:PORT is needed"),
         (["--attach", "tcp:0.0.0.0:9100"], "so a secret is needed: --attach-secret @FILE"),
         (["--attach", "unix:" + "x" * 200], "200 bytes, the kernel takes at most 107"),
-        (["--attach", "unix:s", "--attach-secret", "short"], "at least 16 are needed; make one with"),
+        (
+            ["--attach", "unix:s", "--attach-secret", "short"],
+            "at least 16 bytes are needed, and it has 5; make one with",
+        ),
         (["--attach", "unix:s", "--attach-secret", "@/nowhere"], "the secret in /nowhere cannot be read"),
         (["--attach", "unix:s", "--worker-hang-s", "-1"], "seconds of at least 0 are needed"),
         (["--atach", "unix:s"], "did you mean --attach?"),
@@ -620,7 +623,7 @@ def test_the_log_of_a_command_ends_with_the_test_that_ran_it():
     "options, cure",
     [
         (["model.py", "--connect", "localhost:1"], "did you mean tcp:localhost:1?"),
-        (["model.py", "--connect", "unix:s", "--secret", "short"], "at least 16 are needed"),
+        (["model.py", "--connect", "unix:s", "--secret", "short"], "at least 16 bytes are needed"),
         (["modle.py", "--connect", "unix:s"], "did you mean model.py?"),
         (["", "--connect", "unix:s"], "TARGET is an empty text; a Python file is needed"),
         ([".", "--connect", "unix:s"], ". is a folder; a Python file is needed"),

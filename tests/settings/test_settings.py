@@ -307,6 +307,13 @@ def test_what_is_wrong_in_a_file_is_one_sentence_with_its_place(refused, file, t
     assert refused(".", file=file).startswith(f"forebay.yaml:{told}")
 
 
+def test_a_secret_that_is_too_short_is_told_with_its_file(refused):
+    told = refused(".", file="attach: {address: 'unix:x', secret: x}\n")
+    assert told.startswith(
+        "forebay.yaml: secret is too short: at least 16 bytes are needed, and it has 1; make one with"
+    )
+
+
 @pytest.mark.parametrize(
     "env, told",
     [

@@ -56,7 +56,7 @@ def read_secret(given: str | None, option: str) -> bytes | None:
     secret = given.encode()
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"the secret of {where} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed; "
+            f"{where} is too short: at least {MIN_SECRET_BYTES} bytes are needed, and it has {len(secret)}; "
             "make one with: openssl rand -hex 16"
         )
     return secret

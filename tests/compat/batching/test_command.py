@@ -57,6 +57,12 @@ def test_what_is_not_possible_is_said_in_a_sentence(cli, tmp_path, flags):  # B1
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("address", [[], ["-address", "batch.socket"]], ids=["usual", "said"])
+def test_a_path_is_no_address_of_tcp(cli, address):  # B3
+    told = "workers join at 'batch.socket', which is a path; -protocol tcp needs -address HOST:PORT"
+    assert told in cli("batching", "-protocol", "tcp", *address).stderr
+
+
 def test_options_are_written_with_one_dash_or_two_with_or_without_a_sign(start, tmp_path):  # B1, B2
     front = start("-name", "foo", "--batch=3", "-capacity=7", "--timeout", "3000")
     assert front.address == str(tmp_path / "foo.socket")  # B4: in full

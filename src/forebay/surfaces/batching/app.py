@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError
 from forebay.protocols.native import Contract
 from forebay.server.app import App
 from forebay.server.config import HttpConfig
@@ -37,6 +38,9 @@ class BatchingApp(App):
         Raises:
             ConfigError: If the address is none.
         """
+        if settings.protocol == "tcp" and ":" not in settings.address:
+            msg = f"workers join at '{settings.address}', which is a path; -protocol tcp needs -address HOST:PORT"
+            raise ConfigError(msg)
         self._settings = settings
         pool = AttachedPool[JobSlot](NAME, grace_s=None)
         timeout_s = settings.timeout_ms / 1000
