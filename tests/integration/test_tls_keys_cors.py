@@ -88,6 +88,12 @@ def test_handshakes_that_are_left_half_way_are_connections(serve, authority, fil
     assert server.wait() == 0
 
 
+def test_a_client_that_hangs_up_in_a_handshake_is_logged_so(secure, eventually):
+    with socket.create_connection((secure.host, secure.port)) as half:
+        half.sendall(b"\x16\x03\x01\x02\x00\x01")
+    eventually(lambda: "the TLS handshake failed: the client hung up" in secure.log)
+
+
 def _is_closed(connection):
     connection.setblocking(False)
     try:

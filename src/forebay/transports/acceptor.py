@@ -111,13 +111,8 @@ class Acceptor:
             self._pauses[listening] = loop.call_later(PAUSE_S, again)
 
 
-def adopting(connect: Callable[[], asyncio.Protocol], **tls: Any) -> Take:
-    """Return what makes connections of sockets.
-
-    Args:
-        connect: Makes the protocol of one.
-        tls: What the event loop's `connect_accepted_socket` is told of TLS.
-    """
+def adopting(connect: Callable[[], asyncio.Protocol]) -> Take:
+    """Return what makes connections of sockets, with the protocol that `connect` makes of each."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -130,7 +125,7 @@ def adopting(connect: Callable[[], asyncio.Protocol], **tls: Any) -> Take:
     async def begin(accepted: socket.socket) -> None:
         has_begun = False
         try:
-            await loop.connect_accepted_socket(connect, accepted, **tls)
+            await loop.connect_accepted_socket(connect, accepted)
             has_begun = True
         except OSError as error:
             log.debug("a connection ended before it began: %s", error)

@@ -308,6 +308,40 @@ def test_who_does_not_open_a_tls_port_as_is_due_is_closed(open_port, authority, 
     assert ask(channel, "Echo", b"x") == b"x"
 
 
+def test_handshakes_that_are_left_half_way_are_connections(open_port, authority, tls, eventually, caplog):
+    port = open_port(certfile=str(tls / "both.pem"), max_connections=20)
+    with contextlib.ExitStack() as stack:
+        halves = [stack.enter_context(Wire(port, opening=b"")) for _ in range(40)]
+        for half in halves[::2]:
+            half.flood(b"\x16\x03\x01\x02\x00\x01")
+        eventually(lambda: sum(is_closed(half.socket) for half in halves) >= 20)
+        assert sum(is_closed(half.socket) for half in halves) == 20
+        assert any("all 20 connections are taken" in line for line in caplog.messages)
+    channel = port.connect(credentials=grpc.ssl_channel_credentials(authority.cert_pem.bytes()))
+    assert ask(channel, "Echo", b"x", wait_for_ready=True) == b"x"
+    eventually(lambda: any("the TLS handshake failed: the client hung up" in line for line in caplog.messages))
+
+
+def is_closed(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("opening", [b"GET / HTTP/1.1\r\nhost: test\r\n\r\n", OPENING + call("Echo")])
+def test_who_comes_to_a_tls_port_without_it_is_told_so(open_port, tls, caplog, opening):
+    port = open_port(certfile=str(tls / "both.pem"))
+    with Wire(port, opening=opening) as wire:
+        answer = b"".join(iter(wire.read_bytes, b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"TLS" in answer
+    assert any("was refused: it does not speak TLS" in line for line in caplog.messages)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # what ends a call: its connection serves the next one
 

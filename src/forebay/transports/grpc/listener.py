@@ -15,6 +15,7 @@ from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
+from forebay.transports.tls_door import TlsDoor
 from forebay.transports.tls_files import server_context
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.service import GrpcService
 
-TLS_GOODBYE_S: Final = 1.0
-"""How long a closing TLS connection waits for the client's goodbye."""
 CLOSING_S: Final = 1.0
 """How long the last answers, and methods that were called off, may take to leave."""
 WARNING_S: Final = 1.0
@@ -64,7 +63,7 @@ class GrpcListener:
         self._source = source
         self._health: Any = None
         self._port: GrpcPort | None = None
-        self._acceptor: Acceptor | None = None
+        self._door: TlsDoor | Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
         """Bind and accept; returns the address.
@@ -89,34 +88,33 @@ class GrpcListener:
         port = GrpcPort(config, heads, loop)
         connect = lambda: GrpcConnection(port)  # noqa: E731
         if (tls := server_context(config.certfile, config.keyfile)) is None:
-            adopt = adopting(connect)
+            door = Acceptor(adopting(connect))
         else:
             tls.set_alpn_protocols(["h2"])
-            adopt = adopting(
-                connect, ssl=tls, ssl_handshake_timeout=config.read_timeout_s, ssl_shutdown_timeout=TLS_GOODBYE_S
-            )
-        acceptor = Acceptor(adopt)
+            door = TlsDoor(port, tls, connect)
         try:
-            self.address = await acceptor.open(config.host, number, config.backlog)
+            self.address = await door.open(config.host, number, config.backlog)
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, number, error, self._source)) from error
-        self._port, self._acceptor = port, acceptor
+        self._port, self._door = port, door
         port.sweep()
         return self.address
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, answer what was sent, end every call within `grace_s` seconds."""
-        port, acceptor = self._port, self._acceptor
-        if port is None or acceptor is None:
+        port, door = self._port, self._door
+        if port is None or door is None:
             return
         self._health.stop()
         port.refusals.stop()
-        acceptor.close()
+        door.close()
         started = time.monotonic()
         try:
             for connection in list(port.connections):
                 connection.warn()
             await self._wait_closed(port, min(WARNING_S, grace_s))
+            if isinstance(door, TlsDoor):
+                door.abandon()
             for connection in list(port.connections):
                 connection.leave()
             await self._wait_closed(port, max(grace_s - (time.monotonic() - started), 0.0))
@@ -135,7 +133,7 @@ class GrpcListener:
         """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while port.connections:  # noqa: ASYNC110 - a connection closes in many ways
+                while port.connections or port.greeted:  # noqa: ASYNC110 - a connection closes in many ways
                     await asyncio.sleep(0.02)
 
 

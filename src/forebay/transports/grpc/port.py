@@ -17,12 +17,14 @@ from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.heads import MAX_GUESSES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.grpc.strangers import NEEDS_TLS
 from forebay.transports.reading_turns import ReadingTurns
 from forebay.transports.refusal_pacing import RefusalLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forebay.errors import ForebayError
     from forebay.observe.access_log import EndedCall
     from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
@@ -46,6 +48,7 @@ class GrpcPort:
     Attributes:
         heads: Reads what calls want.
         epoch: Sweeps so far; connections and calls note it instead of asking for the time.
+        greeted: Connections whose TLS handshake is not over; they count as connections.
         connections: Those that are open.
         calls: How many are open, without those that need no key.
         public_streams: How many of those without a key are streams.
@@ -64,6 +67,7 @@ class GrpcPort:
         self.heads = heads
         self.loop = loop
         self.epoch = 0
+        self.greeted = 0
         self.connections: set[GrpcConnection] = set()
         self.tells = config.access_log or bool(access_log.listeners)
         self.calls = 0
@@ -115,6 +119,14 @@ class GrpcPort:
     def refused(self, peer: str, text: str) -> None:
         """Write a line of the log about a client that was refused, at most one a second for each reason."""
         self._told.refused(self.epoch, peer, text, text)
+
+    def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
+        """Write such a line about a client that did not become a connection."""
+        self._told.refused(self.epoch, client, type(error), error.message, error.kind)
+
+    def refuse_plain(self) -> tuple[str, bytes]:
+        """Return why a client is refused that speaks without TLS where that is needed, and what it is sent."""
+        return "it does not speak TLS", NEEDS_TLS
 
     def tell_refused(self, calls: Sequence[OpenCall]) -> None:
         """Tell calls that they came to a full queue; it is counted and logged once for all with the same reason."""

@@ -19,6 +19,7 @@ from forebay.transports.grpc.heads import Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.grpc.strangers import NEEDS_HTTP_2
 from forebay.transports.grpc.usual_calls import MAX_HEADS, UsualCalls
 from forebay.transports.grpc.windows import CONNECTION_WINDOW, STREAM_WINDOW
 
@@ -52,11 +53,6 @@ MAX_ENDED: Final = 1_024
 """Streams ended by the server whose last frames may still come; older ones are forgotten."""
 GOODBYE: Final = b"goodbye?"
 """A PING whose answer says that the client knows that the server is leaving."""
-
-_SENTENCE: Final = b"this port speaks gRPC, which needs HTTP/2\n"
-_NOT_HTTP_1: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-) % (len(_SENTENCE), _SENTENCE)
 
 
 class Receiver:
@@ -272,7 +268,7 @@ class Receiver:
                 msg = "the connection does not begin as HTTP/2 does"
                 raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
             self._port.refused(self._connection.peer, "it does not speak HTTP/2")
-            self._sender.out.append(_NOT_HTTP_1)
+            self._sender.out.append(NEEDS_HTTP_2)
             self._connection.hang_up()
         return self.is_greeted
 

@@ -59,10 +59,6 @@ class NotHttp(Refusal):
     """The bytes are not a request."""
 
 
-class NotTls(NotHttp):
-    """What came to a port that speaks TLS is no TLS, or none that can be agreed on."""
-
-
 class NotImplementedHere(Refusal, status=501, word="not_implemented"):
     """The request asks for a part of HTTP that is not spoken here."""
 

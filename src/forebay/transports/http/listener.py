@@ -17,7 +17,7 @@ from forebay.transports.binding import why_not
 from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
-from forebay.transports.http.tls import TlsDoor
+from forebay.transports.tls_door import TlsDoor
 from forebay.transports.tls_files import server_context
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from forebay.errors import InternalError, Unavailable
 from forebay.observe import access_log
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
+from forebay.transports.http.errors import NotHttp, error_answer
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.http.same_turn import SameTurn, TakesMany
 from forebay.transports.reading_turns import ReadingTurns
@@ -190,6 +191,11 @@ class HttpPort:
         head.refusal = [first + begin, *(piece + begin for piece in others[:-1]), others[-1]]
         head.refusal_stamp = self.epoch
         return head.refusal
+
+    def refuse_plain(self) -> tuple[str, bytes]:
+        """Return why a client is refused that speaks without TLS where that is needed, and what it is sent."""
+        error = NotHttp("this port speaks HTTPS, and plain HTTP came; ask for it with https://")
+        return error.message, self.write_answer(*error_answer(error, ""), keep_alive=False)
 
     def make_room(self) -> None:
         """Refuse the body that has taken most of the budget, so that the others need not suffer for it."""

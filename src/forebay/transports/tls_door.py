@@ -2,31 +2,26 @@
 """Accepts connections to a port that speaks TLS, and stays with each until its handshake is over.
 
 The event loop's own server knows a connection only once its handshake is done: until then it counts nowhere. Here it
-counts from the first moment, has the time that any beginning of a request has, and a client that speaks plain HTTP is
-told so in a form it can read.
+counts from the first moment and has the time that any beginning of a request has, and a client that speaks without TLS
+is told so in a form it can read. What that form is, its port knows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
-from forebay.errors import Unavailable
+from forebay.errors import InvalidRequest, Unavailable
 from forebay.transports.acceptor import Acceptor
-from forebay.transports.http.errors import NotHttp, NotTls, TooSlow, error_answer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
 
-    from forebay.transports.http.port import HttpPort
-
-log = logging.getLogger("forebay")
+    from forebay.errors import ForebayError
+    from forebay.server.config import GrpcConfig, HttpConfig
 
 TLS_GOODBYE_S: Final = 1.0
 """How long a closing TLS connection waits for the client's goodbye."""
@@ -35,18 +30,54 @@ _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 256 * 1024
 
 
+class NotTls(InvalidRequest):
+    """What came to a port that speaks TLS is no TLS, or none that can be agreed on."""
+
+
+class LateHandshake(NotTls):
+    """The handshake was not over in time."""
+
+
+class TlsPort(Protocol):
+    """A port as its door sees it.
+
+    Attributes:
+        greeted: Connections whose TLS handshake is not over; they count as connections.
+    """
+
+    greeted: int
+
+    @property
+    def config(self) -> HttpConfig | GrpcConfig:
+        """How many connections there may be, and how long one may take to begin."""
+        ...
+
+    @property
+    def connections(self) -> Sized:
+        """Those that have begun."""
+        ...
+
+    def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
+        """Log a refusal."""
+        ...
+
+    def refuse_plain(self) -> tuple[str, bytes]:
+        """Return why a client is refused that begins without TLS, and what it is sent."""
+        ...
+
+
 class TlsDoor:
     """Listens on one address."""
 
-    def __init__(self, lane: HttpPort, context: ssl.SSLContext, connect: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, port: TlsPort, context: ssl.SSLContext, connect: Callable[[], asyncio.Protocol]) -> None:
         """Describe the door.
 
         Args:
-            lane: Whose connections they become.
+            port: Whose connections they become.
             context: How they are encrypted.
             connect: Makes the protocol of one.
         """
-        self._lane = lane
+        self._port = port
         self._context = context
         self._connect = connect
         self._acceptor = Acceptor(self._take)
@@ -70,19 +101,20 @@ class TlsDoor:
             task.cancel()
 
     def _take(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
-        lane = self._lane
-        if len(lane.connections) + lane.greeted >= lane.config.max_connections:
+        port, limit = self._port, self._port.config.max_connections
+        if len(port.connections) + port.greeted >= limit:
             accepted.close()
-            lane.tell(Unavailable(f"all {lane.config.max_connections} connections are taken"), peer)
+            port.tell(Unavailable(f"all {limit} connections are taken"), peer)
             return
-        lane.greeted += 1
+        port.greeted += 1
         task = asyncio.get_running_loop().create_task(self._greet(accepted, peer))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
 
     async def _greet(self, accepted: socket.socket, peer: tuple[str, int]) -> None:
         """Make a connection of a socket, or tell the client why not."""
-        loop, patience_s = asyncio.get_running_loop(), self._lane.config.read_timeout_s
+        loop, port = asyncio.get_running_loop(), self._port
+        patience_s = port.config.read_timeout_s
         is_taken = False
         try:
             async with asyncio.timeout(patience_s):
@@ -97,15 +129,16 @@ class TlsDoor:
                         ssl_shutdown_timeout=TLS_GOODBYE_S,
                     )
                 elif first:
-                    error = NotHttp("this port speaks HTTPS, and plain HTTP came; ask for it with https://")
-                    self._lane.tell(NotTls(error.message), peer)
-                    await _answer(accepted, error)
+                    why, answer = port.refuse_plain()
+                    port.tell(NotTls(why), peer)
+                    await _answer(accepted, answer)
         except TimeoutError:
-            self._lane.tell(TooSlow(f"the TLS handshake was not over within {patience_s:g} seconds"), peer)
+            port.tell(LateHandshake(f"the TLS handshake was not over within {patience_s:g} seconds"), peer)
         except OSError as error:
-            self._lane.tell(NotTls(f"the TLS handshake failed: {error.strerror or error}"), peer)
+            reason = error.strerror or str(error) or "the client hung up"
+            port.tell(NotTls(f"the TLS handshake failed: {reason}"), peer)
         finally:
-            self._lane.greeted -= 1
+            port.greeted -= 1
             if not is_taken:
                 accepted.close()
 
@@ -122,13 +155,10 @@ async def _peek(accepted: socket.socket) -> bytes:
     return accepted.recv(8, socket.MSG_PEEK)
 
 
-async def _answer(accepted: socket.socket, error: NotHttp) -> None:
-    """Write an answer in plain HTTP, and read what the client is still sending, so that the answer is not lost."""
+async def _answer(accepted: socket.socket, answer: bytes) -> None:
+    """Send an answer without TLS, and read what the client is still sending, so that the answer is not lost."""
     loop = asyncio.get_running_loop()
-    status, headers, body = error_answer(error, "")
-    headers = [*headers, (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
-    lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
-    await loop.sock_sendall(accepted, STATUS_LINE[status] + lines + b"\r\n" + body)
+    await loop.sock_sendall(accepted, answer)
     accepted.shutdown(socket.SHUT_WR)
     left = _LINGER_BYTES
     with contextlib.suppress(TimeoutError):
