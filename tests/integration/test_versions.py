@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versions under one name, managed over HTTP and from Python."""
 
+import asyncio
+
 import httpx
 import pytest
 from tests.integration.test_reload import Load, ask, states, write
@@ -8,6 +10,9 @@ from tests.waiting import eventually
 
 import forebay
 from forebay.errors import ConfigError, InvalidRequest, ModelError, NotFound
+from forebay.server.app import App
+from forebay.server.config import HttpConfig
+from forebay.transports.http.asgi import asgi_app
 
 KEY = {"x-api-key": "secret"}
 
@@ -104,6 +109,28 @@ def test_versions_are_managed_over_http(serve, project):  # F51
     assert "foreign" in post("versions/2/unload", 403, headers={"origin": "http://evil.example"})["error"]["code"]
     assert httpx.post(f"{server.url}/models/tells/versions/2/unload").status_code == 401
     assert ask(server) == "2"
+
+
+@pytest.mark.parametrize("path", ["/models/tells/versions/1/load", "/v2/repository/models/tells/load"])
+def test_what_fails_without_words_while_a_version_is_loaded_is_in_the_log(path, caplog):
+    app = App([])
+
+    def source(name, version):
+        raise KeyError("who is to know")
+
+    app.source = source
+
+    async def load():
+        transport = httpx.ASGITransport(asgi_app(app, HttpConfig(manage=True)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(path)
+
+    answer = asyncio.run(load())
+    assert answer.status_code == 500
+    assert "the server's log has the details under this request id" in answer.text
+    [record] = [vars(one) for one in caplog.records if "who is to know" in one.getMessage()]
+    assert record["request_ids"] == [answer.headers["x-request-id"]]
+    assert "in source" in record["trace"]
 
 
 def test_without_a_key_versions_are_managed_only_if_somebody_says_so(serve, project):

@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.routing import Route as PathRoute
 
 from forebay.errors import ForebayError, NotFound, Unavailable
+from forebay.observe.ids import next_id
 from forebay.protocols import openapi
 from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
@@ -313,6 +314,6 @@ class _KeyCheck:
 
 
 def _error(request: HttpRequest, error: ForebayError, fault: Fault = error_answer) -> Response:
-    failed(request.scope, error)
-    request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1"))
+    request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1")) or next_id()
+    failed(request.scope, error, request_id)
     return response_of(fault(error, request_id))

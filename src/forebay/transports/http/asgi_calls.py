@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from forebay.errors import UserCodeError
 from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
     from forebay.errors import ForebayError
     from forebay.types.call import Request
+
+log = logging.getLogger("forebay.requests")
 
 TOLD: Final = "forebay.call"
 """Where a scope holds its `EndedCall`, for those who know more of it; without it nothing is told."""
@@ -27,8 +31,16 @@ def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:
         call.answered_by(endpoint, request)
 
 
-def failed(scope: Scope, error: ForebayError) -> None:
-    """Note which error a call is answered with; the status alone stands for several."""
+def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:
+    """Note which error a call is answered with; the status alone stands for several.
+
+    What the user's code raised where no endpoint was asked, such as while a version is loaded, is logged here: clients
+    are sent to the log for it.
+    """
+    if isinstance(error, UserCodeError) and not error.is_logged:
+        error.is_logged = True
+        extra = {"path": scope["path"], "request_ids": [request_id], "trace": error.trace}
+        log.error("%s: %s", error.kind, error.message, extra=extra)
     call = scope.get(TOLD)
     if call is not None:
         call.code = error.kind

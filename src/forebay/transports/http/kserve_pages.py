@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge
+from forebay.observe.ids import next_id
 from forebay.server.kserve_facts import (
     config_of,
     every_version,
@@ -27,6 +28,7 @@ from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
+from forebay.transports.http.route import request_id_of
 from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known
 
@@ -71,8 +73,10 @@ class InferencePages:
         try:
             answer = await self._answer(scope, receive, send)
         except ForebayError as error:
-            failed(scope, error)
-            answer = fault_of(error)
+            own = HttpRequest(scope).headers.get("x-request-id", "")
+            request_id = request_id_of(own.encode("latin-1")) or next_id()
+            failed(scope, error, request_id)
+            answer = fault_of(error, request_id)
         if answer is not None:
             status, headers, body = answer
             length = (b"content-length", str(len(body)).encode())
