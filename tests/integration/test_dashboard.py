@@ -115,6 +115,7 @@ def test_the_stream_tells_what_happens(zoo):
         kind, hello = next(events)
         assert kind == "hello"
         assert hello["bounds"]["rows"][0] == 1.0
+        assert ("echo", 1) in [(one["endpoint"], one["alive"]) for one in hello["standing"]]
         assert next(events)[0] == "beat", "from here on it counts"
         assert zoo.call("echo", 1).status_code == 200
         beat = until(events, "echo")
@@ -249,8 +250,8 @@ def test_nothing_is_made_while_nobody_looks_and_once_for_all_who_do(monkeypatch)
         sents = [[] for _ in range(3)]
         viewers = [await opened(asgi, sent) for sent in sents]
         await reached(lambda: min(map(len, sents)) >= 12)
-        # the start, the greeting (one look each), and then what all get
-        assert len(made) - len(viewers) <= max(map(len, sents))
+        # the start, the greeting (two looks each), and then what all get
+        assert len(made) - 2 * len(viewers) <= max(map(len, sents))
         for _, gone in viewers:
             gone.set()
         await asyncio.gather(*[task for task, _ in viewers])

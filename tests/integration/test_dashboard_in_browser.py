@@ -188,7 +188,7 @@ def test_a_key_is_asked_for_and_sent_as_a_header_only(browser, launch, eventuall
         def is_asked_with_key():
             page.eval("null")  # what it asks for meanwhile is heard
             given = {url for url, headers in page.requests if headers.get("X-API-Key") == "sesame street"}
-            return {"events", "models", "metrics"} <= {url.rpartition("/")[2] for url in given}
+            return {"events", "models"} <= {url.rpartition("/")[2] for url in given}
 
         eventually(is_asked_with_key)
         assert not [url for url, _ in page.requests if "sesame" in url]
@@ -264,6 +264,20 @@ def test_a_graph_whose_nodes_have_little_to_do_is_not_called_idle(browser, serve
         ask = "fetch('models/quick', {method: 'POST', headers: {'content-type': 'application/json'}, body: '1'})"
         page.until(f"({ask}, {told} === 'hardly busy')")
         page.until(f"{told} === 'idle'")
+
+
+def test_the_workers_of_every_version_are_counted_before_any_is_asked(browser, serve, models, tmp_path):
+    versions = [{"target": f"{models}/watched.py:Iris", "version": one, "weight": 1} for one in ("1", "2")]
+    file = tmp_path / "both.yaml"
+    file.write_text(json.dumps({"models": versions, "worker_kind": "thread"}))
+    server = serve(None, "--config", str(file))
+    server.call("iris", CALLS["iris"])
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until(f"{ROW.format('iris')}.querySelector('td.workers').textContent === '2 up'")
+        page.until("document.querySelector('#tiles').textContent.includes('2 slots')")
+        page.until(f"{ROW.format('iris')}.querySelector('td.total').textContent === '1'")
+        assert page.said == []
 
 
 def test_repositories_are_told(browser, serve, tmp_path):

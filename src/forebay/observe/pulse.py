@@ -141,6 +141,15 @@ class Pulse(Generic[S]):
         self._seen = seen
         return beats
 
+    def standing(self) -> Generator[None, None, list[Beat]]:
+        """Return how each endpoint stands and what it has counted so far, in turns, for who begins to watch."""
+        found: list[Beat] = []
+        for number, source in enumerate(list(self._sources()), 1):
+            found.append(_Seen(source.metrics).beat(self._read(source)))
+            if number % SLICE == 0:
+                yield
+        return found
+
     def faults(self) -> list[Fault]:
         """Return the newest errors of all endpoints, the newest first."""
         found = (

@@ -38,7 +38,10 @@ def pulse(ones):
 
 
 def beat(pulse):
-    turns = pulse.beat()
+    return ended(pulse.beat())
+
+
+def ended(turns):
     count = 0
     while True:
         try:
@@ -88,6 +91,17 @@ def test_one_that_is_replaced_under_its_name_counts_anew(pulse, ones):
     ones[0].call()
     (told,), _ = beat(pulse)
     assert (told.totals, told.codes) == ({"ok": 1}, {"ok": 1})
+
+
+def test_who_begins_to_watch_is_told_how_all_stand_and_nothing_of_it_is_new(pulse, ones):
+    ones[0].call()
+    ones[1].waiting = 7
+    told, _ = ended(pulse.standing())
+    assert [(one.endpoint, one.totals, one.waiting, one.slots) for one in told] == [
+        ("iris", {"ok": 1}, 0, 2),
+        ("other", {"ok": 0}, 7, 2),
+    ]
+    assert not any(one.codes or one.request or one.batches or one.faults for one in told)
 
 
 def test_what_was_seen_is_forgotten_when_nobody_looks(pulse, ones):

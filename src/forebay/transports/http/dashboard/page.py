@@ -128,6 +128,7 @@ class Dashboard:
         is_trusted = self._has_keys or _is_from_here(request)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
+        standing = await finish_in_turns(self._pulse.standing())
         faults = self._pulse.faults()
         hello = {
             "forebay": forebay.__version__,
@@ -137,6 +138,7 @@ class Dashboard:
             "tells_all": is_trusted,
             "is_beside": request.scope.get("root_path", "").endswith(PREFIX),
             "faults": faults if is_trusted else for_strangers(faults),
+            "standing": standing,
         }
         return self._audience.join(_event("hello", hello), is_trusted=is_trusted)
 

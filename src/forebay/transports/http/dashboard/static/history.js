@@ -84,20 +84,18 @@ export class History {
     for (const name of [...this.lines.keys()]) if (!known.has(name.split(VERSION)[0])) this.lines.delete(name);
   }
 
-  /** Takes what was counted before anybody looked: {endpoint: {version: {code: count}}}. */
-  learnTotals(counters) {
-    for (const [name, versions] of Object.entries(counters)) {
-      for (const [version, totals] of Object.entries(versions)) {
-        const line = this.lines.get(name);
-        const state = line?.versions.get(version)?.state ?? NOTHING;
-        line?.stand(version, state, totals);
-      }
-    }
-  }
-
-  began(bounds) {
+  /** Takes how every endpoint stands, and what was counted before anybody looked. */
+  began(bounds, standing) {
     this.bounds = bounds;
     this.isNew = true;
+    for (const told of standing) this.#stand(told);
+  }
+
+  #stand(told) {
+    const line = this.line(told.endpoint);
+    const state = { inFlight: told.in_flight, waiting: told.waiting, alive: told.alive, idle: told.idle, slots: told.slots, restarts: told.restarts };
+    line.stand(told.version, state, told.totals);
+    line.state.problem = told.problem ?? "";
   }
 
   /** Takes one event. */
@@ -115,12 +113,9 @@ export class History {
       return merged.get(name);
     };
     for (const told of event.beats) {
-      const line = this.line(told.endpoint);
       const owner = owners.get(told.endpoint);
       const beat = this.#beat(told, dt);
-      const state = { inFlight: told.in_flight, waiting: told.waiting, alive: told.alive, idle: told.idle, slots: told.slots, restarts: told.restarts };
-      line.stand(told.version, state, told.totals);
-      line.state.problem = told.problem ?? "";
+      this.#stand(told);
       this.line(`${told.endpoint}${VERSION}${told.version}`).push(beat);
       const target = of(owner ?? told.endpoint);
       if (owner) {

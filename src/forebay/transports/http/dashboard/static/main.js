@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the page together: /models says who is there, /metrics what was counted before, a stream what happens.
+// Puts the page together: /models says who is there, a stream how they stand and what happens.
 
 import { Detail } from "./detail.js";
 import { $, choice, kept, mark, say } from "./dom.js";
@@ -7,7 +7,7 @@ import { Faults } from "./faults.js";
 import { ALL, History } from "./history.js";
 import { Models } from "./models.js";
 import { Repositories } from "./repositories.js";
-import { countersOf, hasKey, listen, read, setKey, whenKeyIsNeeded } from "./server.js";
+import { hasKey, listen, read, setKey, whenKeyIsNeeded } from "./server.js";
 import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
 import { TryIt } from "./tryit.js";
@@ -67,22 +67,14 @@ async function learn() {
   if (document.body.dataset.beside === undefined) await tryIt.learn(models);
 }
 
-async function learnTotals() {
-  try {
-    history.learnTotals(countersOf(await (await read("metrics")).text()));
-  } catch {
-    // the columns of totals begin with the first event, then
-  }
-}
-
 function take(kind, data) {
   if (kind === "hello") {
-    history.began(data.bounds);
+    history.began(data.bounds, data.standing);
     mark(document.body, "data-beside", data.is_beside ? "" : null); // a project has all other paths for itself
     faults.hear(data.now);
     for (const fault of data.faults) faults.take(fault, null);
     say($("footer"), `forebay ${data.forebay} · percentiles and sizes are of what was answered since this page was opened · nothing is counted for it while nobody looks`);
-    learn().then(learnTotals);
+    learn();
     return;
   }
   if (changes !== null && changes !== data.changes) asked = 0;

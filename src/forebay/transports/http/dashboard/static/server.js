@@ -142,17 +142,3 @@ export function listen(onEvent, onState) {
   });
   forever();
 }
-
-/** Reads the counters of requests from the page for Prometheus: {endpoint: {version: {code: count}}}. */
-export function countersOf(text) {
-  const found = {};
-  for (const [, labels, value] of text.matchAll(/^forebay_requests_total\{(.*)\} (\S+)$/gm)) {
-    const told = {};
-    for (const [, name, quoted] of labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) {
-      told[name] = quoted.replace(/\\(.)/g, (_, char) => (char === "n" ? "\n" : char));
-    }
-    const codes = ((found[told.endpoint] ??= {})[told.version] ??= {});
-    codes[told.code] = (codes[told.code] ?? 0) + Number(value);
-  }
-  return found;
-}
