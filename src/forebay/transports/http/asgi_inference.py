@@ -78,8 +78,9 @@ class Predict:
         except ForebayError as error:
             if answer is None or answer.request is None:
                 route.endpoint.reject(error)
-            failed(scope, error)
-            await send_answer(send, *route.fault(error, (head.id if answer is None else answer.id) or next_id()))
+            request_id = (head.id if answer is None else answer.id) or next_id()
+            failed(scope, error, request_id)
+            await send_answer(send, *route.fault(error, request_id))
         finally:
             if answer is not None:
                 answer.let_go()
