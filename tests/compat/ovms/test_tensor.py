@@ -4,6 +4,7 @@
 import array
 import copy
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,8 +108,8 @@ def test_a_format_without_a_type_is_the_type():  # O29
     assert Tensor("x", np.array("my string")).datatype == "9w"
     assert Tensor("x", np.ones(2, ">i4")).datatype == ">i"
     for kind in ("V12", [("a", "<i4"), ("b", "<f8")]):
-        array = np.zeros(2, kind)
-        assert Tensor("x", array).datatype == memoryview(array).format
+        made: Any = np.zeros(2, kind)
+        assert Tensor("x", made).datatype == memoryview(made).format
 
 
 def test_bytes_are_numbers_of_one_byte():  # O30
