@@ -92,6 +92,12 @@ def test_parts_of_a_stream_come_in_order_and_once(server, model):
     assert found == [list(range(1, length + 1)) for length in (1, 50, 7, 23, 40, 3)]
 
 
+@pytest.mark.parametrize("length", [5, 6])
+@pytest.mark.parametrize("model", ["shared-some", "shared-some-async", "generated-some"])
+def test_a_part_that_postprocess_leaves_out_is_not_sent(server, model, length):
+    assert [number for number, _ in Stream(server, model, length=length).rest()] == [1, 3, 5]
+
+
 @pytest.mark.parametrize("model", MODELS[:2])
 def test_streams_that_are_open_make_a_step_together(server, model):
     first = Stream(server, model, length=LONG, seconds=0.002)

@@ -118,6 +118,21 @@ class SharedAsync(Model):
         return part
 
 
+def seen(part: list[int]) -> list[int] | None:
+    """Odd numbers alone, so that the end of a stream may have no part."""
+    return part if part[0] % 2 else None
+
+
+class SharedSome(Shared):
+    def postprocess(self, part: list[int]) -> list[int] | None:
+        return seen(part)
+
+
+class SharedSomeAsync(Shared):
+    async def postprocess(self, part: list[int]) -> list[int] | None:
+        return seen(part)
+
+
 class Generated(Model):
     """A generator for those who come at a time; parts are the number and how many of them there are."""
 
@@ -135,6 +150,11 @@ class Generated(Model):
     @endpoint("/alive", methods=["GET"])
     def alive(self, batch: list[dict[str, Any]]) -> list[int]:
         return [Generated.open] * len(batch)
+
+
+class GeneratedSome(Generated):
+    def postprocess(self, part: list[int]) -> list[int] | None:
+        return seen(part)
 
 
 class GeneratedAsync(Model):

@@ -203,3 +203,19 @@ def test_what_is_refused_in_the_protocols_form(server, files, path, body, status
     name = path.partition(":")[0].partition("/")[0]
     found, text = refused(post(files if name in {"iris", "scalar"} else server, path, body))
     assert (found, said in text) == (status, True), text
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["iris:predict", "iris/versions/1:predict", "iris:classify"])
+def test_another_method_is_refused_as_the_protocol_does(files, method, path):
+    answer = files.client.request(method, f"/v1/models/{path}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST, OPTIONS")
+    if method != "HEAD":
+        assert refused(answer) == (405, f"{method} is not possible here, POST, OPTIONS are")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["nothing:predict", "iris:nothing"])
+def test_what_is_not_there_is_told_alike_by_every_method(files, method, path):
+    status, text = refused(files.client.request(method, f"/v1/models/{path}"))
+    assert (status, "nothing" in text) == (404, True)

@@ -110,9 +110,7 @@ def _step_types(
 ) -> tuple[WireType, WireType]:
     """Do the same for a model whose streams share their steps."""
     given = (preprocess or start).wire_type("input")
-    answer = (
-        step.wire_type("output", element=True, part=True) if postprocess is None else postprocess.wire_type("output")
-    )
+    answer = (postprocess or step).wire_type("output", element=postprocess is None, part=True)
     if answer.has_media:
         where = media_in_parts(batchable=False, streams=True)
         raise ConfigError(f"{(postprocess or step).place}: its parts are annotated as forebay.Media, and {where}")

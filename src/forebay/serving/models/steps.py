@@ -247,6 +247,8 @@ async def _written_async(runner: Stepping, made: Awaitable[Any], stream: Stream,
 
 
 def _written(runner: Stepping, part: Any, stream: Stream, *, is_last: bool) -> Stepped:
+    if part is None:  # `postprocess` leaves it out
+        return _ENDED if is_last else _NOTHING
     written = part if type(part) is Failure else runner.write(part, stream.params)
     if type(written) is Failure:
         return Stepped(None, [written])

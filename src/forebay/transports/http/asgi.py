@@ -213,7 +213,10 @@ class _Predictions(BaseRoute):
         """Tell whether a path is that of a model, and who answers there."""
         target = _target_of(scope)
         route = self._by_target.get(target) if scope["type"] == "http" and _is_path(target) else None
-        return (Match.NONE, {}) if route is None else (Match.FULL, {"endpoint": Predict(route).methods(self._page)})
+        if route is None:
+            return (Match.NONE, {})
+        page = None if tfserving.is_tfserving_path(path_of(scope)) else self._page
+        return (Match.FULL, {"endpoint": Predict(route).methods(page)})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the request answered."""

@@ -88,10 +88,10 @@ class Predict:
                 staged.close()
 
     def methods(self, page: Any) -> Methods:
-        """Return the handlers of a path by verb: a model also describes itself, a further method only answers."""
+        """Return the handlers of a path by verb: a model also describes itself if it has a page, others only answer."""
         contract = self._route.contract
         if not contract.call:
-            return Methods(post=self, get=_Get(self, page))
+            return Methods(post=self, get=None if page is None else _Get(self, page), fault=self._route.fault)
         is_got = "GET" in contract.verbs or (contract.streams and contract.is_named)
         post = self if "POST" in contract.verbs else None
         return Methods(post=post, get=self if is_got else None, fault=self._route.fault)

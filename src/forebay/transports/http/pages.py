@@ -106,8 +106,11 @@ class ServerPages:
 
     async def v1_model(self, request: HttpRequest) -> Response:
         """Describe one model for them."""
+        name = request.path_params["name"]
+        if ":" in name:
+            return await self.v1_missing(request)
         try:
-            return _json(model_page(self._app, request.path_params["name"], self._created))
+            return _json(model_page(self._app, name, self._created))
         except NotFound as error:
             failed(request.scope, error)
             return response_of(fault(error, ""))
@@ -121,7 +124,7 @@ class ServerPages:
             return response_of(kserve_calls.fault_of(error))
 
     async def v1_missing(self, request: HttpRequest) -> Response:
-        """Say why nothing answers a POST to a model."""
+        """Say why nothing answers to a verb of a model."""
         error = tfserving.not_there(self._app, "/".join(request.path_params.values()))
         failed(request.scope, error)
         return response_of(kserve_calls.fault_of(error))

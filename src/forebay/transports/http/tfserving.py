@@ -189,7 +189,7 @@ def is_tfserving_path(path: str) -> bool:
 
 
 def not_there(app: App, path: str) -> NotFound:
-    """Return the error of a path below `/v1/models/` at which nothing answers a POST."""
+    """Return the error of a path below `/v1/models/` at which nothing answers."""
     name, _, verb = path.partition(":")
     name, _, below = name.partition("/")
     if verb not in {"predict", "classify", "regress"}:
