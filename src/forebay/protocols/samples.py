@@ -71,12 +71,18 @@ def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
 
 
 _MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
+_SHORT: Final = 0x90
+_SHORT_MASK: Final = 0xF0
+"""An array of up to 15 has its length in its first byte."""
 
 
 def _msgpack_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
     """Read the elements; their number comes first."""
-    size = _MSGPACK_LENGTHS.get(body[0], 0) if body else 0
-    if limit < int.from_bytes(body[1 : 1 + size], "big") <= len(body):  # one that cannot be is told as malformed
+    first = body[0] if body else 0
+    size = _MSGPACK_LENGTHS.get(first, 0)
+    is_short = first & _SHORT_MASK == _SHORT
+    count = first - _SHORT if is_short else int.from_bytes(body[1 : 1 + size], "big")
+    if limit < count <= len(body):  # one that cannot be is told as malformed
         raise _too_many(limit)
     return _msgpack_rows.decode(body)
 

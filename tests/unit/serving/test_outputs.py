@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -34,6 +34,14 @@ class Point(msgspec.Struct):
 class Pair:
     left: int
     right: int | None = None
+
+
+@dataclasses.dataclass
+class Labelled:
+    label: str
+    kind: ClassVar = 3
+    _: dataclasses.KW_ONLY
+    score: float = 0.0
 
 
 class Row(TypedDict):
@@ -66,6 +74,7 @@ RIGHT = [
     (dict[str, list[Point]], [{"a": [Point(1)]}], [{"a": [{"x": 1, "name": "", "others": []}]}]),
     (Point, [Point(1.5, "a", [Point(2)]), {"x": 3}], None),
     (Pair, [Pair(1), Pair(1, 2)], [{"left": 1, "right": None}, {"left": 1, "right": 2}]),
+    (Labelled, [Labelled("a", score=1.5)], [{"label": "a", "score": 1.5}]),
     (Row, [{"a": 1}], [{"a": 1}]),
     (Colour, [Colour.RED, "red"], ["red", "red"]),
     (Literal["a", "b"], ["a"], ["a"]),
@@ -87,6 +96,7 @@ WRONG = [
     (Point, Point(1.0, others=[Point(1.0, name=3)]), "at `$.others[0].name`"),
     (Pair, Pair("a"), "at `$.left`"),
     (list[Pair], [Pair(1), Pair(2, "b")], "at `$[1].right`"),
+    (Labelled, Labelled("a", score="b"), "at `$.score`"),
     (Row, {"b": 1}, "missing required field `a`"),
     (Literal["a", "b"], "c", "Invalid enum value 'c'"),
     (int | None, "a", "Expected `int | null`, got `str`"),

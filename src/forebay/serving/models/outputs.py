@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, TypeAlias, cast
 
@@ -157,10 +157,16 @@ def _fields(annotation: Any, known: dict[int, Check]) -> Check:
         return is_right and all(one(list(map(field, values))) for field, one in checks)
 
     known[id(annotation)] = check
-    for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
-        if typing.get_origin(hint) is not typing.ClassVar:
-            checks.append((operator.attrgetter(name), _check(hint, known)))
+    hints = typing.get_type_hints(annotation, include_extras=True)
+    checks.extend((operator.attrgetter(name), _check(hints[name], known)) for name in _names_of(annotation))
     return check
+
+
+def _names_of(annotation: Any) -> Iterable[str]:
+    """Return the fields of a class; its annotations may name others, which are none."""
+    if issubclass(annotation, msgspec.Struct):
+        return annotation.__struct_fields__
+    return [one.name for one in dataclasses.fields(annotation)]
 
 
 def _never_sure(values: list[Any]) -> bool:

@@ -40,7 +40,7 @@ from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault, unspoken
 from forebay.transports.http.pages import ServerPages, path_of, response_of
-from forebay.transports.http.route import request_id_of
+from forebay.transports.http.route import request_id_of, whole_number
 from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
     """What writes errors: status, headers and body."""
 
-_MAX_DIGITS: Final = 9
+_LONGEST_WAIT_MS: Final = 3_600_000
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
 _ABOUT: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/config)?$")
 """What tells of a model what only the model knows."""
@@ -280,7 +280,7 @@ class _Lending:
 def _patience_s(scope: Scope) -> float:
     """Return how long a request waits for its model: no longer than for its answer."""
     told = dict(scope["headers"]).get(b"x-request-timeout-ms", b"")
-    return (int(told) if told.isdigit() and len(told) < _MAX_DIGITS else Model.timeout_ms) / 1000
+    return min(whole_number(told) or Model.timeout_ms, _LONGEST_WAIT_MS) / 1000
 
 
 class _KeyCheck:

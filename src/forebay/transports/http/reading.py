@@ -35,7 +35,7 @@ from forebay.transports.http.parsers import (
     with_known_method,
     with_path,
 )
-from forebay.transports.http.route import Head, length_of
+from forebay.transports.http.route import Head, whole_number
 
 if TYPE_CHECKING:
     import asyncio
@@ -354,7 +354,8 @@ class ReadingConnection(AnsweringConnection):
         if upgrades or self._lane.is_draining:
             self.cycle.keep_alive = False
         elif any(
-            name == b"content-length" and length_of(value) > self._lane.config.max_body_bytes for name, value in headers
+            name == b"content-length" and whole_number(value) > self._lane.config.max_body_bytes
+            for name, value in headers
         ):
             self._announce_end()
 

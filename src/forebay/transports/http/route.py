@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from forebay.types.tensor import Data
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-_MAX_DIGITS: Final = 16
-_MAX_LENGTH_DIGITS: Final = 20
+_MAX_DIGITS: Final = 20
 
 NEVER: Final = float("inf")
 
@@ -50,9 +49,9 @@ def request_id_of(value: bytes) -> str:
     return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else ""
 
 
-def length_of(value: bytes) -> int:
-    """Read a Content-Length; one of too many digits to be read is longer than any body, and what is no number is 0."""
-    return int(value.lstrip(b"0")[:_MAX_LENGTH_DIGITS] or b"0") if value.isdigit() else 0
+def whole_number(value: bytes) -> int:
+    """Read a length or a time; one of too many digits to be read is above any limit, and what is no number is 0."""
+    return int(value.lstrip(b"0")[:_MAX_DIGITS] or b"0") if value.isdigit() else 0
 
 
 def _nothing_has_arrived(_now: float) -> None:
@@ -238,7 +237,7 @@ class Route:
             if wanted == _CONTENT_TYPE:
                 content_type = value
             elif wanted == _CONTENT_LENGTH:
-                head.length = length_of(value)
+                head.length = whole_number(value)
             elif wanted == _ACCEPT:
                 accept = accept + b"," + value if accept else value
             elif wanted == _TIMEOUT:
@@ -386,7 +385,7 @@ class Route:
             raise native.UnsupportedMedia(msg)
 
     def _read_timeout(self, head: Head, value: bytes) -> None:
-        milliseconds = int(value) if value.isdigit() and len(value) < _MAX_DIGITS else 0
+        milliseconds = whole_number(value)
         if milliseconds < 1:
             msg = f"X-Request-Timeout-Ms is {value[:40].decode('latin-1')!r}, a whole number of at least 1 is needed"
             head.problem = InvalidRequest(msg)

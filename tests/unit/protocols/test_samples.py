@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of samples are cut alike in every format and at every length."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import TooLarge
+from forebay.protocols.samples import samples_of
+
+FORMATS = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(count=st.integers(1, 40), limit=st.integers(1, 40))
+def test_an_array_of_more_samples_than_wanted_is_too_large_however_its_length_is_written(name, count, limit):
+    write = FORMATS[name]
+    body = write(list(range(count)))
+    if count > limit:
+        with pytest.raises(TooLarge, match=f"more than {limit} samples"):
+            samples_of(body, {"in": name}, limit)
+    else:
+        assert [bytes(one) for one in samples_of(body, {"in": name}, limit)] == [write(n) for n in range(count)]
