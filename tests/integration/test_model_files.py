@@ -43,6 +43,7 @@ def server(launch, tmp_path_factory):
         model_files.mean(folder / "mean.onnx"): THREE,
         model_files.table(folder / "table.onnx"): THREE,
         model_files.texts(folder / "texts.onnx"): "",
+        model_files.single(folder / "single.onnx"): "",
         folder / "inside.py": "",
     }
     if importlib.util.find_spec("openvino") is not None:
@@ -157,3 +158,28 @@ def test_check_says_what_would_be_served_and_warns_of_what_is_declared_and_not_s
     assert done.returncode == 0, done.stderr
     assert "POST /models/one" in done.stdout
     assert "is run on one request at a time: it cannot be run on 3 samples" in done.stderr
+
+
+SINGLE = {"x": [1, 2], "flag": True, "count": 3, "weight": 2.5, "word": "a"}
+
+
+def test_a_single_value_is_taken_as_it_is(server):
+    answer = server.client.post("/models/single", json=SINGLE | {"weight": 2})
+    assert answer.json() == {"sum": [3], "flag_out": True, "count_out": 3, "weight_out": 2, "word_out": "a"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"flag": value} for value in ("false", {"a": 1}, 2.7, 1, None)),
+        *({"count": value} for value in (2.7, True, "5", None, 2**70)),
+        *({"weight": value} for value in (None, "nan", "5", True, 1e300)),
+        *({"word": value} for value in (None, {"a": 1}, 5)),
+    ],
+    ids=str,
+)
+def test_a_single_value_of_another_type_is_refused_where_numpy_would_make_one_of_it(server, wrong):
+    answer = server.client.post("/models/single", json=SINGLE | wrong)
+    ((name, _),) = wrong.items()
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["detail"]["path"] == f"$.{name}"

@@ -127,6 +127,17 @@ def texts(path):
     return save(path, [("Identity", ["in:0"], ["out:0"])], [("in:0", "STRING", ["n"])], [("out:0", "STRING", ["n"])])
 
 
+def single(path):
+    """Gives back a single value of each kind, without any axis, beside a sum."""
+    kinds = {"flag": "BOOL", "count": "INT64", "weight": "FLOAT", "word": "STRING"}
+    return save(
+        path,
+        [("ReduceSum", ["x"], ["sum"]), *(("Identity", [name], [f"{name}_out"]) for name in kinds)],
+        [("x", "FLOAT", ["n"]), *((name, kind, []) for name, kind in kinds.items())],
+        [("sum", "FLOAT", [1]), *((f"{name}_out", kind, []) for name, kind in kinds.items())],
+    )
+
+
 def sequence(path):
     """Gives a sequence of tensors, which no request carries."""
     import onnx

@@ -21,6 +21,7 @@ from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
+from forebay.serving.models.array_types import ArrayType, array_of
 from forebay.serving.models.methods import endpoint, methods_of, path_like
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runner_for
@@ -291,10 +292,22 @@ def _array(var: Var, value: Any) -> Any:
         return cast("Any", value).astype(var.dtype, copy=False)
     try:
         with np.errstate(over="raise"):
-            array = np.array(value, var.dtype)
+            array = _unheld(var, value) if var.rows is None else np.array(value, var.dtype)
     except (ValueError, TypeError, OverflowError, FloatingPointError) as problem:
         msg = f"'{var.alias}' is no array of {var.dtype}: {problem}"
         raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None
+    return array
+
+
+def _unheld(var: Var, value: Any) -> Any:
+    """Read what the annotation holds to no type: a single value, or lists of a shape that the file does not say.
+
+    Raises:
+        ValueError: If it is of another type, which `numpy.array` would make something of.
+    """
+    array = ArrayType(str(var.datatype), None).read(value)
+    if var.datatype != "BOOL" and array_of(value).dtype.kind == "b":
+        raise ValueError("true and false are no numbers")
     return array
 
 
@@ -303,8 +316,10 @@ def _texts(var: Var, value: Any) -> Any:
     import numpy as np
 
     try:
-        shape = np.shape(value)
+        array = np.array(value, object).reshape(np.shape(value))
+        if var.rows is None and not all(isinstance(one, str | bytes) for one in array.flat):
+            raise ValueError("each of its elements must be a text")
     except ValueError as problem:
         msg = f"'{var.alias}' is no array of texts: {problem}"
         raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None
-    return np.array(value, object).reshape(shape)
+    return array
