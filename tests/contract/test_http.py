@@ -158,6 +158,11 @@ def test_the_formats_are_chosen_by_content_type_and_accept(way):
             ("application/msgpack", "application/msgpack", packed),
             ("application/json;q=0.1, application/msgpack", "application/msgpack", packed),
             ("text/html, */*;q=0.1", "application/json", plain),
+            ("*/*, application/json", "application/json", plain),
+            ("application/*, application/msgpack", "application/msgpack", packed),
+            ("application/msgpack, application/json", "application/msgpack", packed),
+            ("application/json;q=0, */*", "application/msgpack", packed),
+            ("application/msgpack;q=0.5, */*", "application/json", plain),
         ]:
             answer = way.post("echo", body, content_type=content_type, accept=accept)
             assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, kind, wanted)

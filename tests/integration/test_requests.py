@@ -66,6 +66,28 @@ def test_files_and_fields_are_those_of_the_sample(server):  # F52
     assert send(server, "keyed", {"image": b"123"}, label="a").json() == "a"
 
 
+@pytest.mark.parametrize(
+    "sent, found",
+    [
+        ({"size": "2"}, {"size": 2}),
+        ({"is_new": "true"}, {"is_new": True}),
+        ({"named": "1"}, {"named": "1"}),
+        ({"named": "2"}, {"named": 2}),
+        ({"size": "3"}, None),
+        ({"is_new": "false"}, None),
+    ],
+    ids=str,
+)
+def test_a_text_is_the_one_of_a_few_values_that_it_writes(server, sent, found):
+    for answer in (
+        server.client.get("/models/chooses/asked", params=sent),
+        send(server, "chooses", {name: (None, value) for name, value in sent.items()}),
+    ):
+        assert answer.status_code == (422 if found is None else 200), answer.text
+        if found is not None:
+            assert answer.json() == {"size": 1, "is_new": None, "named": "two"} | found
+
+
 def test_long_files_go_over_the_disk_and_leave_nothing(server):
     answer = send(server, "pictures", {"image": ("long", b"\x01" * 150_000)}, label="")
     assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (150_000, True)

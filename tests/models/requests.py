@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 import pydantic
@@ -57,6 +58,25 @@ class Form(pydantic.BaseModel):
     image: forebay.File
     score: float
     is_new: bool = False
+
+
+class Choice(pydantic.BaseModel):
+    """Values of which only a few are allowed."""
+
+    size: Literal[1, 2] = 1
+    is_new: Literal[True] | None = None
+    named: Literal["1", 2, "two"] = "two"
+
+
+class Chooses(forebay.Model):
+    """Gives back what it was sent, by a form or a query."""
+
+    def predict(self, batch: list[Choice]) -> list[Choice]:
+        return batch
+
+    @forebay.endpoint("/asked", methods=["GET"])
+    def asked(self, batch: list[Choice]) -> list[Choice]:
+        return batch
 
 
 class Strict(forebay.Model):

@@ -50,6 +50,14 @@ _FORMATS: Final = {
     "application/vnd.msgpack": "msgpack",
 }
 
+_RANGES: Final = {
+    "*/*": (0, ["json", "msgpack"]),
+    "application/*": (1, ["json", "msgpack"]),
+    "text/*": (1, ["json"]),
+    STREAM_TYPE: (2, ["json"]),
+}
+"""Ranges of media types: how closely each names a format, and which."""
+
 _STATUS: Final[list[tuple[type[ForebayError], int]]] = [
     (ValidationError, 422),
     (TooLarge, 413),
@@ -228,8 +236,8 @@ def _wanted(accept: str) -> str:
     """Return the format that the client likes best; empty if it takes none."""
     if not accept or accept == "*/*":
         return "json"
-    best, best_quality = "", 0.0
-    for choice in accept.split(","):
+    liked: dict[str, tuple[int, float, int]] = {"json": (-1, 0.0, 0), "msgpack": (-1, 0.0, 0)}
+    for place, choice in enumerate(accept.split(",")):
         media, *parameters = [part.strip().lower() for part in choice.split(";")]
         quality = 1.0
         for parameter in parameters:
@@ -238,10 +246,12 @@ def _wanted(accept: str) -> str:
                     quality = float(parameter[2:])
                 except ValueError:
                     quality = 0.0
-        found = "json" if media in {"*/*", "application/*", "text/*", STREAM_TYPE} else _FORMATS.get(media)
-        if found is not None and quality > best_quality:
-            best, best_quality = found, quality
-    return best
+        # The range that names a format most closely says how well it is liked (RFC 9110, 12.5.1).
+        closeness, formats = _RANGES.get(media) or (2, [_FORMATS[media]] if media in _FORMATS else [])
+        for name in formats:
+            liked[name] = max(liked[name], (closeness, quality, -place))
+    best, (_, quality, _) = max(liked.items(), key=lambda one: (one[1][1], one[1][0], one[1][2]))
+    return best if quality > 0 else ""
 
 
 def content_type_of(contract: Contract, params: Mapping[str, str]) -> str:

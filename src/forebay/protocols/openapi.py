@@ -297,7 +297,7 @@ def _bodies(endpoint: Described, schemas: Schemas) -> tuple[Json, Json]:
         if endpoint.is_named:
             request[_FORM] = {"schema": {"type": "object", "additionalProperties": sample, "maxProperties": 1}}
     else:
-        sent = {"type": "array", "items": sample} if endpoint.batchable else sample
+        sent = {"type": "array", "items": sample, "minItems": 1} if endpoint.batchable else sample
         request = {media: {"schema": sent} for media in (_JSON, *_MSGPACK)}
         if endpoint.is_named and not endpoint.batchable:
             request[_FORM] = {"schema": sample}

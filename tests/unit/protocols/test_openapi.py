@@ -125,6 +125,7 @@ def test_batchable_means_arrays():
     assert post["requestBody"]["content"][MSGPACK]["schema"] == {
         "type": "array",
         "items": {"$ref": "#/components/schemas/In"},
+        "minItems": 1,
     }
     assert post["responses"]["200"]["content"][JSON]["schema"]["items"] == {"$ref": "#/components/schemas/Out"}
 

@@ -125,7 +125,9 @@ class NamedReader:
             raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
         if part.type == _JSON or (kinds & {"object", "array"} and _is_json(part, b"{", b"[")):
             return _loaded(text, name)
-        return None if text == "null" and "null" in kinds else text
+        if text == "null" and "null" in kinds:
+            return None
+        return _choice(choices, text)
 
     def _choices(self, schema: Schema) -> list[Schema]:
         """Return what a value may be, without references; empty if it may be anything."""
@@ -145,6 +147,14 @@ class NamedReader:
             elif one and ("type" in one or "enum" in one or "const" in one or "properties" in one):
                 found.append(one)
         return found
+
+
+def _choice(choices: Sequence[Schema], text: str) -> Any:
+    """Return which of a few values a text is, such as 2 of `Literal[1, 2]`; the text if it is none, or itself one."""
+    values = [value for one in choices for value in one.get("enum", [one["const"]] if "const" in one else [])]
+    if text in values:
+        return text
+    return next((value for value in values if msgspec.json.encode(value).decode() == text), text)
 
 
 def _is_object(schema: Schema) -> bool:
