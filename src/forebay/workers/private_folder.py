@@ -22,7 +22,7 @@ from typing import Final
 PREFIX: Final = "forebay-"
 """What their names begin with; the id of the process follows."""
 
-_OURS: Final = re.compile(r"\d+-[a-z0-9_]{8}")
+_OURS: Final = re.compile(re.escape(PREFIX) + r"\d+-[a-z0-9_]{8}")
 _LOCK: Final = "lock"
 _GUARD: Final = """
 trap '' HUP INT TERM
@@ -55,7 +55,8 @@ class PrivateFolder:
         """
         parent = parent or _memory()
         for other in parent.glob(PREFIX + "*"):
-            _remove_if_dead(other)
+            if _OURS.fullmatch(other.name):
+                _remove_if_dead(other)
         self.path, self._lock = _made(parent)
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -121,13 +122,14 @@ def _lock(folder: Path, flags: int) -> int:
 
 def _remove_if_dead(folder: Path) -> None:
     try:
+        if folder.lstat().st_uid != os.geteuid():  # root may enter it
+            return
         descriptor = _lock(folder, 0)
-    except FileNotFoundError:
-        if _OURS.fullmatch(folder.name.removeprefix(PREFIX)):  # its server ended before it had the lock
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # nothing but an empty one
+    except FileNotFoundError:  # its server ended before it had the lock
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # nothing but an empty one
         return
-    except OSError:  # somebody else's, in use, or not one of ours
+    except OSError:  # in use, or not a folder
         return
     shutil.rmtree(folder, ignore_errors=True)
     os.close(descriptor)

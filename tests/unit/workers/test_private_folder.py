@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -78,13 +79,23 @@ def test_a_folder_is_made_where_no_guard_can_be_started(tmp_path, monkeypatch):
 def test_folders_that_are_not_a_dead_servers_stay(tmp_path):
     mine = tmp_path / "forebay-models"
     mine.mkdir()
+    (mine / "lock").touch()
     full = tmp_path / "forebay-12-abcdefgh"
     full.mkdir()
     (full / "data").touch()
     first, second = PrivateFolder(tmp_path), PrivateFolder(tmp_path)
     assert set(tmp_path.iterdir()) == {mine, full, first.path, second.path}
+    assert list(mine.iterdir()) == [mine / "lock"]
     first.remove()
     second.remove()
+
+
+def test_what_another_user_left_stays(tmp_path, monkeypatch):
+    killed(tmp_path, "after")
+    left = set(tmp_path.iterdir())
+    monkeypatch.setattr(private_folder.os, "geteuid", lambda: os.getuid() + 1)
+    PrivateFolder(tmp_path).remove()
+    assert set(tmp_path.iterdir()) == left
 
 
 def test_who_gets_the_lock_of_a_folder_that_was_removed_meanwhile_makes_another(tmp_path, monkeypatch):
