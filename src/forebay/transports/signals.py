@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import queue
+import select
 import signal
 import threading
 import time
@@ -112,8 +113,7 @@ class Signals:
             self._next(self._patience_s())
             self._next(LAST_S)
         names = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
-        with contextlib.suppress(OSError):  # not through the log, whose lock may be what is waited for
-            os.write(2, f"forebay: it did not end in time (threads: {names}) and is ended now\n".encode())
+        _last_word(f"forebay: it did not end in time (threads: {names}) and is ended now\n")
         os._exit(self._status())
 
     def _next(self, within_s: float) -> None:
@@ -125,6 +125,15 @@ class Signals:
         until = time.monotonic() + within_s
         while self._came.get(timeout=max(until - time.monotonic(), 0.0)) is None:
             pass  # the server has ended, but the process has not
+
+
+def _last_word(text: str) -> None:
+    """Write to stderr what can be written at once: that nobody reads it may be why the server does not end."""
+    stderr = select.poll()
+    stderr.register(2, select.POLLOUT)
+    with contextlib.suppress(OSError):  # not through the log, whose lock may be what is waited for
+        if stderr.poll(0):
+            os.write(2, text.encode()[: select.PIPE_BUF])
 
 
 def _has_terminal() -> bool:
