@@ -87,7 +87,7 @@ def test_calls_that_no_model_answers_are_listed(server):
     assert line(server, "GET /healthz").items() >= {"status": 200, "code": "ok"}.items()
     server.client.post("/models/doubles", content="nonsense", headers={"content-type": "application/json"})
     found = line(server, "POST /models/doubles", 400)
-    assert (found["code"], found["model"]) == ("InvalidRequest", "doubles")
+    assert (found["code"], found["model"]) == ("invalid_argument", "doubles")
     server.client.post("/models/fails", json=1)
     assert line(server, "POST /models/fails", 500)["batch_size"] == 1
     with server.connect() as wire:
@@ -104,11 +104,13 @@ def test_calls_that_no_model_answers_are_listed(server):
 @pytest.mark.parametrize(
     "path, sent, status, code",
     [
-        ("/models/doubles", "nonsense", 400, "InvalidRequest"),
-        ("/models/doubles", '"word"', 422, "ValidationError"),
-        ("/models/fails", "1", 500, "RunnerFailed"),
-        ("/models/nobody", "1", 404, "NotFound"),
-        ("/v2/models/nobody/infer", "{}", 404, "NotFound"),
+        ("/models/doubles", "nonsense", 400, "invalid_argument"),
+        ("/models/doubles", '"word"', 422, "invalid_argument"),
+        ("/models/fails", "1", 500, "internal"),
+        ("/models/nobody", "1", 404, "not_found"),
+        ("/v2/models/nobody/infer", "{}", 404, "not_found"),
+        ("/nowhere", "1", 404, "not_found"),
+        ("/metrics", "1", 405, "method_not_allowed"),
     ],
 )
 def test_both_lanes_say_the_same_of_an_error(server, origin, path, sent, status, code):

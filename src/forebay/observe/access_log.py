@@ -50,7 +50,7 @@ class EndedCall(msgspec.Struct):
         ended: When it ended.
         client: Who called.
         status: Of HTTP or, under its number, of gRPC.
-        code: `ok`, or a word for what went wrong.
+        code: `ok`, or the code of the error.
         body_bytes: Of the answer's body, or of its messages.
         request_id: What the client and the log call it.
         run_id: What its batches call it.

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from forebay.errors import ForebayError, QueueFull
 from forebay.observe.access_log import CALLED_OFF, EndedCall
+from forebay.protocols import native
 from forebay.serving.endpoint import next_id
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
@@ -311,7 +312,7 @@ class AnsweringConnection(HttpToolsProtocol):
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
             self._write(status, headers, [body], head)
-        self._answered(head, status, request, error.kind)
+        self._answered(head, status, request, native.code_of(error))
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
         size = self._sent_bytes = sum(map(len, pieces))

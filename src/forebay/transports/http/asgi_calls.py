@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.errors import UserCodeError
 from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
+from forebay.protocols import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:
         log.error("%s: %s", error.kind, error.message, extra=extra)
     call = scope.get(TOLD)
     if call is not None:
-        call.code = error.kind
+        call.code = native.code_of(error)
 
 
 def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:

@@ -203,7 +203,7 @@ class AsgiAnswer:
             if not self._started:
                 raise outcome.error
             if self._call is not None:
-                self._call.code = outcome.error.kind
+                self._call.code = native.code_of(outcome.error)
             last = self._route.last_part(outcome.error, self.id)
             await self._send({"type": "http.response.body", "body": last})
         elif outcome is None and self._route.contract.streams:
