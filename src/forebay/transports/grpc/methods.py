@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from forebay.transports.grpc import refusals
+from forebay.errors import QueueFull
 from forebay.transports.grpc.heads import Method
 from forebay.transports.grpc.statuses import Status
 
@@ -39,11 +39,11 @@ def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
 
 
 def _direct(name: str, method: Direct, queue: Endpoint | None, *, is_public: bool) -> Method:
-    full = None if queue is None else (queue.is_full, refusals.of_full(queue))
-
     def begin(call: OpenCall, message: Any) -> None:
-        if full is not None and full[0]():
-            call.refuse(full[1])
+        if queue is not None and queue.is_full():
+            error = QueueFull(f"the queue of '{queue.name}' is full; try again later")
+            queue.reject(error)  # now, for its client may leave before it is told
+            call.fail(error)
             return
         try:
             method(message, call)

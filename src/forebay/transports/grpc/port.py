@@ -129,13 +129,12 @@ class GrpcPort:
         return "it does not speak TLS", NEEDS_TLS
 
     def tell_refused(self, calls: Sequence[OpenCall]) -> None:
-        """Tell calls that they came to a full queue; it is counted and logged once for all with the same reason."""
+        """Tell calls that they came to a full queue; it is logged once for all with the same reason."""
         alike: dict[CallRefusal, list[OpenCall]] = {}
         for call in calls:
             if call.refusal is not None and not call.is_done:
                 alike.setdefault(call.refusal, []).append(call)
         for refusal, together in alike.items():
-            refusal.count(len(together))
             self._told.refused(self.epoch, together[0].peer, refusal.text, refusal.text)
             self._told.counts(self.epoch, refusal.text, len(together) - 1)
             for call in together:

@@ -210,6 +210,8 @@ class AnsweringConnection(HttpToolsProtocol):
         self.active = head
         is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
         if is_refused:
+            assert route is not None
+            route.endpoint.reject(route.is_full_error)  # now, for its client may leave before it is told
             self._lane.refusals.refuse(self)
             return
         if head.problem is not None or route is None:
@@ -266,10 +268,7 @@ class AnsweringConnection(HttpToolsProtocol):
             return
         route = head.route
         assert route is not None
-        error, self.refusal = self.refusal, None
-        if error is None:
-            error = route.is_full_error
-            route.endpoint.reject(error)
+        error, self.refusal = self.refusal or route.is_full_error, None
         lane.tell(error, self.client)
         self._fail(head, error)
 

@@ -89,6 +89,8 @@ class SameTurn(ReplyToAll):
                 for connection in arrived:
                     connection.arrived = b""
                     connection.seen = self._lane.epoch
+                assert head.route is not None
+                head.route.endpoint.reject(head.route.is_full_error, len(arrived))
                 self._lane.refusals.refuse_all(arrived)
                 return
             self._submit(arrived[:spare], head, endpoint, now)
@@ -138,7 +140,7 @@ class SameTurn(ReplyToAll):
         return others
 
     def tell_refused(self, clients: Sequence[AnsweringConnection]) -> None:
-        """Tell clients that they came to a full queue; it is counted once for all that get the common answer."""
+        """Tell clients that they came to a full queue; it is logged once for all that get the common answer."""
         lane = self._lane
         alike: dict[Head, list[AnsweringConnection]] = {}
         others: list[AnsweringConnection] = []
@@ -154,9 +156,7 @@ class SameTurn(ReplyToAll):
             if not lane.is_plain or head.id or not head.keep_alive or head.route is None:
                 others += together
                 continue
-            error = head.route.is_full_error
-            head.route.endpoint.reject(error, len(together))
-            lane.tell(error, together[0].client, len(together))
+            lane.tell(head.route.is_full_error, together[0].client, len(together))
             pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
             for client in together:
                 client.active = None

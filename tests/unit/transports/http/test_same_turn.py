@@ -84,7 +84,7 @@ def test_of_more_than_there_is_room_for_the_first_are_submitted_together_and_the
 
 
 @pytest.mark.parametrize("aborts", [False, True])
-def test_who_leaves_a_full_queue_before_the_turn_ends_is_not_told(doors, aborts):
+def test_who_leaves_a_full_queue_before_the_turn_ends_is_counted_and_not_told(doors, aborts):
     door = doors()
     door.alpha.room = 0
     gone, other = arrive(door, 2)
@@ -97,7 +97,7 @@ def test_who_leaves_a_full_queue_before_the_turn_ends_is_not_told(doors, aborts)
     assert gone.transport.written == b""
     assert gone.state is GONE
     assert other.statuses == [429]
-    assert len(door.alpha.rejected) == 1
+    assert len(door.alpha.rejected) == 2
     door.clients = [other]
 
 
