@@ -51,6 +51,9 @@ _NEVER = float("inf")
 SWEEP_S = 0.005
 """Shortest time between two looks at the deadlines."""
 
+EARLY_S = 0.001
+"""A deadline that is as near as this is over: a timer may be early."""
+
 LAST_WORK_S = 60.0
 """What follows the last answer has so long, where nobody names a time."""
 
@@ -333,9 +336,13 @@ class Endpoint:
         return parts or outcome
 
     def cancel(self, request: Request) -> None:
-        """Forget a request whose client went away: if it waits, it never runs; if it runs, its outcome is dropped."""
+        """Forget a request whose client went away: if it waits, it never runs; if it runs, its outcome is dropped.
+
+        Who goes because its time is over was late: a transport that keeps deadlines, too, may be the first to see it.
+        """
         if not request.done:
-            self._settle(request, Failure(Cancelled("the client went away")))
+            is_late = request.deadline <= time.monotonic() + EARLY_S
+            self._settle(request, Failure(self._late(request) if is_late else Cancelled("the client went away")))
 
     def end(self, request: Request) -> None:
         """Take what came of a streamed answer for the whole: what may still come is not wanted."""
@@ -511,6 +518,10 @@ class Endpoint:
         if self._drained is not None and not self._open:
             self._drained.set()
 
+    def _late(self, request: Request) -> DeadlineExceeded:
+        timeout_ms = round((request.deadline - request.arrived) * 1000)
+        return DeadlineExceeded(f"{timeout_ms} ms were over {self.whereabouts(request)}")
+
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
         self.metrics.failed(error, request.id)
@@ -569,12 +580,9 @@ class Endpoint:
         self._sweep_due = _NEVER
         now = time.monotonic()
         try:
-            for request in [request for request in self._open if request.deadline <= now + 0.001]:
-                if request.done:
-                    continue
-                timeout_ms = round((request.deadline - request.arrived) * 1000)
-                error = DeadlineExceeded(f"{timeout_ms} ms were over {self.whereabouts(request)}")
-                self._settle(request, Failure(error))
+            for request in [request for request in self._open if request.deadline <= now + EARLY_S]:
+                if not request.done:
+                    self._settle(request, Failure(self._late(request)))
         finally:  # a defect in one of them must not leave the others without a deadline
             earliest = min((request.deadline for request in self._open), default=_NEVER)
             if earliest != _NEVER:

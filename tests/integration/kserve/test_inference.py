@@ -127,6 +127,17 @@ def test_a_call_has_no_more_than_the_longest_time():
         assert refusal(lambda: infer(port.connect(), late)) == ("DEADLINE_EXCEEDED", "100 ms were over while it ran")
 
 
+def test_a_call_whose_deadline_is_over_is_counted_as_late():
+    with KServed() as port:
+        with wire.Wire(port) as client:  # it does not call itself off, as others do at their deadline
+            for stream_id in range(1, 11, 2):
+                message = request("slow", np.array([0.1])).SerializeToString()
+                client.send(wire.call(f"/{SERVICE}/ModelInfer", message, stream=stream_id, grpc_timeout="20m"))
+                assert client.answer(stream_id).status == 4
+        eventually(lambda: not port.endpoint_of("slow").in_flight)
+        assert port.endpoint_of("slow").metrics.codes == {"ok": 0, "deadline_exceeded": 5}
+
+
 def test_overload_is_unavailable():
     with KServed(overrides=Overrides(worker_kind="thread", max_queue=1, max_batch_size=1)) as port:
         channel = port.connect()

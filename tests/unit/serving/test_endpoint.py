@@ -308,6 +308,18 @@ async def test_deadlines_are_absolute(clock):
 
 
 @clocked
+async def test_whoever_is_called_off_as_its_time_is_over_was_late(clock):
+    async with Desk() as desk:
+        late = desk.submit("late", deadline=clock.now + 1.0)
+        await turn()
+        clock.advance(1.0)
+        desk.endpoint.cancel(late)
+        assert desk.answer("late") == Code.DEADLINE_EXCEEDED
+        assert desk.replies["late"][0].error.message == "1000 ms were over while it ran"
+        assert desk.pool.running[0].cancelled
+
+
+@clocked
 async def test_a_request_asks_for_no_more_than_the_longest_time(clock):
     async with Desk() as desk:
         late = desk.submit("late", deadline=clock.now + 1e9)

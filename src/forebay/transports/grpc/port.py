@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.observe import access_log
 from forebay.observe.refusal_log import RefusalLog
+from forebay.serving.endpoint import EARLY_S
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.even_frames import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
@@ -195,7 +196,7 @@ class GrpcPort:
     def _expire(self) -> None:
         self._look, self._look_due = None, NEVER
         now = time.monotonic()
-        for call in [call for call in self._timed if call.deadline <= now + 0.001]:
+        for call in [call for call in self._timed if call.deadline <= now + EARLY_S]:
             self._timed.pop(call, None)  # calling one off may answer others
             call.abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
         earliest = min((call.deadline for call in self._timed), default=NEVER)
