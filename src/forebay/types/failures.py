@@ -56,9 +56,9 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {words_of(error)}"
 
 
-def words_of(error: BaseException) -> str:
-    """Return the text of an exception alone."""
-    return _clean(_printed(error))
+def words_of(found: object) -> str:
+    """Return the text of an exception alone, or of anything else that user code gave to be told."""
+    return _clean(_printed(found))
 
 
 def trace_of(error: BaseException, *, skip: int = 0) -> str:

@@ -16,6 +16,8 @@ from tests.waiting import PATIENCE_S, reached
 
 from forebay.errors import ConfigError, QueueFull
 from forebay.protocols.pipeline.messages import Request, Response
+from forebay.surfaces.pipeline import codes
+from forebay.surfaces.pipeline.codes import CustomException
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.each_worker import runner_of
 from forebay.surfaces.pipeline.dag.wiring import wire
@@ -31,6 +33,13 @@ class Tag(Op):
     def preprocess(self, input_dicts, data_id, log_id):
         joined = "+".join(input_dicts[name]["q"] for name in sorted(input_dicts))
         return {"q": joined + self.name}, False, None, ""
+
+
+class Mute:
+    """Something that cannot be printed."""
+
+    def __str__(self):
+        raise ValueError("no words")
 
 
 def wired(last, config=None):
@@ -566,6 +575,74 @@ def test_a_request_op_of_ones_own_decides_what_is_accepted(hosted, hook, number)
     assert found.err_no == number
     if not number:
         assert values_of(found) == {"q": "qgoA"}
+
+
+@pytest.mark.parametrize("packs_itself", [False, True])
+@pytest.mark.parametrize(
+    "found,number,text",
+    [
+        (({}, 0, 4_000_000_000, "too big"), 8000, "unpack_request_package returned 4000000000 as prod_errcode"),
+        (({}, 0, 71, "bad \ud800"), 71, "bad \\ud800"),
+        (CustomException(71, "bad \ud800", True), 71, "bad \\ud800"),
+        (CustomException(4_000_000_000, "too big", True), 10000, "too big"),
+        (({}, 0, 71, Mute()), 71, "cannot be made"),
+    ],
+    ids=["code", "text", "raised text", "raised code", "mute"],
+)
+def test_codes_and_texts_that_no_answer_can_carry_are_answered_all_the_same(hosted, found, number, text, packs_itself):
+    # P43, P56, P93
+    class Strict(RequestOp):
+        def unpack_request_package(self, request):
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    class Mine(ResponseOp):
+        def pack_response_package(self, channeldata):
+            return super().pack_response_package(channeldata)
+
+    last = (Mine if packs_itself else ResponseOp)(input_ops=[Tag(name="A", input_ops=[Strict()])])
+    answer = hosted(last, lambda service: asyncio.wait_for(ask(service, q="q"), PATIENCE_S))
+    assert answer.err_no == number
+    assert text in answer.err_msg
+
+
+def test_a_request_that_cannot_be_copied_for_another_try_is_7000(hosted):
+    # P88
+    class Locked(RequestOp):
+        def unpack_request_package(self, request):
+            return {"lock": threading.Lock()}, 0, None, ""
+
+    last = Tag(name="A", input_ops=[Locked()])
+    answer = hosted(last, lambda service: asyncio.wait_for(ask(service, q="q"), PATIENCE_S), {"dag": {"retry": 2}})
+    assert answer.err_no == 7000
+    assert "lock" in answer.err_msg
+
+
+def test_a_defect_in_any_step_of_a_request_is_answered_once(hosted, monkeypatch):
+    ended = []
+
+    def fail(*arguments):
+        raise ValueError("a defect")
+
+    async def use(service):
+        count = service._ended
+        monkeypatch.setattr(service, "_ended", lambda *told: (ended.append(told), count(*told)))
+        found = []
+        for broken in ("_unpack", "_enter", "_pack_result", "_answered"):
+            with monkeypatch.context() as patched:
+                patched.setattr(service, broken, fail)
+                found.append(await asyncio.wait_for(ask(service, q="q"), PATIENCE_S))
+                patched.setattr(service, "_pack", fail)
+                found.append(await asyncio.wait_for(ask(service, q="q"), PATIENCE_S))
+                patched.setattr(codes, "numbered", fail)
+                found.append(await asyncio.wait_for(ask(service, q="q"), PATIENCE_S))
+        return found
+
+    answers = hosted(Tag(name="A", input_ops=[RequestOp()]), use)
+    assert [answer.err_no for answer in answers] == [10000] * 12
+    assert all("the server failed; its log says why" in answer.err_msg for answer in answers)
+    assert len(ended) == 12
 
 
 def test_a_response_op_of_ones_own_writes_answers_and_errors(hosted):

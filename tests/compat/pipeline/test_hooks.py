@@ -318,7 +318,7 @@ def test_product_errors_end_the_request_with_their_own_number(code: Any, number:
     assert error_of(after.postprocess, {}, {}, 0, 0) == (number, "sold out", True)
 
 
-@pytest.mark.parametrize("code", [0, "71", True, enum.Enum("Codes", {"A": 0}).A])  # pyright: ignore[reportAttributeAccessIssue]
+@pytest.mark.parametrize("code", [0, "71", True, 1 << 31, enum.Enum("Codes", {"A": 0}).A])  # pyright: ignore[reportAttributeAccessIssue]
 def test_what_is_no_product_code_is_7000(code: Any) -> None:  # P43
     one = OpHooks(made(preprocess=lambda self, i, d, n: ({}, False, code, "")))
     err_no, text, product = error_of(one.preprocess, {}, 0, 0)
@@ -446,6 +446,7 @@ class Reads(RequestOp):
         ({"x": 1}, hooks.Unpacked({"x": 1}, 77)),  # the version without a log id takes that of the request
         (({"x": 1}, 78, None, ""), hooks.Unpacked({"x": 1}, 78)),
         (({"x": 1}, None, None, None), hooks.Unpacked({"x": 1}, 0)),
+        (({"x": 1}, 1 << 63, None, ""), hooks.Unpacked({"x": 1}, 0)),
     ],
 )
 def test_a_request_is_read_in_the_form_of_every_version(found: Any, unpacked: Any) -> None:  # P56, P11
@@ -460,7 +461,9 @@ def test_a_request_op_may_refuse_with_a_product_error() -> None:  # P26, P43
     assert error_of(hooks.unpack, op, a_request([], [], method="other")) == (71, "no method other", True)
 
 
-@pytest.mark.parametrize("found", [None, 1, [], ({}, 0), ({}, 0, None), ({}, 0, 0, "x"), ({}, 0, "71", "x")])
+@pytest.mark.parametrize(
+    "found", [None, 1, [], ({}, 0), ({}, 0, None), ({}, 0, 0, "x"), ({}, 0, "71", "x"), ({}, 0, 1 << 31, "x")]
+)
 def test_a_request_op_that_returns_something_else_is_8000(found: Any) -> None:  # P56
     op = Reads()
     op.found = found

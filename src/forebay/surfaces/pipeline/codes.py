@@ -28,6 +28,7 @@ from forebay.errors import (
     UserCodeError,
 )
 from forebay.types.call import Failure
+from forebay.types.failures import words_of
 
 
 class CustomExceptionCode(enum.Enum):
@@ -141,15 +142,16 @@ _V04_UNKNOWN: Final = 8
 _KNOWN: Final = frozenset(code.value for code in CustomExceptionCode)
 
 
-def error(err_no: int, text: str, *, product: bool = False, trace: str = "") -> ForebayError:
+def error(err_no: int, text: object, *, product: bool = False, trace: str = "") -> ForebayError:
     """Make the error behind a number.
 
     Args:
         err_no: One of `CustomExceptionCode`, or a project's own.
-        text: What the client reads.
+        text: What the client reads; anything a project gave that every answer can carry in some form.
         product: Whether the project's own code decided on it.
         trace: For the log only.
     """
+    text = words_of(text)
     detail = {"err_no": err_no, "product": product}
     kind = RequestError if product else _KINDS.get(err_no, RunnerFailed)
     if issubclass(kind, UserCodeError | ModelError):
@@ -183,14 +185,19 @@ def number_of(error: ForebayError) -> int | None:
     """Return the number an error brings itself, or None."""
     if not isinstance(error.detail, Mapping):
         return None
-    found = cast("Mapping[str, Any]", error.detail).get("err_no")
-    return found if type(found) is int else None
+    return value_of(cast("Mapping[str, Any]", error.detail).get("err_no"))
 
 
-def value_of(code: Any) -> int | None:
-    """Return a code the user gave, a number or a member of an enum, as a number; None if it is neither."""
+def value_of(code: Any, bits: int = 32) -> int | None:
+    """Return a code the user gave, a number or a member of an enum, as a number.
+
+    Returns:
+        None if it is neither, or does not fit into so many bits; `err_no` has 32.
+    """
     found = code.value if isinstance(code, enum.Enum) else code
-    return int(found) if isinstance(found, int) and not isinstance(found, bool) else None
+    if not isinstance(found, int) or isinstance(found, bool):
+        return None
+    return int(found) if -(1 << bits - 1) <= found < 1 << bits - 1 else None
 
 
 def to_v03(err_no: int) -> int:

@@ -3,7 +3,8 @@
 
     submit -> _enter -> the graph's endpoint -> _replied -> _answered -> _end
 
-Each step calls the next one, now or later, or `_failed`; all of them run on the loop, and none waits.
+Each step calls the next one, now or later, or `_failed`; all of them run on the loop, and none waits. Steps that may
+raise are made by `_do`, so that whatever one raises ends its request, once.
 
 The hooks of the request and the response op are the project's code and run in a few threads of their own. The defaults
 run on the loop, where a request or a result is small.
@@ -31,6 +32,7 @@ from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Request
 from forebay.types.caught import caught
+from forebay.types.failures import words_of
 from forebay.workers.hanging_calls import Late, LoopThreads
 from forebay.workers.objects import Packed
 
@@ -133,15 +135,8 @@ class PipelineService(Predictions):
             parent=parent,
         )
         self._open.add(asked)
-        if self._unpacks_itself or _bytes_of(message) > SMALL_BYTES:
-            self._do_beside(asked, self._unpack, self._enter, self._failed, asked.deadline)
-        else:
-            try:
-                unpacked = self._unpack(asked)
-            except Exception as error:  # noqa: BLE001 - a defect must not leave a client without an answer
-                self._failed(asked, _named(error))
-            else:
-                self._enter(asked, unpacked)
+        beside = self._unpacks_itself or _bytes_of(message) > SMALL_BYTES
+        self._do(asked, self._unpack, self._enter, self._failed, asked.deadline if beside else None)
         return partial(self._cancel, asked)
 
     def close(self) -> None:
@@ -180,7 +175,11 @@ class PipelineService(Predictions):
                 asked.reply(asked, outcome)
 
         # What a first attempt changed in place must not be what the next one sees.
-        given = inputs if attempts == 1 else copy.deepcopy(inputs)
+        given, raised = (inputs, None) if attempts == 1 else caught(copy.deepcopy, inputs)
+        if raised is not None:
+            text = f"the values of the request cannot be copied, which dag.retry needs: {words_of(raised)}"
+            self._failed(asked, codes.error(codes.CustomExceptionCode.TYPE_ERROR.value, text))
+            return
         asked.attempt = Request(
             body={REQUEST: given}, reply=replied, params=asked.params, deadline=asked.deadline, id=asked.id
         )
@@ -202,15 +201,9 @@ class PipelineService(Predictions):
             return
         asked.is_leaving = True
         result = asked.body = outcome[RESULT]
-        if self._packs_itself or type(result) is Packed or sum(map(_size_of, result.values())) > SMALL_BYTES:
-            self._do_beside(asked, self._pack_result, self._answered, self._failed, asked.deadline)
-            return
-        try:
-            response = self._pack_result(asked)
-        except Exception as error:  # noqa: BLE001 - see `submit`
-            self._failed(asked, _named(error))
-        else:
-            self._answered(asked, response)
+        is_large = type(result) is Packed or sum(map(_size_of, result.values())) > SMALL_BYTES
+        until = asked.deadline if self._packs_itself or is_large else None
+        self._do(asked, self._pack_result, self._answered, self._failed, until)
 
     def _pack_result(self, asked: Prediction) -> Any:
         result, data_id = asked.body, asked.data_id
@@ -259,44 +252,60 @@ class PipelineService(Predictions):
             log.error("(%s) %s", _name_of(asked), worse.message, exc_info=worse.__cause__)
             packed(asked, packing.pack_error(told.err_no, text, self.response_class))
 
-        if self._packs_itself:
-            self._do_beside(asked, pack, packed, failed, time.monotonic() + ERROR_S)
-            return
-        try:
-            response = pack(asked)
-        except ForebayError as worse:
-            failed(asked, worse)
-        else:
-            packed(asked, response)
+        self._do(asked, pack, packed, failed, time.monotonic() + ERROR_S if self._packs_itself else None)
+
+    def _give_up(self, asked: Prediction, error: ForebayError) -> None:
+        """Answer a request whose error cannot be written: with a number and words that every answer can carry."""
+        text = f"({_name_of(asked)}) {error.message}"
+        self._end(
+            asked, packing.pack_error(codes.CustomExceptionCode.UNKNOW.value, text, self.response_class), ok=False
+        )
 
     def _end(self, asked: Prediction, answer: Any, *, ok: bool) -> None:
-        self._open.discard(asked)
+        if asked not in self._open:  # a step failed after it had answered
+            return
+        self._open.remove(asked)
         respond, asked.respond = asked.respond, None
         asked.times.ended = time.monotonic()
-        self._ended(asked.data_id, asked.times, ok)
-        if not isinstance(answer, ForebayError):
-            log_call(asked, answer)
-        if respond is not None:
-            respond(answer, asked)
+        try:
+            self._ended(asked.data_id, asked.times, ok)
+            if not isinstance(answer, ForebayError):
+                log_call(asked, answer)
+        finally:
+            if respond is not None:
+                respond(answer, asked)
 
-    def _do_beside(
+    def _do(
         self,
         asked: Prediction,
         work: Callable[[Prediction], Any],
         then: Callable[[Prediction, Any], None],
         otherwise: Callable[[Prediction, ForebayError], None],
-        until: float,
+        until: float | None,
     ) -> None:
-        """Do a step beside the loop, because it is the project's code or takes long; a late one stays behind there."""
+        """Do a step, and go on with what came of it.
+
+        Args:
+            work: The step.
+            then: What follows, with what it returned.
+            otherwise: What follows if it, or `then`, fails.
+            until: When it is late and stays behind: it is done beside the loop, because it is the project's code or
+                takes long. None does it here and now.
+        """
 
         def done(result: Any, error: BaseException | None) -> None:
             asked.beside = None
             if error is None:
-                then(asked, result)
-            else:
-                otherwise(asked, _named(error))
+                _, error = caught(then, asked, result)
+            if error is not None:
+                _, error = caught(otherwise, asked, _named(error))
+            if error is not None:
+                self._give_up(asked, _named(error))
 
-        asked.beside = self._threads.call(partial(work, asked), until, done)
+        if until is None:
+            done(*caught(work, asked))
+        else:
+            asked.beside = self._threads.call(partial(work, asked), until, done)
 
     def _call_off(self, prediction: Prediction) -> None:
         beside = prediction.beside

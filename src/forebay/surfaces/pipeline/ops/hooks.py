@@ -42,7 +42,7 @@ _FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 _ALSO: Final[Mapping[str, str]] = {"fetch_dict": "fetch_data", "feed_dict_list": "feed_batch", "logid": "log_id"}
 """Other names under which a parameter is known when it is given by name."""
 
-_CODES: Final = "a number other than 0, a member of ProductErrCode or None"
+_CODES: Final = "a number other than 0 that fits into 32 bits, a member of ProductErrCode or None"
 _DEFAULTS: Final = "forebay.surfaces.pipeline.ops.op"
 """The module whose hooks are nobody's own."""
 
@@ -146,7 +146,7 @@ class OpHooks:
             if err_no is None:
                 self._wrong("process", "a number as error code", _shown(code))
             if err_no != OK:
-                raise error(err_no, str(info or "") or self._text("process", f"error code {err_no}"))
+                raise error(err_no, info or self._text("process", f"error code {err_no}"))
         if found is None:
             raise error(
                 CustomExceptionCode.CLIENT_ERROR.value, self._text("process", "the model client returned nothing")
@@ -217,7 +217,7 @@ def unpack(op: RequestOp, request: Any, *, debug: bool = False) -> Unpacked:
         expected = "dict or (dict, log_id, prod_errcode, prod_errinfo)"
         text = f"rpc package error: {hook} should return {expected}, it returned {_shown(found)}"
         raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
-    return Unpacked(cast("dict[str, Any]", found), value_of(log_id) or 0)
+    return Unpacked(cast("dict[str, Any]", found), value_of(log_id, bits=64) or 0)
 
 
 def pack(op: ResponseOp, channeldata: Any, *, debug: bool = False) -> Any:
@@ -429,7 +429,7 @@ def _product_error(code: Any, info: Any) -> ForebayError | None:
     number = value_of(code)
     if not number:
         return None
-    return error(number, "" if info is None else str(info), product=True)
+    return error(number, "" if info is None else info, product=True)
 
 
 def _raised(op: Op, hook: HookName, raised: BaseException, *, debug: bool) -> ForebayError:
