@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 HANDLER = """
-    import http, os, threading, time
+    import asyncio, http, os, threading, time
     from fastapi import HTTPException
     from starlette.background import BackgroundTask
     from starlette.exceptions import HTTPException as StarletteException
@@ -44,6 +44,26 @@ HANDLER = """
             await send({"type": "http.response.start", "status": 202, "headers": headers})
             await send({"type": "http.response.body", "body": b"own way"})
 
+    class Listening(Response):
+        def __init__(self, parts, at_the_end=None):
+            super().__init__()
+            self.parts, self.at_the_end = parts, at_the_end
+
+        async def __call__(self, scope, receive, send):
+            async def write():
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                for _ in range(self.parts):
+                    await send({"type": "http.response.body", "body": b"part;", "more_body": True})
+                if self.at_the_end is not None:
+                    await self.at_the_end()
+                await send({"type": "http.response.body", "body": b""})
+
+            writing = asyncio.ensure_future(write())
+            while (message := await receive())["type"] != "http.disconnect":
+                assert message == {"type": "http.request", "body": b"", "more_body": False}
+            writing.cancel()
+            done.append(f"heard after {self.parts}")
+
     def cookie():
         response = JSONResponse({"a": 1}, headers={"X-Mine": "1"})
         response.set_cookie("k", "v")
@@ -66,6 +86,9 @@ HANDLER = """
         "bigfile": lambda: FileResponse("big.bin"),
         "nofile": lambda: FileResponse("absent.txt"),
         "custom": lambda: Custom(),
+        "listening": lambda: Listening(3),
+        "endless": lambda: Listening(10**9),
+        "quiet": lambda: Listening(1, asyncio.Event().wait),
         "big": lambda: bytes(3_000_000),
         "callback": lambda: ({"now": 1}, lambda: (time.sleep(0.4), done.append("callback"))),
         "badcallback": lambda: (b"ok", fail),
@@ -180,6 +203,19 @@ def test_streams_arrive_chunk_by_chunk(server):
             (server.folder / f"part-{number}").touch()
             assert next(arriving) == b"part %d;" % number
         assert list(arriving) == []
+
+
+def test_a_response_may_listen_for_the_clients_leaving_while_it_is_sent(get):
+    answer = get("listening")
+    assert (answer.status_code, answer.text) == (200, "part;part;part;")
+    assert "heard after 3" in get("done").json()
+
+
+@pytest.mark.parametrize("what, parts", [("endless", 10**9), ("quiet", 1)])
+def test_a_response_that_listens_is_told_that_its_client_has_left(server, get, what, parts):
+    with server.client() as client, client.stream("GET", "/", params={"what": what}) as answer:
+        assert next(answer.iter_text()).startswith("part;")
+    assert f"heard after {parts}" in get("done").json()  # by the one thread there is
 
 
 def test_async_streams_and_files(get):

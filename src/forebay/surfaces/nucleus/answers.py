@@ -14,6 +14,7 @@ it in parts, each a list that begins with its kind:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -22,6 +23,8 @@ from starlette.responses import Response
 
 from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
+from forebay.workers.cancel import is_cancelled
+from forebay.workers.coroutines import ASK_S
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -185,9 +188,16 @@ def steps(
 def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
     """Drive a response as an ASGI application, one message at a time, on a loop that stands still in between."""
     messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(maxsize=1)
+    requests = iter([{"type": "http.request", "body": b"", "more_body": False}])
+    is_over = asyncio.Event()
 
     async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if (request := next(requests, None)) is not None:
+            return request
+        while not (is_over.is_set() or is_cancelled()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), ASK_S)
+        return {"type": "http.disconnect"}
 
     async def start() -> asyncio.Task[None]:
         return asyncio.ensure_future(streamed.response(streamed.scope, receive, messages.put))  # pyright: ignore[reportArgumentType]
@@ -202,6 +212,8 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
         return getting.result()
 
     async def stop() -> None:
+        is_over.set()
+        await asyncio.sleep(0)  # who listens hears of it before it is cancelled
         writing.cancel()
         await asyncio.wait({writing})
 
@@ -215,6 +227,7 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
                 if body:
                     yield ["body", bytes(body)]
                 if not message.get("more_body", False):
+                    is_over.set()
                     yield ["end"]
     finally:
         if not writing.done():
