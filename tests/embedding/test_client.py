@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from tests.pools import runners
+from tests.waiting import PATIENCE_S
 
 import forebay
 from forebay.errors import ConfigError, ModelError, NotFound
@@ -132,6 +133,44 @@ def test_who_stops_listening_has_gone_away(eventually):  # F58
         assert count.call(2) == [0, 1]
 
 
+@pytest.mark.parametrize("length", [3, 1_000_000_000])
+def test_a_stream_that_is_open_at_the_end_of_the_with_is_left(length, caplog):
+    with client(Count) as count:
+        parts = count.stream(length)
+        assert next(parts) == 0
+    with pytest.raises(RuntimeError, match="within its `with`"):
+        next(parts)
+
+    async def test():
+        async with client(Count) as count:
+            parts = count.stream(length)
+            assert await anext(parts) == 0
+        with pytest.raises(RuntimeError, match="within the `with`"):
+            await anext(parts)
+
+    asyncio.run(test())
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_who_reads_a_stream_while_another_thread_leaves_the_with_hears_so():
+    told: list[BaseException] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        try:
+            for _ in count.stream(1_000_000_000):
+                begun.set()
+        except RuntimeError as error:
+            told.append(error)
+
+    with client(Count) as count:
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        assert begun.wait(PATIENCE_S)
+    reader.join(PATIENCE_S)
+    assert "it is closed" in str(told[0])
+
+
 def test_bytes_are_sent_as_they_are_and_structs_as_json():  # F58
     with client(Flip) as flip:
         assert flip.call(b"\x00ab") == b"ba\x00"
@@ -153,6 +192,13 @@ def test_keys_are_asked_for_as_served():
     with client(Shout, api_keys=["secret"]) as shout:
         assert shout.ask("a").status == 401
         assert shout.ask("a", headers={"X-API-Key": "secret"}).value == "A!"
+
+
+def test_a_path_is_decoded_and_head_has_no_body():
+    with client(Shout) as shout:
+        assert shout.request("POST", "/models/sh%6Fut", b'"a"').json() == "A!"
+        answer = shout.request("HEAD", "/models/shout")
+        assert (answer.status, answer.body) == (200, b"")
 
 
 def test_a_model_that_does_not_load_says_so_at_the_with():

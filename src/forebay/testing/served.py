@@ -12,6 +12,8 @@ import contextlib
 import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+from weakref import WeakSet
 
 import msgspec
 
@@ -61,6 +63,7 @@ class AsyncClient:
     def __init__(self, served: Mounted) -> None:
         self._served = served
         self._traces = _Traces()
+        self._streams: WeakSet[_Exchange] = WeakSet()
 
     async def request(
         self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
@@ -73,8 +76,8 @@ class AsyncClient:
             body: As it is sent.
             headers: By name.
         """
-        exchange = _Exchange(self._served, method, target, body, headers or {})
-        pieces = [piece async for piece in exchange.pieces()]
+        async with _Exchange(self._served, method, target, body, headers or {}) as exchange:
+            pieces = [piece async for piece in exchange]
         return self._answer(exchange, b"".join(pieces))
 
     async def ask(
@@ -127,12 +130,13 @@ class AsyncClient:
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
+            RuntimeError: If the client was closed before the answer had ended.
         """
         target, body = self._written(sample, model, "", path)
-        exchange = _Exchange(self._served, "POST", target, body, _with_type(headers))
         rest = b""
-        async with contextlib.aclosing(exchange.pieces()) as pieces:
-            async for piece in pieces:
+        async with _Exchange(self._served, "POST", target, body, _with_type(headers)) as exchange:
+            self._streams.add(exchange)
+            async for piece in exchange:
                 rest += piece
                 if exchange.status == 200:
                     *events, rest = rest.split(b"\n\n")
@@ -170,11 +174,17 @@ class AsyncClient:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self._traces.listening())
             await stack.enter_async_context(self._served.lifespan())
+            stack.push_async_callback(self._hang_up)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+    async def _hang_up(self) -> None:
+        """Be gone from the streams that nobody may ever read on, so that the server does not wait for them."""
+        for exchange in list(self._streams):
+            await exchange.hang_up()
 
 
 class Client:
@@ -230,13 +240,15 @@ class Client:
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
+            RuntimeError: If the client was closed before the answer had ended.
         """
         parts = self._inner.stream(sample, model=model, headers=headers, path=path)
         try:
             while (part := self._thread.run(_next_or_end(parts))) is not _END:
                 yield part
         finally:
-            self._thread.run(parts.aclose())
+            if self._thread.is_running:  # its loop closes them where it ends
+                self._thread.run(parts.aclose())
 
     def describe(self, model: str | None = None) -> dict[str, Any]:
         """Return what `/models/NAME` tells, such as the sizes of the batches there were."""
@@ -299,7 +311,7 @@ class _Exchange:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": path,
+            "path": unquote(path),
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": query.encode(),
@@ -313,24 +325,35 @@ class _Exchange:
         self.status = 0
         self.headers: dict[str, str] = {}
 
-    async def pieces(self) -> AsyncGenerator[bytes]:
-        """Run the request and give the body as it comes; once nobody wants more of it, the client counts as gone."""
-        running = asyncio.ensure_future(self._run())
-        try:
-            while (message := await self._sent.get()) is not _END:
-                if message["type"] == "http.response.start":
-                    self.status = message["status"]
-                    self.headers = {
-                        name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]
-                    }
-                else:
-                    yield message.get("body", b"")
-            await running
-        finally:
-            self._gone.set()
-            while not self._sent.empty():
-                self._sent.get_nowait()  # whoever waited for room goes on
-            await asyncio.wait([running])
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.hang_up()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next piece of the body."""
+        while (message := await self._sent.get()) is not _END:
+            if message["type"] == "http.response.body":
+                return b"" if self._scope["method"] == "HEAD" else message.get("body", b"")
+            self.status = message["status"]
+            self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        if self._gone.is_set():
+            raise RuntimeError("it is closed: a stream is read within the `with` of its client only")
+        await self._running
+        raise StopAsyncIteration
+
+    async def hang_up(self) -> None:
+        """Be gone: nobody wants more of the answer, and who reads it hears so."""
+        self._gone.set()
+        while not self._sent.empty():
+            self._sent.get_nowait()  # whoever waited for room goes on
+        await asyncio.wait([self._running])
+        await self._sent.put(_END)
 
     async def _run(self) -> None:
         try:
