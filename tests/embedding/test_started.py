@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from tests.models import zoo
 from tests.waiting import PATIENCE_S
 
 import forebay
-from forebay.errors import ConfigError, ModelError
+from forebay.errors import ConfigError, ModelError, Unavailable
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -93,6 +94,25 @@ def test_what_keeps_it_from_starting_is_raised():
     with pytest.raises(ConfigError, match="knows no setting prot; did you mean port"):
         forebay.start(Shout, prot=0)
     assert "forebay-server" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_who_loads_a_version_while_another_thread_stops_the_server_is_told_so():
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Shout):
+        def load(self):
+            begun.set()
+            go.wait(PATIENCE_S)
+
+    server = forebay.start(Shout, port=0)
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(server.load, Slow, name="shout", version="2")
+        assert begun.wait(PATIENCE_S)
+        stopping = threads.submit(server.stop)
+        with pytest.raises(Unavailable, match="the server is draining"):
+            loading.result(PATIENCE_S)
+        go.set()
+        stopping.result(PATIENCE_S)
 
 
 def test_a_program_that_forgets_to_stop_it_ends_all_the_same(tmp_path):

@@ -384,7 +384,11 @@ class App:
             on_change(name)
 
     async def _change(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Change the versions of a name, one change at a time."""
+        """Change the versions of a name, one change at a time.
+
+        Raises:
+            Unavailable: If the server is draining, or begins to meanwhile.
+        """
 
         async def alone() -> None:
             try:
@@ -396,7 +400,11 @@ class App:
         if self.is_draining:
             work.close()
             raise Unavailable("the server is draining")
-        await asyncio.shield(self._run(alone()))
+        change = self._run(alone())
+        await asyncio.wait((change,))  # goes on if the caller is cancelled
+        if change.cancelled() and self.is_draining:
+            raise Unavailable("the server is draining")
+        change.result()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         def ended(task: asyncio.Task[None]) -> None:

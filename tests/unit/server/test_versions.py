@@ -298,7 +298,7 @@ def test_an_app_that_drains_gives_up_what_it_loads_and_waits_for_what_leaves():
         )
         await asyncio.sleep(0)
         draining = asyncio.ensure_future(app.drain(30.0))
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(Unavailable, match="the server is draining"):
             await loading
         with pytest.raises(Unavailable, match="draining"):
             await app.load("iris", "3", lambda: served("3"))
