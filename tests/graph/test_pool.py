@@ -24,6 +24,7 @@ from forebay.errors import (
     InvalidRequest,
     QueueFull,
     RunnerFailed,
+    Unavailable,
 )
 from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
@@ -420,6 +421,26 @@ async def test_draining_lets_requests_inside_end():  # P96
     assert await running
     with pytest.raises(ForebayError):
         await serving(0.0)
+
+
+async def test_who_waits_twice_at_a_node_when_the_drain_time_is_over_is_answered_once():
+    gate, entered = threading.Event(), threading.Event()
+
+    def stuck(_inputs: Any) -> Any:
+        entered.set()
+        return gate.wait(PATIENCE_S)
+
+    both = made(stuck, batch=1)
+    serving = Serving(graph(node("a", "x"), node("b", "x")), {"a": both, "b": both})
+    await serving.endpoint.start()
+    asked = [asyncio.ensure_future(serving(number)) for number in range(2)]
+    await reached(lambda: entered.is_set() and both.endpoint.in_flight == 4)
+    await serving.endpoint.drain(0.0)
+    for one in asked:
+        with pytest.raises(Unavailable):
+            await one
+    assert both.endpoint.in_flight == 0
+    gate.set()
 
 
 def test_requests_land_where_the_only_node_that_reads_of_them_sees_them():

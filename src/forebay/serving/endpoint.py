@@ -204,7 +204,8 @@ class Endpoint:
         left_s = LAST_WORK_S if grace_s is None else max(grace_s - (time.monotonic() - started), 0.0)
         await self.pool.stop(left_s)
         for request in list(self._open):
-            self._settle(request, Failure(Unavailable("the server stopped")))
+            if not request.done:  # the answer to one before it may have called it off
+                self._settle(request, Failure(Unavailable("the server stopped")))
         if self._batcher is not None:
             self._batcher.close()
         if self._sweep is not None:
