@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -120,6 +121,58 @@ def test_a_program_that_forgets_to_stop_it_ends_all_the_same(tmp_path):
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("http://")
+
+
+FORK = """
+    import os, sys
+
+    if (child := os.fork()) == 0:
+        print(server)
+        try:
+            server.unload("shout", "1")
+        except RuntimeError as error:
+            print(error)
+        server.wait()
+        sys.exit()  # as a program ends that forgets to stop it
+    assert os.waitpid(child, 0) == (child, 0)
+    print(server, server.is_running)
+"""
+
+
+def test_a_forked_child_has_no_server_to_wait_for_and_leaves_its_parents_alone(tmp_path):
+    process = run(tmp_path, then=FORK)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (0, "")
+    url, *told = out.splitlines()
+    assert told[0] == "<forebay server, stopped>"
+    assert told[1].startswith("it runs in the process that this one was forked from")
+    assert told[2] == f"<forebay server at {url}> True"
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread"])
+def test_a_model_may_stop_its_server(kind):
+    class Last(forebay.Model):
+        def predict(self, batch: list[str]) -> list[str]:
+            server.stop()
+            return batch
+
+    server = forebay.start(Last, port=0, worker_kind=kind, drain_s=0.5)
+    with contextlib.suppress(httpx.HTTPError):  # a thread is waited for, and waits
+        httpx.post(server.url, json="a", timeout=PATIENCE_S)
+    server.wait()
+    assert not server.is_running
+
+
+def test_a_model_on_the_loop_that_would_wait_for_it_fails_with_a_sentence(caplog):
+    class Loads(forebay.Model):
+        def predict(self, batch: list[str]) -> list[str]:
+            server.load(Shout, name="shout")
+            return batch
+
+    with forebay.start(Loads, port=0, worker_kind="inline") as server:
+        assert httpx.post(server.url, json="a", timeout=PATIENCE_S).status_code == 500
+        assert list(httpx.get(f"{server.url}/models").json())
+    assert "call it in another thread" in caplog.text
 
 
 def test_a_script_is_served_by_processes_until_ctrl_c(tmp_path):
