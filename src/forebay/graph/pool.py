@@ -92,10 +92,13 @@ class PacketStream:
     stream was closed and nothing runs any more. Lives on the loop of the graph.
 
     Attributes:
-        on_progress: Called whenever packets were worked off, with the lowest timestamp that anything still runs at.
+        on_progress: Called whenever packets were worked off, with the lowest timestamp that anything still runs or
+            waits at, and with `GraphRun.lacking`; what it raises ends the run.
     """
 
-    def __init__(self, on_progress: Callable[[int | None], object] = lambda _lowest: None) -> None:
+    def __init__(
+        self, on_progress: Callable[[int | None, Sequence[str]], object] = lambda _lowest, _lacking: None
+    ) -> None:
         """Begin a stream; what is fed before the graph has room for it waits."""
         self.on_progress = on_progress
         self.waiting: deque[tuple[Mapping[str, Any], int]] = deque()
@@ -328,7 +331,7 @@ class GraphPool:
                 if run.entry not in self._runs:
                     return  # it was refused at once, and has ended
         if stream is not None:
-            stream.on_progress(state.lowest)
+            stream.on_progress(state.lowest, state.lacking)
             if state.is_finished and stream.is_closed and run.entry in self._runs:
                 self._end(run, None)
             return

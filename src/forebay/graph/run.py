@@ -17,7 +17,7 @@ Sans-I/O: no clock, no loop, no payload. `pool.py` drives it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -215,6 +215,22 @@ class GraphRun:
             ),
             default=None,
         )
+
+    @property
+    def lacking(self) -> Sequence[str]:
+        """The streams that bring nothing for packets which wait in front of nodes; none while anything runs.
+
+        Only what is fed can set these packets free.
+        """
+        if self.open:
+            return ()
+        return [
+            stream.name
+            for node, state in self._states.items()
+            if any(state.waiting.values())
+            for port, stream in node.ports.items()
+            if not state.waiting[port] and port not in node.spec.back_edges
+        ]
 
     def _input(self, stream: str) -> PlannedStream:
         try:

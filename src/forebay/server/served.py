@@ -56,7 +56,7 @@ class Session(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests that have not been worked off."""
+        """Requests that have not been worked off, and for which it need not read on."""
         ...
 
     def send(self, asked: InferRequest, /) -> None:

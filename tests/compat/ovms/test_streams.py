@@ -11,7 +11,8 @@ import pytest
 from tests.compat.ovms.conftest import Stream, graph_text, one_node, python_node, serving, tensor, write
 from tests.waiting import reached
 
-from forebay.errors import Code, InvalidRequest
+from forebay.errors import Code, InvalidRequest, TooLarge
+from forebay.surfaces.ovms import calls
 from forebay.surfaces.ovms.calls import IS_FINAL, TIMESTAMP, WANTS_FINAL
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +151,40 @@ async def test_a_packet_without_company_waits_until_none_can_come(tmp_path):  # 
         stream.close()
         answers, _ = await stream.rest()
     assert brief(answers) == [(2, "output", b"b")]
+
+
+async def test_requests_that_wait_for_company_do_not_count_as_inside(tmp_path):  # O61, O64
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for number in range(300):
+            stream.send(tensor("a", b"a"), **at(number))
+        await reached(lambda: not stream.inner.pending, "them to count no more, for who reads what they wait for")
+        for number in range(300):
+            stream.send(tensor("b", b"b"), **at(number))
+        assert stream.inner.pending == 300  # nothing has run yet: this function has let nobody else on the loop
+        stream.close()
+        answers, end = await stream.rest()
+    assert end is None
+    assert brief(answers) == [(number, "output", b"a+b") for number in range(300)]
+
+
+async def test_only_so_many_requests_may_wait_for_company(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "MAX_WAITING", 5)
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for number in range(5):
+            stream.send(tensor("a", b"a"), **at(number))
+        stream.send(tensor("b", b"b"), **at(0))
+        assert brief([await stream.take()]) == [(0, "output", b"a+b")]
+        for number in range(5, 8):
+            stream.send(tensor("a", b"a"), **at(number))
+        answers, end = await stream.rest()
+        assert answers == []
+        assert type(failed(end)) is TooLarge
+        assert "more than 5 requests of this stream wait for packets on 'b'" in failed(end).message
+        await reached(lambda: not face.app.find("g").endpoint.in_flight, "its end")
 
 
 async def test_labels_come_once_and_images_after_them(tmp_path):  # O62, O15

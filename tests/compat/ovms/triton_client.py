@@ -531,6 +531,26 @@ def inputs_of_one_moment_come_together():  # O60, O61, O64, T28
         assert stream.take()[0] == b"other"
 
 
+def requests_that_wait_for_company_keep_no_others_from_being_read():  # O61, O64
+    with Stream("default") as stream:
+        for stamp in range(300):
+            stream.say(b"a", stamp=stamp)
+        for stamp in range(300):
+            stream.say(b"b", name="other", stamp=stamp)
+        assert {stream.take()[0] for _ in range(300)} == {b"input other"}
+    with Stream("default") as stream:
+        for stamp in range(300):
+            stream.say(b"a", stamp=stamp)
+        stream.client.stop_stream()
+        assert {stream.take()[0] for _ in range(300)} == {b"input"}
+    with Stream("default") as stream:
+        for stamp in range(2000):
+            stream.say(b"a", stamp=stamp)
+        error = stream.error()
+        assert error.status() == "StatusCode.RESOURCE_EXHAUSTED", error
+        assert "wait for packets on 'other'" in error.message()
+
+
 def inputs_come_as_they_are_where_the_graph_says_so():  # O62, O15, T26
     with Stream("immediate") as stream:
         stream.say(b"labels", name="input")  # no answer

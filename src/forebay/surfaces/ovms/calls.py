@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotPrepared
+from forebay.errors import InvalidRequest, NotPrepared, TooLarge
 from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
 from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, tensors_of
@@ -47,6 +47,9 @@ _RESERVED: Final = frozenset({TIMESTAMP, "priority", "timeout", "binary_data_out
 _RESERVED_BEGIN: Final = ("triton_", "sequence_")
 _DAY_S: Final = 24 * 3600.0
 """How long a stream may be open if nobody says."""
+
+MAX_WAITING: Final = 1024
+"""Requests of a stream that may wait for packets of others while nothing runs; with one more it ends."""
 
 _CHANNELS: Final = {
     "FP32": (1, 2),
@@ -289,13 +292,17 @@ class GraphStream:
         self._packets = PacketStream(self._progressed)
         self._request: Request | None = None
         self._asked: list[_Asked] = []
+        self._lacking: Sequence[str] = ()
         self._last = -(2**63)
         self._has_ended = False
 
     @property
     def pending(self) -> int:
-        """Requests that have not been worked off; of those that have, the last one may count."""
-        return len(self._asked)
+        """Requests that have not been worked off; of those that have, the last one may count.
+
+        None while they all wait for packets that have not been read.
+        """
+        return 0 if self._lacking else len(self._asked)
 
     def send(self, asked: InferRequest) -> None:
         """Let a request enter.
@@ -315,6 +322,7 @@ class GraphStream:
         if timestamp > self._last:
             self._last = timestamp
             self._asked.append(_Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True))
+        self._lacking = ()  # until the run says what it makes of this
         self._packets.feed(packets, timestamp)  # which may end the stream, and there is no request then either
         if is_first:
             self._request = Request(
@@ -339,7 +347,7 @@ class GraphStream:
 
     def _replied(self, request: Request, outcome: Outcome) -> None:
         if type(outcome) is not Failure:
-            self._progressed(None)
+            self._progressed(None, ())
         self._has_ended, self._request = True, None
         self._packets.on_progress = _nothing
         self._on_end(outcome)
@@ -356,8 +364,12 @@ class GraphStream:
         """Return the request that led to what has this timestamp."""
         return self._asked[max(bisect_right(self._asked, timestamp, key=attrgetter("timestamp")) - 1, 0)]
 
-    def _progressed(self, lowest: int | None) -> None:
-        """Say of requests that nothing more comes of them, if they want to know; forget all but the last one."""
+    def _progressed(self, lowest: int | None, lacking: Sequence[str]) -> None:
+        """Say of requests that nothing more comes of them, if they want to know; forget all but the last one.
+
+        Raises:
+            TooLarge: If too many of those that are left wait for packets of others.
+        """
         while self._asked:
             is_last = len(self._asked) == 1
             if lowest is not None and (is_last or lowest < self._asked[1].timestamp):
@@ -372,6 +384,10 @@ class GraphStream:
             if is_last:
                 break
             del self._asked[0]
+        if lacking and len(self._asked) > MAX_WAITING:
+            missing = ", ".join(f"'{name}'" for name in lacking)
+            raise TooLarge(f"more than {MAX_WAITING} requests of this stream wait for packets on {missing}")
+        self._lacking = lacking
         self._on_progress()
 
 
@@ -411,7 +427,7 @@ def _check_image(tensor: Tensor) -> None:
         raise InvalidRequest(f"'{tensor.name}' is an image, which is sent as binary data and not in JSON")
 
 
-def _nothing(_lowest: int | None) -> None:
+def _nothing(_lowest: int | None, _lacking: Sequence[str]) -> None:
     """Stand in for a stream that has ended."""
 
 

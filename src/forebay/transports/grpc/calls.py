@@ -167,10 +167,10 @@ class OpenCall:
         self.status = status
         self._connection.end(self, statuses.trailers(status, text, statuses.metadata(metadata)))
 
-    def fail_by(self, error: Exception, method: str) -> None:
+    def fail_by(self, error: Exception, method: str, own: Mapping[type[ForebayError], Status]) -> None:
         """Give the call the status of whatever its method raised."""
         if isinstance(error, ForebayError):
-            self.fail(error)
+            self.fail(error, own)
             return
         log.error("%s failed", method, exc_info=error)
         self.end(Status.INTERNAL, "the server failed; its log says why")

@@ -91,6 +91,7 @@ class KServe:
             direct={**direct, "ModelInfer": self._inference.infer},
             unary={name: _unary(name, answer) for name, answer in slow.items()} | {"RepositoryIndex": self._index},
             streams={"ModelStreamInfer": self._inference.infer_stream},
+            statuses=STATUSES,
             public=("ServerLive", "ServerReady"),
             lands={"ModelInfer": self._places_of, "ModelStreamInfer": self._places_of},
             files=[described()],

@@ -12,11 +12,14 @@ from forebay.transports.grpc.heads import Method
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from forebay.errors import ForebayError
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.service import Direct, GrpcService, Stream, Unary
+
+    Own = Mapping[type[ForebayError], Status]
 
 log = logging.getLogger("forebay.requests")
 
@@ -25,35 +28,35 @@ def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
     """Return the methods of services by path."""
     found: dict[bytes, Method] = {}
     for service in services:
-        prefix = f"/{service.full_name}/"
+        prefix, own = f"/{service.full_name}/", service.statuses
         for name, direct in service.direct.items():
             queue = service.queues.get(name)
-            found[(prefix + name).encode()] = _direct(name, direct, queue, is_public=name in service.public)
+            found[(prefix + name).encode()] = _direct(name, direct, queue, own, is_public=name in service.public)
         for name, unary in service.unary.items():
-            found[(prefix + name).encode()] = _unary(name, unary, is_public=name in service.public)
+            found[(prefix + name).encode()] = _unary(name, unary, own, is_public=name in service.public)
         for name, stream in service.streams.items():
-            found[(prefix + name).encode()] = _stream(name, stream, is_public=name in service.public)
+            found[(prefix + name).encode()] = _stream(name, stream, own, is_public=name in service.public)
         for name, places_of in service.lands.items():
             found[(prefix + name).encode()].lands = places_of
     return found
 
 
-def _direct(name: str, method: Direct, queue: Endpoint | None, *, is_public: bool) -> Method:
+def _direct(name: str, method: Direct, queue: Endpoint | None, own: Own, *, is_public: bool) -> Method:
     def begin(call: OpenCall, message: Any) -> None:
         if queue is not None and queue.is_full():
             error = QueueFull(f"the queue of '{queue.name}' is full; try again later")
             queue.reject(error)  # now, for its client may leave before it is told
-            call.fail(error)
+            call.fail(error, own)
             return
         try:
             method(message, call)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
-            call.fail_by(error, name)
+            call.fail_by(error, name, own)
 
     return Method(begin, is_public=is_public)
 
 
-def _unary(name: str, method: Unary, *, is_public: bool) -> Method:
+def _unary(name: str, method: Unary, own: Own, *, is_public: bool) -> Method:
     async def run(call: OpenCall, message: Any) -> None:
         try:
             call.reply(await method(message, call))
@@ -61,7 +64,7 @@ def _unary(name: str, method: Unary, *, is_public: bool) -> Method:
             call.end(Status.CANCELLED, "the call was called off")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
-            call.fail_by(error, name)
+            call.fail_by(error, name, own)
 
     def begin(call: OpenCall, message: Any) -> None:
         call.run(run(call, message))
@@ -69,7 +72,7 @@ def _unary(name: str, method: Unary, *, is_public: bool) -> Method:
     return Method(begin, is_public=is_public)
 
 
-def _stream(name: str, method: Stream, *, is_public: bool) -> Method:
+def _stream(name: str, method: Stream, own: Own, *, is_public: bool) -> Method:
     async def run(call: OpenCall) -> None:
         answers: Any = None
         try:
@@ -81,7 +84,7 @@ def _stream(name: str, method: Stream, *, is_public: bool) -> Method:
             call.end(Status.CANCELLED, "the call was called off")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
-            call.fail_by(error, name)
+            call.fail_by(error, name, own)
         finally:
             await _close(answers, name)
 

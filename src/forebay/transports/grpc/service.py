@@ -96,6 +96,7 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
             anything is read.
         lands: Methods that take a long message as a view of where it has landed, and not as bytes; and what says, of
             the message's beginning, where that is to be.
+        statuses: What it says differently of errors that a method raises.
         files: Serialized descriptors of the files it is described in, each after those it imports; without them it
             cannot be looked up by reflection.
     """
@@ -107,4 +108,5 @@ class GrpcService(msgspec.Struct, frozen=True, kw_only=True):
     public: Collection[str] = ()
     queues: Mapping[str, Endpoint] = {}
     lands: Mapping[str, PlacesOf] = {}
+    statuses: Mapping[type[ForebayError], Status] = NONE
     files: Sequence[bytes] = ()
