@@ -100,6 +100,12 @@ def test_calls_that_no_model_answers_are_listed(server):
     assert line(server, "POST /models/doubles", 413)["ms"] is None
 
 
+@pytest.mark.parametrize("path", ["/nowhere%0Aat%20all", "/models/doubles%1b", "/v2/models/%C3%BC"])
+def test_a_path_is_listed_as_it_was_asked_for(server, path):
+    assert server.client.post(f"{path}?secret=1", json=1).status_code == 404
+    assert line(server, f"POST {path}")["status"] == 404
+
+
 @pytest.mark.parametrize("origin", [{}, {"origin": "http://a"}])
 @pytest.mark.parametrize(
     "path, sent, status, code",

@@ -45,7 +45,7 @@ class EndedCall(msgspec.Struct):
 
     Attributes:
         method: Of HTTP; `gRPC` for a call of that.
-        path: Without a query, which may hold secrets; of gRPC service and method.
+        path: As it was asked for, without a query, which may hold secrets; of gRPC service and method.
         started: When it began, in seconds of `time.monotonic`; 0 if it never did.
         ended: When it ended.
         client: Who called.

@@ -25,6 +25,10 @@ _AS_IMPORTED: Final = re.compile(r"\bforebay_target_(\w+)_[0-9a-f]{8}\b")
 """What files of users are imported as; they have called their logger by it."""
 _SAID: Final = {"forebay.access": frozenset({"method", "path", "status"})}
 """What messages of a logger hold of its fields."""
+_OF_CLIENTS: Final = frozenset({"forebay.access", "forebay.refusals"})
+"""Loggers of lines that hold what clients sent."""
+_ESCAPED: Final = {number: repr(chr(number))[1:-1] for number in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+"""What would begin a line, or tell a terminal what to do."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -65,8 +69,12 @@ class TextFormatter(_Formatter):
         """Return the line, and the traceback below it if there is one."""
         moment = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
         said = _STANDARD | _SAID.get(record.name, frozenset()) | {"trace"}
-        fields = [f"{name}={value}" for name, value in vars(record).items() if name not in said and value is not None]
-        text = " ".join([moment, f"{record.levelname.lower():7}", self.text(record), *fields])
+        told = {name: value for name, value in vars(record).items() if name not in said and value is not None}
+        fields = [f"{name}={value}".translate(_ESCAPED) for name, value in told.items()]
+        message = self.text(record)
+        if record.name in _OF_CLIENTS:
+            message = message.translate(_ESCAPED)
+        text = " ".join([moment, f"{record.levelname.lower():7}", message, *fields])
         trace = getattr(record, "trace", "")
         if record.exc_info:
             trace = self.formatException(record.exc_info)

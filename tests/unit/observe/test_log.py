@@ -46,6 +46,16 @@ def test_line_breaks_do_not_forge_lines():
     assert "\n" not in JsonFormatter().format(record("a\nb %s"))
 
 
+@pytest.mark.parametrize("name", ["forebay.access", "forebay.refusals"])
+def test_what_clients_said_neither_forges_lines_of_text_nor_steers_a_terminal(name):
+    text = TextFormatter().format(record("%s", "/a\nb\x1b[31m\x9b1mé", name=name, client="c\r\u2028d\x07"))
+    assert text.endswith(r"/a\nb\x1b[31m\x9b1mé client=c\r\u2028d\x07")
+
+
+def test_what_a_model_says_in_several_lines_stays_so():
+    assert TextFormatter().format(record("a\n\tb %s", "\x1b[1mc")).endswith("a\n\tb \x1b[1mc")
+
+
 def test_exceptions_are_told():
     assert "ValueError: no" in json.loads(JsonFormatter().format(failed()))["exception"]
     assert TextFormatter().format(failed()).endswith("ValueError: no")

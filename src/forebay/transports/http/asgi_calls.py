@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from forebay.errors import UserCodeError
 from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
@@ -25,6 +26,11 @@ TOLD: Final = "forebay.call"
 """Where a scope holds its `EndedCall`, for those who know more of it; without it nothing is told."""
 
 
+def path_as_sent(scope: Scope) -> str:
+    """Return the path as it was asked for: percent-encoded, and without the query."""
+    return (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+
+
 def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:
     """Note who answers a call, while the endpoint replies."""
     call = scope.get(TOLD)
@@ -40,7 +46,7 @@ def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:
     """
     if isinstance(error, UserCodeError) and not error.is_logged:
         error.is_logged = True
-        extra = {"path": scope["path"], "request_ids": [request_id], "trace": error.trace}
+        extra = {"path": path_as_sent(scope), "request_ids": [request_id], "trace": error.trace}
         log.error("%s: %s", error.kind, error.message, extra=extra)
     call = scope.get(TOLD)
     if call is not None:
@@ -51,7 +57,7 @@ def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
     """Return an application that answers as this one and tells of each call that has ended."""
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
-        call = EndedCall(scope["method"], scope["path"], started=time.monotonic())
+        call = EndedCall(scope["method"], path_as_sent(scope), started=time.monotonic())
         call.client = ":".join(map(str, scope["client"] or ()))
         call.parent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"").decode("latin-1")
         scope[TOLD] = call

@@ -24,7 +24,7 @@ from forebay.server.kserve_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import Region
-from forebay.transports.http.asgi_calls import failed
+from forebay.transports.http.asgi_calls import failed, path_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
@@ -87,7 +87,7 @@ class InferencePages:
         self, scope: Scope, receive: Receive, send: Send
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
         root = scope.get("root_path", "")
-        path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+        path = path_as_sent(scope)
         path = path.removeprefix(quote(root)).rstrip("/")
         segments = [unquote(segment) for segment in path.split("/")[1:]]
         target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
