@@ -43,7 +43,7 @@ def secure(launch, authority, files):
 @pytest.fixture(scope="session")
 def guarded(launch, tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text("from-file-1\nfrom-file-2\n\n")
+    path.write_text("\ufefffrom-file-1\nfrom-file-2\n\n", encoding="utf-8")  # an editor may put a mark before the text
     return launch("zoo.py", "--worker-kind", "thread", "--api-key", "k1", "--api-key", f"@{path}")
 
 
@@ -208,6 +208,13 @@ def test_an_empty_key_is_refused_with_a_sentence(cli, models, key):  # F6
     done = cli("serve", models / "single.py", "--http-port", "0", "--api-key", key)
     assert done.returncode == 2
     assert "--api-key is empty" in done.stderr
+
+
+def test_a_file_of_keys_that_is_no_text_is_refused_with_a_sentence(cli, models, tmp_path):
+    (tmp_path / "keys").write_bytes("schlüssel\n".encode("latin-1"))
+    done = cli("serve", models / "single.py", "--http-port", "0", "--api-key", f"@{tmp_path / 'keys'}")
+    assert done.returncode == 2
+    assert done.stderr == f"forebay: the API keys in {tmp_path / 'keys'} cannot be read: it is not UTF-8\n"
 
 
 def test_a_key_in_a_trailer_is_no_key(guarded):  # F4

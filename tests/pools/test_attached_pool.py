@@ -581,6 +581,8 @@ def test_secrets_are_read_from_values_files_and_the_environment(tmp_path, monkey
     assert shared_secret.read_secret(SECRET.decode(), "--secret") == SECRET
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
     assert shared_secret.read_secret(f"@{tmp_path}/secret", "--secret") == SECRET
+    (tmp_path / "secret").write_text("\ufeff" + SECRET.decode(), encoding="utf-8")
+    assert shared_secret.read_secret(f"@{tmp_path}/secret", "--secret") == SECRET
     monkeypatch.setenv(shared_secret.VARIABLE, f"@{tmp_path}/secret")
     assert shared_secret.read_secret(None, "--secret") == SECRET
     for wrong, message in [

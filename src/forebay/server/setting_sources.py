@@ -79,9 +79,11 @@ def keys_of(given: tuple[str, ...], where: str) -> tuple[str, ...]:
             keys.append(key.strip())
             continue
         try:
-            keys += [line.strip() for line in Path(key[1:]).read_text().splitlines() if line.strip()]
-        except OSError as error:
-            raise ConfigError(f"the API keys in {key[1:]} cannot be read: {error.strerror}") from error
+            text = Path(key[1:]).read_text(encoding="utf-8-sig")  # editors may put a mark before the text
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"the API keys in {key[1:]} cannot be read: {why}") from error
+        keys += [line.strip() for line in text.splitlines() if line.strip()]
     if given and not keys:
         raise ConfigError(f"{where} names no key: the file is empty")
     return tuple(keys)

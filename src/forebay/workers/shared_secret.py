@@ -49,7 +49,7 @@ def read_secret(given: str | None, option: str) -> bytes | None:
             return None
     if given.startswith("@"):
         try:
-            given = Path(given[1:]).read_text(encoding="utf-8").strip().partition("\n")[0]
+            given = Path(given[1:]).read_text(encoding="utf-8-sig").strip().partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"the secret in {given[1:]} cannot be read: {why}") from error
