@@ -68,7 +68,7 @@ def test_what_processes_count_is_added_up_and_never_falls(serve, model):
     assert read(server, "app_size_bucket", le="10.0") == calls
     assert read(server, "app_size_count") == calls
     assert read(server, "app_took_sum") == calls / 2
-    assert read(server, "app_level", worker="0") == read(server, "app_level", worker="1") == 7
+    assert [read(server, "app_level", model="sees", worker=worker) for worker in "01"] == [7, 7]
     assert read(server, "app_level") is None, "nobody sets the one of the server's own process"
     assert read(server, "app_total") == 6
     assert read(server, "forebay_requests_total", code="ok", endpoint="sees", version="1") == calls
@@ -80,6 +80,31 @@ def test_what_processes_count_is_added_up_and_never_falls(serve, model):
     server.call("sees", "dog")
     eventually(lambda: read(server, "app_seen_total", kind="dog") == 1)
     assert read(server, "app_seen_total", kind="cat") == calls
+
+
+def test_models_that_share_a_gauge_have_a_series_each(serve, tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text(
+        """
+import forebay
+from prometheus_client import Gauge
+
+level = Gauge("app_level", "How full it is")
+
+class One(forebay.Model):
+    def predict(self, batch: list[int]) -> list[int]:
+        level.set(batch[0])
+        return batch
+
+class Two(One):
+    pass
+"""
+    )
+    server = serve(path)
+    server.call("one", -5)
+    server.call("two", 3)
+    eventually(lambda: read(server, "app_level", model="one", worker="0") == -5)
+    eventually(lambda: read(server, "app_level", model="two", worker="0") == 3)
 
 
 def test_threads_count_in_the_server(serve, model):
@@ -129,11 +154,11 @@ def shown(store):
 def test_counts_of_many_that_ended_are_kept_in_one_sum():
     store = MetricStore()
     for number in range(3 * MAX_ENDED):
-        store.told(number, "0", sent(counter(1.0)))
+        store.told(number, {"worker": "0"}, sent(counter(1.0)))
         store.gone(number)
     assert shown(store) == {("a_total",): 3.0 * MAX_ENDED}
     assert len(store._ended) == MAX_ENDED
-    store.told(3 * MAX_ENDED - 1, "0", sent(counter(5.0)))  # it was only gone for a while
+    store.told(3 * MAX_ENDED - 1, {"worker": "0"}, sent(counter(5.0)))  # it was only gone for a while
     assert shown(store) == {("a_total",): 3.0 * MAX_ENDED + 4.0}
 
 
@@ -152,23 +177,26 @@ def test_counts_of_many_that_ended_are_kept_in_one_sum():
 )
 def test_what_cannot_stand_on_a_page_is_left_out(odd):
     store = MetricStore()
-    store.told(1, "0", sent(counter(2.0)))
-    store.told(2, "1", odd)
+    store.told(1, {"worker": "0"}, sent(counter(2.0)))
+    store.told(2, {"worker": "1"}, odd)
     assert shown(store) == {("a_total",): 2.0}
 
 
 def test_a_label_of_the_authors_is_not_taken():
     store = MetricStore()
-    gauge = Family("g", "gauge", "", "", "all", [("g", {"worker": "theirs"}, 1.0)])
-    store.told(1, "0", sent(gauge))
-    assert shown(store) == {("g", ("forebay_worker", "0"), ("worker", "theirs")): 1.0}
+    gauge = Family("g", "gauge", "", "", "all", [("g", {"worker": "theirs"}, 1.0), ("g", {"model": "its"}, 2.0)])
+    store.told(1, {"model": "m", "worker": "0"}, sent(gauge))
+    assert shown(store) == {
+        ("g", ("forebay_worker", "0"), ("model", "m"), ("worker", "theirs")): 1.0,
+        ("g", ("forebay_model", "m"), ("model", "its"), ("worker", "0")): 2.0,
+    }
 
 
 def test_a_page_takes_so_many_series(caplog):
     store = MetricStore()
     samples = [("g", {"n": str(number)}, 1.0) for number in range(MAX_SERIES)]
     for worker in ("0", "1"):
-        store.told(worker, worker, sent(counter(1.0), Family("g", "gauge", "", "", "all", samples)))
+        store.told(worker, {"worker": worker}, sent(counter(1.0), Family("g", "gauge", "", "", "all", samples)))
     assert "a" in {metric.name for metric in store.collect()}
     assert sum(len(metric.samples) for metric in store.collect()) <= MAX_SERIES
     assert "a page takes 5000 series" in caplog.text

@@ -4,9 +4,9 @@
 Theory of operation. A worker process looks every `PERIOD_S` at what its registry holds and, if that has changed, sends
 all of it to the server, which keeps the latest from each process. They are put together when the page is read:
 counters, histograms and summaries are added up, also those of processes that have ended, so that no sum ever falls. A
-gauge is one series a living worker, with the label `worker`, unless its author has said with `multiprocess_mode` how
-workers are put together. The registry of the server's own process, where models in threads count, is treated as one
-more worker. If workers have a gauge too, the server's is only a copy that nobody sets.
+gauge is one series a living worker, with the labels `model` and `worker`, unless its author has said with
+`multiprocess_mode` how workers are put together. The registry of the server's own process, where models in threads
+count, is treated as one more worker. If workers have a gauge too, the server's is only a copy that nobody sets.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ _KINDS: Final = frozenset(
 _ADDED: Final = frozenset({"counter", "histogram", "summary", "gaugehistogram"})
 
 Sample = tuple[str, dict[str, str], float]
+
+_NAMELESS: Final[Mapping[str, str]] = {}
 
 
 class Family(msgspec.Struct, array_like=True):
@@ -175,15 +177,15 @@ class MetricStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._living: dict[Hashable, tuple[str, bytes]] = {}
-        self._ended: dict[Hashable, tuple[str, bytes]] = {}
+        self._living: dict[Hashable, tuple[Mapping[str, str], bytes]] = {}
+        self._ended: dict[Hashable, bytes] = {}
         self._sum: dict[str, Family] = {}
 
-    def told(self, process: Hashable, worker: str, data: bytes) -> None:
-        """Note what a process says; `worker` is what its series are called by."""
+    def told(self, process: Hashable, names: Mapping[str, str], data: bytes) -> None:
+        """Note what a process says; `names` are the labels of its gauges."""
         with self._lock:
             self._ended.pop(process, None)
-            self._living[process] = worker, data
+            self._living[process] = names, data
 
     def gone(self, process: Hashable) -> None:
         """Note that a process has ended, or cannot be heard any more."""
@@ -191,10 +193,10 @@ class MetricStore:
             last = self._living.pop(process, None)
             if last is None:
                 return
-            self._ended[process] = last
+            _, self._ended[process] = last
             while len(self._ended) > MAX_ENDED:
-                _, data = self._ended.pop(next(iter(self._ended)))
-                _add(self._sum, _read(data), "", lives=False)
+                data = self._ended.pop(next(iter(self._ended)))
+                _add(self._sum, _read(data), lives=False)
 
     def families(self) -> list[Family]:
         """Return the metrics of all workers and of the server's own process, put together."""
@@ -204,14 +206,14 @@ class MetricStore:
                 name: msgspec.structs.replace(family, samples=list(family.samples))
                 for name, family in self._sum.items()
             }
-        for _, data in ended:
-            _add(found, _read(data), "", lives=False)
-        for worker, data in living:
-            _add(found, _read(data), worker, lives=True)
+        for data in ended:
+            _add(found, _read(data), lives=False)
+        for names, data in living:
+            _add(found, _read(data), names)
         of_workers = set(found)
         own = [one for one in of_registry(is_servers=True) if one.kind in _ADDED or one.name not in of_workers]
         own = [one for one in own if not _is_reserved(one.name)]
-        _add(found, own, None, lives=True)
+        _add(found, own)
         return [family for family in found.values() if family.samples]
 
     def collect(self) -> Iterable[Metric]:
@@ -259,13 +261,15 @@ def _is_reserved(name: str) -> bool:
     return False
 
 
-def _add(found: dict[str, Family], families: Iterable[Family], worker: str | None, *, lives: bool) -> None:
+def _add(
+    found: dict[str, Family], families: Iterable[Family], names: Mapping[str, str] = _NAMELESS, *, lives: bool = True
+) -> None:
     """Add a worker's metrics to those found so far.
 
     Args:
         found: The metrics found so far, by name; changed in place.
         families: What it has.
-        worker: The label of its gauges; None for the server's own process.
+        names: The labels of its gauges; the server's own process has none.
         lives: Whether its gauges still mean something.
     """
     for family in families:
@@ -279,8 +283,9 @@ def _add(found: dict[str, Family], families: Iterable[Family], worker: str | Non
         values = {(name, tuple(sorted(labels.items()))): value for name, labels, value in have.samples}
         for name, labels, value in family.samples:
             given = labels
-            if put is None and worker is not None:
-                given = {**labels, "forebay_worker" if "worker" in labels else "worker": worker}
+            if put is None:
+                own = {RESERVED + label if label in labels else label: value for label, value in names.items()}
+                given = {**labels, **own}
             key = name, tuple(sorted(given.items()))
             before = values.get(key)
             values[key] = value if before is None else (put or max)(before, value)

@@ -147,7 +147,7 @@ class BlockingSlot:
                 self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
             event = self._inbox.popleft()
             if isinstance(event, Counted):
-                store.told(self, self._conversation.worker, event.data)
+                store.told(self, {"worker": self._conversation.worker}, event.data)
             elif not isinstance(event, Logged):
                 break
             elif self._voice is not None:

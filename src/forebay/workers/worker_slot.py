@@ -342,7 +342,7 @@ class WorkerSlot(asyncio.Protocol):
                 self._voice.say(line, self._entries_of(batch_id))
             case Counted(data):
                 self._counts_as = self._conversation.worker, self._conversation.pid, id(self._pool)
-                store.told(self._counts_as, self._conversation.worker, data)
+                store.told(self._counts_as, {"model": self._pool.model, "worker": self._conversation.worker}, data)
             case Kept():
                 assert self.batch is not None
                 self._kept = [entry.body for entry in self.batch.entries]
