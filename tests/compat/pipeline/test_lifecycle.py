@@ -17,6 +17,7 @@ from tests.compat.pipeline.conftest import post
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
+from forebay.errors import ConfigError
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
@@ -611,6 +612,59 @@ def test_a_schema_of_ones_own_takes_the_place_of_the_usual_one(pipeline, tmp_pat
         asked = channel.unary_unary(PATH)(request(tenant="you").SerializeToString(), timeout=PATIENCE_S)
     assert response.FromString(asked).credit == 42
     assert list(response.FromString(asked).value) == ["you"]
+
+
+BARE_PROTO = """
+syntax = "proto3";
+package bare;
+message Request {
+  repeated string key = 1;
+  repeated string value = 2;
+}
+message Response {
+  int32 err_no = 1;
+  string err_msg = 2;
+  string out = 3;
+}
+"""
+BARE = """
+import os
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Out(ResponseOp):
+    def pack_response_package(self, channeldata):
+        return self.response_class(out=str(channeldata.parse()))
+
+server = PipelineServer("svc")
+server.set_response_op(Out(input_ops=[Op(name="a", input_ops=[RequestOp()])]))
+server.prepare_server(os.path.join(os.path.dirname(os.path.abspath(__file__)), "config.yml"))
+server.run_server()
+"""
+
+
+@pytest.mark.parametrize("mode", [{}, {"build_dag_each_worker": True}], ids=["one", "each"])
+def test_a_schema_of_ones_own_needs_none_of_the_usual_fields_but_those_of_errors(pipeline, tmp_path, mode):
+    # P17
+    (tmp_path / "bare.proto").write_text(BARE_PROTO)
+    server = pipeline(BARE, {"proto": "bare.proto", "worker_num": 1, "log_path": str(tmp_path / "logs"), **mode})
+    for values in ({"q": "x"}, {"q": "x", "pipeline.profile": "1"}):
+        assert post(server, **values) == {"err_no": 0, "err_msg": "", "out": "{'q': 'x'}"}
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ("string out = 1;", "no int32 err_no and no string err_msg"),
+        ("string err_no = 1; string err_msg = 2;", "no int32 err_no, by"),
+        ("int32 err_no = 1; repeated string err_msg = 2;", "no string err_msg, by"),
+    ],
+)
+def test_a_schema_whose_answers_cannot_tell_of_errors_is_refused(tmp_path, fields, said):
+    # P17
+    text = f'syntax = "proto3"; message Request {{}} message Response {{ {fields} }}'
+    (tmp_path / "mute.proto").write_text(text)
+    with pytest.raises(ConfigError, match=f"the Response of mute.proto has {said}"):
+        schema.load("mute.proto", tmp_path)
 
 
 def test_what_is_observed_goes_where_the_configuration_says(pipeline, tmp_path, eventually):

@@ -122,7 +122,7 @@ class Forwarding(Predictions):
             peer=peer,
             times=times,
             respond=respond,
-            log_id=message.logid,
+            log_id=getattr(message, "logid", 0),
         )
         self._open.add(asked)
         self.endpoint.submit(asked)

@@ -64,8 +64,8 @@ class Predictions:
 
     Attributes:
         name: What requests may name it as; with an empty name any will do.
-        request_class: Message of a request: the usual one, or the user's own.
-        response_class: Message of an answer.
+        request_class: Message of a request: the usual one, or the user's own, which may have none of its fields.
+        response_class: Message of an answer; one of the user's own has `err_no` and `err_msg`, and maybe no others.
         methods: What requests may call; None allows anything.
         error_codes: Which generation's numbers answers carry.
         is_closing: Set when the server begins to stop.
@@ -153,7 +153,7 @@ def log_call(prediction: Prediction, response: Any) -> None:
     if logs.requests.isEnabledFor(logging.INFO):
         text = "(data_id=%s log_id=%s) %s from %s: err_no %d, %.1f ms"
         data_id = "-" if prediction.data_id < 0 else prediction.data_id
-        method = prediction.message.method or "inference"
+        method = getattr(prediction.message, "method", "") or "inference"
         taken_ms = (prediction.times.ended - prediction.times.started) * 1000
         logs.requests.info(text, data_id, prediction.log_id, method, prediction.peer, response.err_no, taken_ms)
 

@@ -94,6 +94,8 @@ class PipelineService(Predictions):
         self._response_op = dag.response_op
         self._unpacks_itself = hooks.overrides(dag.request_op, "unpack_request_package")
         self._packs_itself = hooks.overrides(dag.response_op, "pack_response_package")
+        fields = self.response_class.DESCRIPTOR.fields_by_name
+        self._tells_pairs = "key" in fields and "value" in fields
         self._debug = config.debug_errors
         self._attempts = config.dag.retry
         self._ids = ids
@@ -131,7 +133,7 @@ class PipelineService(Predictions):
             times=times,
             respond=respond,
             data_id=next(self._ids),
-            log_id=message.logid,
+            log_id=getattr(message, "logid", 0),
             parent=parent,
         )
         self._open.add(asked)
@@ -150,7 +152,7 @@ class PipelineService(Predictions):
         inputs = unpacked.inputs
         asked.log_id = unpacked.log_id
         asked.times.unpacked = time.monotonic()
-        if take_wish(inputs):
+        if take_wish(inputs) and self._tells_pairs:
             asked.profile = RequestProfile(self._profile, asked.data_id)
             asked.profile.__enter__()
             asked.reply = self._replied_soon
@@ -341,9 +343,10 @@ def _named(error: BaseException) -> ForebayError:
 
 def _bytes_of(request: Any) -> int:
     """Return about how much there is to read."""
-    if request.tensors or len(request.value) + len(request.key) > SMALL_COUNT:
+    keys, values, tensors = (getattr(request, name, ()) for name in ("key", "value", "tensors"))
+    if tensors or len(values) + len(keys) > SMALL_COUNT:
         return SMALL_BYTES + 1
-    return sum(map(len, request.value))
+    return sum(map(len, values))
 
 
 def _size_of(value: Any) -> int:

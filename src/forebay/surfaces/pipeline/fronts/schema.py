@@ -23,7 +23,8 @@ from forebay.workers.user_code import caught
 COMPILE_S: Final = 60.0
 """Time the compiler has."""
 
-_NEEDED: Final = ("err_no", "err_msg")
+_NEEDED: Final = (("int32", "err_no", 10000), ("string", "err_msg", "what happened"))
+"""Fields of every answer, each with something that it has to take; all others may be missing."""
 
 
 def load(source: str, folder: Path) -> tuple[Any, Any]:
@@ -40,9 +41,9 @@ def load(source: str, folder: Path) -> tuple[Any, Any]:
     request, response = (found.get(name) for name in ("Request", "Response"))
     if request is None or response is None:
         raise ConfigError(f"{source} has the messages {', '.join(found) or '-'}; it needs a Request and a Response")
-    missing = [name for name in _NEEDED if name not in response.DESCRIPTOR.fields_by_name]
+    missing = [f"{kind} {name}" for kind, name, value in _NEEDED if caught(setattr, response(), name, value)[1]]
     if missing:
-        msg = f"the Response of {source} has no field {' and no '.join(missing)}, by which clients are told of errors"
+        msg = f"the Response of {source} has no {' and no '.join(missing)}, by which clients are told of errors"
         raise ConfigError(msg)
     return request, response
 

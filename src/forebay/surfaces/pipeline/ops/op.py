@@ -237,7 +237,7 @@ class RequestOp(Op):
         Raises:
             ForebayError: If keys and values do not come in pairs, or a tensor cannot be read.
         """
-        return packing.unpack(request, self.request_parse), request.logid, None, ""
+        return packing.unpack(request, self.request_parse), getattr(request, "logid", 0), None, ""
 
     def proto_tensor_2_numpy(self, tensor: Any) -> tuple[Any, Any]:
         """Read one tensor of a request, for an `unpack_request_package` of one's own.

@@ -68,10 +68,11 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
         except LiteralTooLarge as much:
             text = f"the values of the request take too much: {much}"
             raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text) from None
-    if request.tensors:
+    given = getattr(request, "tensors", ())  # a schema of the project's own may have none
+    if given:
         from forebay.protocols.pipeline import tensors
 
-        found |= tensors.unpack_all(request.tensors)
+        found |= tensors.unpack_all(given)
     return found
 
 
