@@ -442,6 +442,7 @@ def test_the_model_of_a_worker_is_opened_again_after_a_time_out() -> None:  # P8
     runner = instances.runner()
     runner.open(WorkerContext())
     (late,) = runner.run([request(rows(1))])
+    assert len(made) == 1, "a client waits for no model to be loaded to be told that its time is over"
     (outcome,) = runner.run([request(rows(2))])
     release.set()
     assert told(late)[0] == 6000
@@ -450,6 +451,52 @@ def test_the_model_of_a_worker_is_opened_again_after_a_time_out() -> None:  # P8
     assert [client.closed for client in made] == [1, 0]
     runner.close()
     assert [client.closed for client in made] == [1, 1]
+
+
+def test_a_model_that_cannot_be_opened_again_is_tried_by_each_request() -> None:  # P88
+    class Hangs(Client):
+        def predict(self, feed: Any, fetch: Any = None, batch: Any = True, log_id: Any = 0) -> Any:
+            release.wait(PATIENCE_S)
+            return super().predict(feed, fetch, batch, log_id)
+
+    def make(_index: int | None) -> Any:
+        made = making.pop(0)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    release = threading.Event()
+    hangs, last = Hangs(), Client()
+    making: list[Any] = [hangs, OSError("no room"), last]
+    runner = OpInstances(Op("op"), OpRun(timeout_ms=300), client_for=make).runner()
+    runner.open(WorkerContext())
+    late, missed, served = (runner.run([request(rows(number))])[0] for number in range(3))
+    runner.close()
+    release.set()
+    assert told(late)[0] == 6000
+    assert told(missed) == (3003, "[op] the model cannot be opened again after a time-out: no room")
+    assert served["y"].tolist() == [4]
+    assert last.closed == 1
+
+
+def test_a_worker_that_ends_leaves_its_client_to_the_call_that_still_uses_it() -> None:  # P88
+    class Hangs(Client):
+        def predict(self, feed: Any, fetch: Any = None, batch: Any = True, log_id: Any = 0) -> Any:
+            release.wait(PATIENCE_S)
+            used.append(self.closed)
+            return super().predict(feed, fetch, batch, log_id)
+
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    release, closed, used = threading.Event(), threading.Event(), list[int]()
+    runner = opened(Op("op"), client=Hangs(), timeout_ms=30)
+    assert told(runner.run([request(rows(1))])[0])[0] == 6000
+    runner.close()
+    release.set()
+    assert closed.wait(PATIENCE_S)
+    assert used == [0]
 
 
 def test_a_worker_process_with_a_stuck_call_ends_once_it_has_answered() -> None:  # P88

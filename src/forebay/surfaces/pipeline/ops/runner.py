@@ -140,13 +140,9 @@ class OpInstances:
         if self._client_for is not None and self.op.local_service_handler is None:
             getattr(instance.client, "close", _nothing)()
 
-    def renewed(self, instance: Op) -> Op:
-        """Return an instance to go on with, in place of one that a late call still uses."""
-        if self.settings.share_instance:
-            return instance
-        fresh = copy.copy(instance)
-        fresh.client = self._client(instance.concurrency_idx)
-        return fresh
+    def renew(self, instance: Op) -> None:
+        """Give an instance a client in place of one that a late call still uses."""
+        instance.client = self._client(instance.concurrency_idx)
 
     def _instance(self, index: int | None) -> Op:
         with self._lock:
@@ -226,6 +222,7 @@ class OpRunner:
         self._settings = instances.settings
         self._calls = BoundedCalls()
         self._is_worn = False
+        self._has_left_client = False
         self._op: Op | None = None
         self._hooks: OpHooks | None = None
 
@@ -243,6 +240,10 @@ class OpRunner:
         assert self._op is not None
         self.phases = []
         parent.set(next((str(item.params[PARENT]) for item in items if PARENT in item.params), ""))
+        try:
+            self._renew()
+        except ForebayError as failed:
+            return [Failure(failed)] * len(items)
         samples = [self._prepared(item) for item in items]
         live = [sample for sample in samples if sample.outcome is None]
         if self._has_process(self._op):
@@ -259,11 +260,35 @@ class OpRunner:
         """Let go of the client."""
         self._calls.close()
         if self._op is not None:
+            if self._has_left_client:
+                self._op.client = None
             self._instances.give_back(self._op)
 
     def _use(self, op: Op) -> None:
         self._op = op
         self._hooks = OpHooks(op, debug=self._settings.debug_errors)
+
+    def _leave(self, op: Op) -> None:
+        """Go on with a copy of an instance that a late call still uses."""
+        self._is_worn = True
+        if not self._settings.share_instance:
+            self._has_left_client = True
+            self._use(copy.copy(op))
+
+    def _renew(self) -> None:
+        """Get a client in place of the one that was left to a late call; that may take as long as loading a model.
+
+        Raises:
+            ForebayError: With 3003 if there is none.
+        """
+        if not self._has_left_client:
+            return
+        assert self._op is not None
+        _, raised = caught(self._instances.renew, self._op)
+        if raised is not None:
+            text = f"[{self._op.name}] the model cannot be opened again after a time-out: {words_of(raised)}"
+            raise error(CustomExceptionCode.INIT_ERROR.value, text) from raised
+        self._has_left_client = False
 
     def _has_process(self, op: Op) -> bool:
         return op.client is not None or (self._settings.run_process and overrides(op, "process"))
@@ -362,6 +387,7 @@ class OpRunner:
         return self._ask_once(feed_batch, typical)
 
     def _ask_once(self, feed_batch: list[Any], typical: int) -> Any:
+        self._renew()
         op, hooks, timeout_ms = self._op, self._hooks, self._settings.timeout_ms
         assert op is not None
         assert hooks is not None
@@ -378,11 +404,7 @@ class OpRunner:
         try:
             return self._calls.call(call, timeout_ms / 1000)
         except Late:
-            self._is_worn = True
-            _, raised = caught(lambda: self._use(self._instances.renewed(op)))
-            if raised is not None:
-                text = f"[{op.name}] the model cannot be opened again after a time-out: {words_of(raised)}"
-                raise error(CustomExceptionCode.INIT_ERROR.value, text) from raised
+            self._leave(op)
             text = f"[{op.name}] Failed to process: timeout, {timeout_ms:g} ms were over"
             raise error(CustomExceptionCode.TIMEOUT.value, text) from None
 
