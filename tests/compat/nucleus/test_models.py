@@ -212,6 +212,79 @@ def test_a_folder_here(served, tmp_path):
         here.stop()
 
 
+# What the server says while handlers ask
+
+
+class Hearsay:
+    """A desk whose server is the test; it has every folder at once."""
+
+    def __init__(self):
+        self.told: dict[str, Any] = {}
+        self.on_end = []
+
+    def ask(self, kind, *what):
+        if kind == "take":
+            self.told["taken"](what[0], f"folder of {what[1]}")
+
+
+class Interrupted(str):  # noqa: SLOT000
+    """A name; when it has been looked up a few times, another thread has its turn."""
+
+    after: int
+    interruption: Any
+
+    def __new__(cls, text, after, interruption):
+        name = super().__new__(cls, text)
+        name.after, name.interruption = after, interruption
+        return name
+
+    def __hash__(self):
+        self.after -= 1
+        if self.after == -1:
+            _elsewhere(self.interruption)
+        return super().__hash__()
+
+
+def _client(*names):
+    desk: Any = Hearsay()
+    client = HandlerModels(ModelRules(kind="dir"), desk)
+    client.bind(str)
+    desk.told["catalog"]({name: [["1", f"{name}1", 1]] for name in names})
+    return client, desk.told["catalog"]
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_model_that_leaves_while_it_is_looked_up_is_still_given(after):
+    client, told = _client("a", "b")
+    name = Interrupted("a", after, lambda: told({"b": [["1", "b1", 1]]}))
+    assert client.get_model(name) == "folder of a1"
+    assert name.after < 0
+    assert "wasn't found" in refused(client.get_model, "a")
+
+
+@pytest.mark.parametrize("after", range(2))
+def test_a_catalog_is_taken_in_while_another_thread_loads_a_model(after):
+    client, told = _client("a", "b")
+    name = Interrupted("a", 1000, lambda: client.get_model("b"))
+    client.get_model(name)
+    name.after = after
+    told({"b": [["1", "b1", 1]]})
+    assert name.after < 0
+    assert client.get_model("b") == "folder of b1"
+    assert "wasn't found" in refused(client.get_model, "a")
+
+
+def test_what_the_server_says_does_not_end_the_thread_that_hears_it(served, tmp_path, caplog):
+    one = served({"dir": str(tmp_path)}, start=False)
+    link, heard = DeskClient(one.path), threading.Event()
+    link.told = {"catalog": lambda _models: {}["no such thing"], "good": heard.set}
+    link.start()
+    (visitor,) = eventually(lambda: one.desk.visitors)
+    one.loop.call_soon_threadsafe(visitor.tell, "good")
+    assert heard.wait(PATIENCE_S)
+    assert "KeyError: 'no such thing'" in caplog.text
+
+
 # Loading
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from forebay.workers import frames
 from forebay.workers.private_socket import PrivateSocket
+from forebay.workers.user_code import caught
 
 log = logging.getLogger("forebay")
 
@@ -140,7 +141,9 @@ class DeskClient:
             if not data:
                 break
             for kind, *rest in reader.feed(data):
-                self.told[kind](*rest)
+                _, error = caught(self.told[kind], *rest)
+                if error is not None:  # who waits for what comes next must not wait for ever
+                    log.error("a message of the server, %r, could not be taken in", kind, exc_info=error)
         for end in self.on_end:
             end()
         self._socket.close()

@@ -44,6 +44,10 @@ LOOK_S: Final = 10.0
 
 Kind = Literal["path", "paths", "dir"]
 
+_Versions = dict[int, tuple[str, str, int]]
+"""By number: a version's text, its key and its size."""
+_Models = dict[str, _Versions]
+
 
 class ModelRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration says of models.
@@ -87,7 +91,7 @@ class HandlerModels:
         self._rules = rules
         self._desk = desk
         self._load_model: Callable[[str], Any] | None = None
-        self._models: dict[str, dict[int, tuple[str, str, int]]] = {}
+        self._models: _Models = {}
         self._served: dict[tuple[str, int], str] = {}
         self._failed: dict[str, float] = {}
         self._is_told = threading.Event()
@@ -133,9 +137,10 @@ class HandlerModels:
         """Return the use of a version as the server has it; what turns out to have changed is waited for."""
         until = time.monotonic() + LOOK_S
         while True:
-            name = self._name(model_name, model_version)
-            number = self._number(name, model_version)
-            version, key, size = self._models[name][number]
+            models = self._models  # another one takes its place whenever the server says so
+            name = self._name(models, model_name, model_version)
+            number = self._number(models[name], name, model_version)
+            version, key, size = models[name][number]
             try:
                 return self._lease(name, number, version, key, size)
             except _Changed as error:
@@ -173,7 +178,7 @@ class HandlerModels:
 
     # Which one
 
-    def _name(self, name: str | None, version: str | int | None) -> str:
+    def _name(self, models: _Models, name: str | None, version: str | int | None) -> str:
         kind = self._rules.kind
         if kind == "path":
             name = DEFAULT_MODEL
@@ -184,7 +189,7 @@ class HandlerModels:
         elif not name:
             raise UserRuntimeException("model_name was not specified")
         assert name is not None
-        if self._models.get(name):
+        if models.get(name):
             return name
         raise self._no_model(name, version)
 
@@ -206,8 +211,7 @@ class HandlerModels:
     def _is_latest(version: str | int | None) -> bool:
         return version is None or version in {"", LATEST}
 
-    def _number(self, name: str, version: str | int | None) -> int:
-        versions = self._models.get(name, {})
+    def _number(self, versions: _Versions, name: str, version: str | int | None) -> int:
         if self._is_latest(version):
             return max(versions)
         text = str(version)
@@ -293,9 +297,11 @@ class HandlerModels:
 
     def _drop(self) -> None:
         """Let leave what is not there any more; what waits for its successor stays."""
-        there = {key for versions in self._models.values() for _, key, _ in versions.values()}
-        for place in [place for place in self._served if place[1] not in self._models.get(place[0], ())]:
-            self._served.pop(place, None)
+        models = self._models
+        there = {key for versions in models.values() for _, key, _ in versions.values()}
+        for place in list(self._served):  # other threads load meanwhile
+            if place[1] not in models.get(place[0], ()):
+                self._served.pop(place, None)
         self._cache.keep_only({*there, *list(self._served.values())})
 
     # What the server says, in the thread that hears it
