@@ -15,6 +15,8 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+import forebay
+
 ROOT = Path(__file__).parents[1]
 SHOWN = {
     "README.md": {"iris.py": ("iris", {"measures": [5.1, 3.5, 1.4, 0.2]}, "setosa")},
@@ -77,6 +79,28 @@ def test_a_model_shown_answers_as_shown(page, name, tmp_path, serve):
         assert [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line] == expected
     else:
         assert answer.json() == expected
+
+
+def test_the_call_shown_is_answered_by_the_ventu_model_shown(tmp_path, serve):
+    pytest.importorskip("pydantic")
+    page = "docs/how-to/ventu.md"
+    path = tmp_path / "sentiment.py"
+    path.write_text(blocks(page)["sentiment.py"])
+    call = r"curl http://127.0.0.1:8080(\S+) -H '(\S+): (\S+)' -d '(.*)'"
+    ((where, header, value, body),) = re.findall(call, (ROOT / page).read_text())
+    answer = httpx.post(serve(path).url + where, headers={header: value}, content=body)
+    assert (answer.status_code, answer.json()) == (200, {"positive": 0.25})
+
+
+def test_versions_come_and_go_from_python_as_shown():
+    page = (ROOT / "docs/how-to/versions-and-reload.md").read_text()
+    (shown,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+    class Iris(forebay.Model):
+        def predict(self, batch: list[int]) -> list[int]:
+            return batch
+
+    exec(shown, {"forebay": forebay, "Iris": Iris, "NewIris": Iris})  # by the page, which is ours
 
 
 @pytest.mark.parametrize("page,name", [("docs/how-to/test-a-model.md", "test_shout.py")])
