@@ -15,6 +15,7 @@ from tests.serving import zoo
 from tests.serving.conftest import PATIENCE_S, abandon, cat, wait_until
 
 from forebay import Batch, ConfigError, Serving, ServingCrashed
+from forebay.arrays.structure import flatten
 from forebay.errors import BadOutcome, ModelError, RunnerFailed
 from forebay.serving.servings.packing import pack, unpack
 
@@ -124,6 +125,7 @@ def test_a_script_that_starts_when_it_is_imported_is_told_so(tmp_path):
         np.arange(6, dtype=np.float32).reshape(2, 3),
         {"a": np.zeros((0, 4)), "b": [np.array(["x", "yz"]), (np.bool_(1), None)]},
         {1: np.datetime64("2020-01-01"), 2: np.arange(4)[::2]},
+        {("a", 1): np.arange(2), ("a", ("b", 2)): np.arange(2)},
         np.array([b"abc", b"def"], "V3"),
     ],
 )
@@ -133,6 +135,7 @@ def test_trees_travel_as_bytes(tree):
     found, about = unpack(bytes(packed))
     assert about == {"metadata": [1, "a"]}
     assert Serving.jit(lambda x: x) is not None
+    assert flatten(found)[1] == flatten(tree)[1]
     assert pack(found) == pack(tree)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 
@@ -20,7 +20,7 @@ from forebay.errors import BadOutcome
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     import numpy as np
 
@@ -176,7 +176,13 @@ def _structure(shape: _Shape) -> Structure:
     if shape.type is None:
         return Structure()
     children = tuple([_structure(child) for child in shape.children])
-    return Structure(_class(shape.type), tuple(shape.keys), children, sum(child.size for child in children))
+    keys = tuple(map(_key, shape.keys))
+    return Structure(_class(shape.type), keys, children, sum(child.size for child in children))
+
+
+def _key(key: Any) -> Hashable:
+    """Return a key of a dict as it was: msgpack makes lists of tuples."""
+    return tuple(map(_key, cast("list[Any]", key))) if isinstance(key, list) else key
 
 
 def _class(name: str) -> type:
