@@ -304,6 +304,12 @@ def test_a_streams_time_is_limited(gate, gated):
         wait_until(lambda: process.statistics().in_flight == 0)
 
 
+@pytest.mark.parametrize("timeout_s", [1e10, float("inf")])
+def test_a_stream_may_have_more_time_than_a_lock_can_wait(timeout_s):
+    with Serving.new(identity).streaming().start(batch_timeout_ms=1) as process:
+        assert len(list(process.batched_run(cat(1), timeout_s=timeout_s))) == 1
+
+
 def test_a_stream_waits_for_room_in_a_small_queue():
     # S48, S63
     with Serving.new(identity).streaming().start(batch_size=1, batch_timeout_ms=0, max_queue_rows=2) as process:

@@ -202,7 +202,7 @@ class _Feed:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0.0:
             raise DeadlineExceeded("the stream's time was over before all of its rows were executed")
-        return left_s
+        return min(left_s, threading.TIMEOUT_MAX)
 
     def close(self) -> None:
         """Let go of everything."""
