@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, reached
 
+from forebay.batching.queue import BatchConfig
+from forebay.errors import Unavailable
+from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers import together
@@ -84,6 +87,31 @@ def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
         assert await run(b"") == ([b"1", b"2"], [None])
         released.set()
         await pool.stop(5.0)
+
+    released.clear()
+    asyncio.run(main())
+
+
+def test_who_finds_every_thread_hanging_is_refused_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr("forebay.workers.threads.MAX_LEFT", 1)
+
+    async def main():
+        pool = ThreadPool(RunnerSpec("tests.pools.test_stuck_streams:Hanging"), stuck_s=0.05, seats=2)
+        batching = BatchConfig(max_size=1, idle="go")
+        endpoint = Endpoint(EndpointConfig(name="hanging", streams=True), batching, pool)
+        await endpoint.start()
+        for number in range(2):
+            began = tmp_path / str(number)
+            hanging = asyncio.ensure_future(endpoint.call(bytes(began)))
+            await reached(began.exists)
+            hanging.cancel()
+            await reached(lambda: pool.statistics().problem if number else pool.statistics().restarts)  # noqa: B023
+        with pytest.raises(Unavailable, match="1 threads hang in calls that do not end"):
+            await endpoint.call(b"")
+        released.set()
+        await reached(lambda: not pool.statistics().problem)
+        assert await endpoint.call(b"") == [b"1", b"2"]
+        await endpoint.drain(5.0)
 
     released.clear()
     asyncio.run(main())

@@ -178,7 +178,7 @@ class ThreadPool:
     @property
     def room(self) -> int | None:
         """Rows that a batch may have to join the streams that run; None where none do."""
-        free = max((slot.seating.free for slot in self._slots), default=0)
+        free = max((slot.seating.free for slot in self._slots), default=self._seats)
         return None if free == self._seats else free
 
     def watch(self, on_idle: Callable[[], None]) -> None:
