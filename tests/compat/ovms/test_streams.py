@@ -162,7 +162,7 @@ async def test_requests_that_wait_for_company_do_not_count_as_inside(tmp_path): 
         await reached(lambda: not stream.inner.pending, "them to count no more, for who reads what they wait for")
         for number in range(300):
             stream.send(tensor("b", b"b"), **at(number))
-        assert stream.inner.pending == 300  # nothing has run yet: this function has let nobody else on the loop
+        assert stream.inner.pending == 600  # nothing has run yet: this function has let nobody else on the loop
         stream.close()
         answers, end = await stream.rest()
     assert end is None
@@ -535,6 +535,40 @@ async def test_a_client_that_wants_to_know_is_told_when_its_request_is_over(tmp_
         answer = await stream.take()
         assert IS_FINAL not in answer.parameters
         assert answer.id == "2"
+        stream.close()
+        assert await stream.rest() == ([], None)
+
+
+async def test_answers_have_the_id_of_their_request_in_whichever_order_timestamps_come(tmp_path):  # O70, O85, O87
+    nodes = [python_node(f"n{name}", [f"IN:{name}"], [f"OUT:{name}_out"]) for name in "ab"]
+    sides = [[f"OVMS_PY_TENSOR_{name.upper()}:{name}{more}" for name in "ab"] for more in ("", "_out")]
+    handler = """
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                return [Tensor(inputs[0].name + "_out", inputs[0])]
+        """
+    write(tmp_path, {"graph.pbtxt": graph_text(*sides, *nodes), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for name, asked, timestamp in (("a", "first", 10), ("b", "second", 5), ("b", "third", 7)):
+            stream.send(tensor(name, b"!"), id=asked, **at(timestamp, **{WANTS_FINAL: True}))
+            told = [await stream.take() for _ in range(2)]
+            assert [(one.id, one.parameters) for one in told] == [
+                (asked, {TIMESTAMP: timestamp, IS_FINAL: is_final}) for is_final in (False, True)
+            ]
+        stream.close()
+        assert await stream.rest() == ([], None)
+
+
+async def test_each_of_several_requests_of_one_timestamp_is_told_that_it_is_over(tmp_path):  # O87
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        for name in "ab":
+            stream.send(tensor(name, b"!"), id=name, **at(10, **{WANTS_FINAL: True}))
+        told = [await stream.take() for _ in range(3)]
+        assert [(one.id, one.parameters[IS_FINAL]) for one in told] == [("b", False), ("a", True), ("b", True)]
         stream.close()
         assert await stream.rest() == ([], None)
 

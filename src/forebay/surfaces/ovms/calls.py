@@ -8,7 +8,7 @@ after the highest that was seen.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -257,6 +257,9 @@ class _Asked(msgspec.Struct, eq=False):
     wants_final: bool
 
 
+_when: Final = attrgetter("timestamp")
+
+
 class GraphStream:
     """One stream of requests to a graph, and of its answers; lives on the loop.
 
@@ -319,9 +322,8 @@ class GraphStream:
         if is_first:
             calls.check_side_packets(asked)
         timestamp = max(_now_us(), self._last + 1) if given is None else given
-        if timestamp > self._last:
-            self._last = timestamp
-            self._asked.append(_Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True))
+        self._last = max(self._last, timestamp)
+        insort(self._asked, _Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True), key=_when)
         self._lacking = ()  # until the run says what it makes of this
         self._packets.feed(packets, timestamp)  # which may end the stream, and there is no request then either
         if is_first:
@@ -361,8 +363,8 @@ class GraphStream:
         self._on_answer(self._calls.answer(emission, asked.id, wants_final=asked.wants_final), taken)
 
     def _asked_at(self, timestamp: int) -> _Asked:
-        """Return the request that led to what has this timestamp."""
-        return self._asked[max(bisect_right(self._asked, timestamp, key=attrgetter("timestamp")) - 1, 0)]
+        """Return the request that led to what has this timestamp; of several that gave the same, the last one."""
+        return self._asked[max(bisect_right(self._asked, timestamp, key=_when) - 1, 0)]
 
     def _progressed(self, lowest: int | None, lacking: Sequence[str]) -> None:
         """Say of requests that nothing more comes of them, if they want to know; forget all but the last one.
@@ -370,21 +372,17 @@ class GraphStream:
         Raises:
             TooLarge: If too many of those that are left wait for packets of others.
         """
-        while self._asked:
-            is_last = len(self._asked) == 1
-            if lowest is not None and (is_last or lowest < self._asked[1].timestamp):
-                break
-            first = self._asked[0]
-            if first.wants_final:
-                first.wants_final = False
-                parameters: dict[str, Parameter] = {TIMESTAMP: first.timestamp, IS_FINAL: True}
+        asked = self._asked
+        over = len(asked) if lowest is None else bisect_left(asked, self._asked_at(lowest).timestamp, key=_when)
+        for one in asked[:over]:
+            if one.wants_final:
+                one.wants_final = False
+                parameters: dict[str, Parameter] = {TIMESTAMP: one.timestamp, IS_FINAL: True}
                 name = self._calls.name
-                last = InferResponse(outputs=[], model=name, version=VERSION, id=first.id, parameters=parameters)
+                last = InferResponse(outputs=[], model=name, version=VERSION, id=one.id, parameters=parameters)
                 self._on_answer(last, lambda: None)
-            if is_last:
-                break
-            del self._asked[0]
-        if lacking and len(self._asked) > MAX_WAITING:
+        del asked[: min(over, len(asked) - 1)]
+        if lacking and len(asked) > MAX_WAITING:
             missing = ", ".join(f"'{name}'" for name in lacking)
             raise TooLarge(f"more than {MAX_WAITING} requests of this stream wait for packets on {missing}")
         self._lacking = lacking
