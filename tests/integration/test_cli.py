@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from tests.forked import COMMAND, Forked
 
 MODEL = """import forebay
 
@@ -83,6 +84,26 @@ def test_no_command_shows_the_help(cli):
 
 def test_version_is_told(cli):
     assert re.fullmatch(r"forebay \d+\.\d+\.\d+\n", cli("--version").stdout)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "zoo.py"],
+        ["call", "URL/models/echo", "1"],
+        ["call", "URL/models/count", "3"],
+        ["bench", "URL/models/echo", "1", "--seconds", "0.3", "--warmup-s", "0"],
+    ],
+)
+def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  # as before `| head -1`
+    read, write = os.pipe()
+    os.close(read)
+    command = [*COMMAND, *(one.replace("URL", zoo.url) for one in arguments)]
+    with Forked(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=models) as process:
+        os.close(write)
+        said = process.communicate()[1]
+    assert process.returncode == 141
+    assert [line for line in said.splitlines() if not line.startswith("200 ")] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------

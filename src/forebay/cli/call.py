@@ -59,6 +59,8 @@ def run(parsed: argparse.Namespace) -> int:
         raise ConfigError(f"{parsed.url!r} is not a URL: {failure}") from failure
     except HTTPException as failure:
         raise ConfigError(f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}") from failure
+    except BrokenPipeError:  # of what is printed: where a request breaks off it is a URLError
+        raise
     except (error.URLError, TimeoutError, ConnectionError) as failure:
         raise ConfigError(f"{parsed.url} does not answer: {reason_of(failure)}") from failure
 

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         options.arguments = rest
     try:
-        return options.run(options)
+        status: int = options.run(options)
+        with contextlib.suppress(ValueError):  # somebody's code has closed it
+            sys.stdout.flush()
+        return status
     except (ConfigError, ModelError) as error:
         trace = getattr(error, "trace", "").rstrip("\n")
         tell(f"{error.message}\n{trace}" if trace else error.message)
@@ -113,6 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         tell("the folder this command was started in is gone; go to another one and start it there")
         return USAGE_ERROR
+    except BrokenPipeError:  # ends as programs do that SIGPIPE ends
+        if not _stop_printing():
+            raise
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
 
@@ -123,6 +133,18 @@ def _is_folder_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
+
+
+def _stop_printing() -> bool:
+    """Print nothing from now on if nobody reads it any more; tells whether that is so."""
+    stdout = select.poll()
+    stdout.register(1, 0)
+    if not stdout.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return True
 
 
 def _open_standard_files() -> None:
