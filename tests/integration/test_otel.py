@@ -59,13 +59,13 @@ class Watched:
 
 def batch(*ids, name="m"):
     endpoint: Any = type("", (Watched,), {"name": name})()
-    steps = tuple(Step(one, 1.0, 1) for one in ids)
+    steps = tuple(Step(one, 1.0, 1, one) for one in ids)
     return BatchRecord(endpoint, steps, 2.0, 2.5, 3.5, 4.0, "0", 7, [], 0, 0)
 
 
 def call(request_id, **more):
     return EndedCall("POST", "/models/m", **{"started": 0.5, "ended": 4.5, "status": 200, "code": "ok", "model": "m",
-                                            "request_id": request_id, **more})  # fmt: skip
+                                            "request_id": request_id, "run_id": request_id, **more})  # fmt: skip
 
 
 @pytest.mark.parametrize("first", ["call", "batch"])
@@ -193,6 +193,30 @@ def test_a_collector_gets_the_spans_of_a_graph(collector, serve, tmp_path):
     given = {one.key: one.value for one in top.attributes}
     assert given["forebay.request_id"].string_value == answer.headers["x-request-id"]
     assert given["http.response.status_code"].int_value == 200
+
+
+def test_calls_whose_clients_name_them_alike_keep_their_traces_apart(serve, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    traces = [uuid.uuid4().hex for _ in range(2)]
+    with collecting("http/protobuf") as (spans, environment):
+        server = serve(f"{path}:both", "--worker-kind", "thread", "--otel", env=environment)
+        for trace in traces:
+            headers = {"traceparent": f"00-{trace}-{PARENT}-01", "x-request-id": "theirs"}
+            assert server.client.post("/models/both", json=20, headers=headers).status_code == 200
+
+        def found(trace):
+            return sorted(span.name for _, span in spans if span.trace_id.hex() == trace)
+
+        nodes = ("both", "both/doubles", "both/adds")
+        wanted = [f"{what} {node}" for node in nodes for what in ("queue", "batch")]
+        wanted += ["POST /models/both", "model both/doubles", "model both/adds"]
+        eventually(lambda: [found(trace) for trace in traces] == [sorted(wanted)] * 2)
+        ids = [
+            one.value.string_value for _, span in spans for one in span.attributes if one.key == "forebay.request_id"
+        ]
+        assert ids == ["theirs"] * 2
+        server.stop()
 
 
 def test_without_a_collector_calls_are_answered_and_the_server_ends(serve, tmp_path):

@@ -364,6 +364,7 @@ class GraphPool:
             size=size,
             key=None if node.key_of is None else node.key_of(firing.inputs),
             id=entry.id,
+            run_id=entry.run_id,
             rank=run.number,
             run=run,
             firing=firing,

@@ -53,7 +53,7 @@ class EndedCall(msgspec.Struct):
         code: `ok`, or the code of the error.
         body_bytes: Of the answer's body, or of its messages.
         request_id: What the client and the log call it.
-        run_id: What its batches call it.
+        run_id: What its batches call it; empty if it came into none.
         model: The endpoint.
         batch_size: Samples in the batch that answered it; 0 if none did.
         queue_s: From submission to leaving the queue; -1 if it never left it.
@@ -80,7 +80,7 @@ class EndedCall(msgspec.Struct):
         self.model = endpoint.name
         self.request_id = self.request_id or request.id
         request = request.body if isinstance(request.body, Request) else request
-        self.run_id = request.id
+        self.run_id = request.run_id
         self.started = self.started or request.arrived
         if request.taken and request.taken != NEVER:
             self.queue_s = request.taken - request.arrived

@@ -2,10 +2,10 @@
 """Traces for OpenTelemetry: a span for each call of a model, with its waits, batches and runs below.
 
 Theory of operation. Nothing is measured here: a call that has ended (`access_log.py`) and a batch that was answered
-(`timeline.py`) are told with all of their moments, and become spans afterwards. They belong together by the id of the
-request. A batch may be reported before its call, as in the nodes of a graph, or after it; whichever comes first waits,
-within bounds. A batch is in the trace of every call that it answers, linked to the other ones. The exporter's own
-thread sends what there is.
+(`timeline.py`) are told with all of their moments, and become spans afterwards. They belong together by the id that the
+server gave the request, for clients may choose the same. A batch may be reported before its call, as in the nodes of a
+graph, or after it; whichever comes first waits, within bounds. A batch is in the trace of every call that it answers,
+linked to the other ones. The exporter's own thread sends what there is.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Tracing:
         if sampled.decision.is_sampled():
             flags = api.TraceFlags(api.TraceFlags.SAMPLED)
             own = api.SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=flags)
-        run_id = call.run_id or call.request_id
-        waiting = self._waiting.pop(run_id, ())
-        _keep(self._calls, run_id, own)
+        waiting = self._waiting.pop(call.run_id, ())
+        if call.run_id:
+            _keep(self._calls, call.run_id, own)
         if own is None:
             return
         for record, step in waiting:
@@ -99,20 +99,20 @@ class Tracing:
     def ran(self, record: BatchRecord) -> None:
         """Make the spans of a batch for each of its calls, or let them wait for those that have not ended."""
         for step in record.steps:
-            if step.id in self._calls:
-                call = self._calls[step.id]
+            if step.run_id in self._calls:
+                call = self._calls[step.run_id]
                 if call is not None:
                     self._emit_batch(call, record, step)
                 continue
-            waiting = self._waiting.get(step.id)
+            waiting = self._waiting.get(step.run_id)
             if waiting is None:
-                waiting = _keep(self._waiting, step.id, list[tuple[Any, Any]]())
+                waiting = _keep(self._waiting, step.run_id, list[tuple[Any, Any]]())
             if len(waiting) < MAX_NODES:
                 waiting.append((record, step))
 
     def _emit_batch(self, call: SpanContext, record: BatchRecord, step: Step) -> None:
         name = record.endpoint.name
-        others = (self._calls.get(other.id) for other in record.steps[: MAX_LINKS + 1] if other is not step)
+        others = (self._calls.get(other.run_id) for other in record.steps[: MAX_LINKS + 1] if other is not step)
         links = [self._api.Link(other) for other in others if other is not None][:MAX_LINKS]
         rows = sum(one.size for one in record.steps)
         attributes = {"forebay.model": name, "forebay.batch_size": rows, "forebay.worker": record.worker}

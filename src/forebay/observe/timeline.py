@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from forebay.types.batch import EntryBatch
+    from forebay.types.call import Request, Slice
 
 log = logging.getLogger("forebay")
 
@@ -66,11 +67,13 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         id: The request's; equal in all nodes of a graph that it came through.
         arrived: When it was submitted to the endpoint.
         size: Its samples.
+        run_id: As `id`, but the server's own, so that no two requests have the same.
     """
 
     id: str
     arrived: float
     size: int
+    run_id: str
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
@@ -124,14 +127,20 @@ def begin(batch: EntryBatch, now: float) -> None:
     """Begin to record a batch that leaves its queue now."""
     batch.noted = Noted(taken=now)
     for entry in batch.entries:
-        entry.id = entry.id or next_id()
+        name(entry)
+
+
+def name(entry: Request | Slice) -> None:
+    """Give a request the ids by which the listeners know it."""
+    entry.run_id = entry.run_id or next_id()
+    entry.id = entry.id or entry.run_id
 
 
 def end(endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) -> None:
     """Tell the listeners of a batch that was noted and is answered now."""
     record = BatchRecord(
         endpoint=endpoint,
-        steps=tuple(Step(entry.id, entry.arrived, entry.size) for entry in batch.entries),
+        steps=tuple(Step(entry.id, entry.arrived, entry.size, entry.run_id) for entry in batch.entries),
         taken=noted.taken,
         started=noted.started,
         ended=noted.started and noted.started + batch.model_s,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import QueueFull, TooLarge
 from forebay.observe import timeline
-from forebay.observe.ids import next_id
 from forebay.types.call import Failure, Slice
 from forebay.workers.user_code import attempt
 
@@ -74,7 +73,7 @@ class Slices:
         answered: list[tuple[Sequence[int], Outcome]] = []
         places: dict[Slice, Sequence[int]] = {}
         if timeline.listeners:
-            request.id = request.id or next_id()
+            timeline.name(request)
 
         def reply(piece: Slice, outcome: Outcome) -> None:
             rows = places.pop(piece)
@@ -100,6 +99,7 @@ class Slices:
                     origin=None if places else request.origin,
                     rank=request.rank,
                     id=request.id,
+                    run_id=request.run_id,
                 )
                 places[piece] = cut
         request.arrived = now

@@ -173,6 +173,8 @@ class Request(msgspec.Struct, eq=False, gc=False):
         taken: When its batch left the queue; 0 while it waits.
         done: True from the moment its outcome was decided.
         id: What the client and the log call it; empty until somebody needs it.
+        run_id: What the timeline calls it, also in the nodes of a graph; no two clients can have chosen the same. Empty
+            while nobody listens.
         rank: Where batches are filled by rank, lower ones go first.
         on_part: For callers that take streamed answers: called on the loop with each part and a function to call
             once there is room for the next.
@@ -190,6 +192,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     taken: float = 0.0
     done: bool = False
     id: str = ""
+    run_id: str = ""
     rank: int = 0
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
@@ -226,3 +229,4 @@ class Slice(msgspec.Struct, eq=False):
     done: bool = False
     rank: int = 0
     id: str = ""
+    run_id: str = ""

@@ -140,7 +140,7 @@ def test_each_op_and_each_call_is_a_line_on_the_standard_streams(kind, capfd, tm
 def told(phases, *, name="dag/bow", worker="0", steps=1):
     return BatchRecord(
         endpoint=SimpleNamespace(name=name, slots=1, waiting=0, in_flight=0),
-        steps=tuple(Step(str(number), 9.0, 1) for number in range(steps)),
+        steps=tuple(Step(str(number), 9.0, 1, str(number)) for number in range(steps)),
         taken=10.0,
         started=10.0,
         ended=10.5,

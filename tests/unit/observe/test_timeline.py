@@ -155,6 +155,7 @@ def test_a_batch_is_one_record_with_all_of_its_requests_under_their_own_ids():
         asyncio.run(main())
     (record,) = [record for record in recording.records if len(record.steps) == 3]
     assert [step.id for step in record.steps] == ["client-0", "client-1", "client-2"]
+    assert len({step.run_id for step in record.steps}) == 3
     assert (record.in_flight, record.waiting) == (1, 1)
     assert record.started == 0, "this pool says nothing of when it ran"
 
@@ -170,6 +171,7 @@ def test_samples_of_a_request_that_is_cut_keep_its_id():
         asyncio.run(main())
     assert [step.size for record in recording.records for step in record.steps] == [2, 1]
     assert len({step.id for record in recording.records for step in record.steps} - {""}) == 1
+    assert len({step.run_id for record in recording.records for step in record.steps} - {""}) == 1
 
 
 class Lists(Laps):
@@ -184,7 +186,7 @@ def endpoint_named(name, slots=1):
 def record(endpoint, *steps, taken, started, ended, done, phases=(), worker="0"):
     return BatchRecord(
         endpoint=endpoint,
-        steps=tuple(Step(name, arrived, 1) for name, arrived in steps),
+        steps=tuple(Step(name, arrived, 1, name) for name, arrived in steps),
         taken=taken,
         started=started,
         ended=ended,

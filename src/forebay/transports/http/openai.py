@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull
+from forebay.observe import timeline
 from forebay.observe.ids import next_id
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import errors, reading, vectors
@@ -224,6 +225,8 @@ class _Call:
         """Submit the samples, until one is refused."""
         request, contract = self._request, self._contract
         request.arrived = time.monotonic()
+        if timeline.listeners:
+            timeline.name(request)
         params = self._params_of(contract)
         for number, body in enumerate(self._bodies):
             sample = Request(
@@ -233,6 +236,7 @@ class _Call:
                 request.origin,
                 request.deadline,
                 id=request.id,
+                run_id=request.run_id,
                 on_part=partial(self._part, number) if contract.streams else None,
             )
             self._samples.append(sample)

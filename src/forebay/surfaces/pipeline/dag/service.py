@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull, Unavailable
 from forebay.graph.values import loaded
+from forebay.observe import timeline
 from forebay.remotes.servers import PARENT
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
@@ -164,6 +165,8 @@ class PipelineService(Predictions):
             asked.body = {REQUEST: inputs}
             self.endpoint.submit(asked)
         else:
+            if timeline.listeners:
+                timeline.name(asked)
             self._try(asked, inputs, self._attempts)
 
     def _try(self, asked: Prediction, inputs: dict[str, Any], attempts: int) -> None:
@@ -183,7 +186,12 @@ class PipelineService(Predictions):
             self._failed(asked, codes.error(codes.CustomExceptionCode.TYPE_ERROR.value, text))
             return
         asked.attempt = Request(
-            body={REQUEST: given}, reply=replied, params=asked.params, deadline=asked.deadline, id=asked.id
+            body={REQUEST: given},
+            reply=replied,
+            params=asked.params,
+            deadline=asked.deadline,
+            id=asked.id,
+            run_id=asked.run_id,
         )
         self.endpoint.submit(asked.attempt)
 
