@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import InternalError, RunnerFailed, Unavailable
+from forebay.errors import Code, InternalError, RunnerFailed, Unavailable
 from forebay.observe.exposition import Exposition, Reading
 from forebay.observe.histograms import ROWS, SECONDS, EndpointMetrics, Histogram
 
@@ -130,3 +130,5 @@ def test_the_reference_names_every_metric():
     page = Path(__file__).parents[3] / "docs/reference/metrics.md"
     cells = re.findall(r"^\| (`forebay_[^|]+) \|", page.read_text(), re.MULTILINE)
     assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == ours
+    (codes,) = re.findall(r"^Codes: (.+)\.$", page.read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", codes)) == sorted(["ok", *Code])
