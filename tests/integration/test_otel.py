@@ -14,8 +14,9 @@ import pytest
 import yaml
 from tests.waiting import PATIENCE_S, eventually
 
+from forebay.errors import ConfigError
 from forebay.observe.access_log import EndedCall
-from forebay.observe.otel import Tracing, tracing
+from forebay.observe.otel import Tracing, provider, tracing
 from forebay.observe.timeline import BatchRecord, Step
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
@@ -236,6 +237,31 @@ def test_a_protocol_that_is_none_is_told(cli, tmp_path, monkeypatch):
     found = cli("serve", f"{path}:Adds", "--otel")
     assert found.returncode == 2
     assert "OTEL_EXPORTER_OTLP_PROTOCOL is 'smoke'; grpc and http/protobuf are possible" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "name, value, protocol",
+    [
+        ("OTEL_BSP_SCHEDULE_DELAY", "0", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "grpc"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "grpc"),
+    ],
+)
+def test_a_variable_that_says_what_is_not_possible_is_told(name, value, protocol, monkeypatch):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    with pytest.raises(ConfigError, match=r"^the OTEL_\* variables cannot be followed: "):
+        provider()
+
+
+@pytest.mark.parametrize("name, value", [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")])
+def test_who_wants_no_traces_has_none(name, value, monkeypatch):
+    from forebay.observe import access_log, timeline
+
+    monkeypatch.setenv(name, value)
+    with tracing():
+        assert not access_log.listeners
+        assert not timeline.listeners
 
 
 def test_ports_tell_nothing_once_the_traces_have_ended(memory):

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import ConfigError
 from forebay.observe import access_log, timeline
+from forebay.types.caught import caught
+from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -166,12 +168,17 @@ def _keep(kept: OrderedDict[str, Any], key: str, value: Any) -> Any:
     return value
 
 
-def provider() -> TracerProvider:
+def provider() -> TracerProvider | None:
     """Return what sends spans where the OTEL_* variables say, an OTLP collector on this machine if they do not.
+
+    Returns:
+        None if they say that there are to be no traces.
 
     Raises:
         ConfigError: If the packages are not installed, or a variable says what is not possible.
     """
+    if _says("OTEL_SDK_DISABLED", "true") or _says("OTEL_TRACES_EXPORTER", "none"):
+        return None
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     protocol = next((os.environ[name] for name in names if os.environ.get(name)), "http/protobuf")
     if protocol not in {"grpc", "http/protobuf"}:
@@ -186,9 +193,20 @@ def provider() -> TracerProvider:
         msg = f"--otel needs packages that are not installed ({error.name}): pip install 'forebay[otel]'"
         raise ConfigError(msg) from error
     about = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "forebay"}
-    made = sdk.TracerProvider(resource=resources.Resource.create(about))
-    made.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+
+    def make() -> TracerProvider:
+        made = sdk.TracerProvider(resource=resources.Resource.create(about))
+        made.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+        return made
+
+    made, failed = caught(make)
+    if failed is not None:
+        raise ConfigError(f"the OTEL_* variables cannot be followed: {text_of(failed)}") from failed
     return made
+
+
+def _says(name: str, value: str) -> bool:
+    return os.environ.get(name, "").strip().lower() == value
 
 
 @contextmanager
@@ -202,6 +220,9 @@ def tracing(given: TracerProvider | None = None) -> Generator[None]:
         ConfigError: See `provider`.
     """
     made = given or provider()
+    if made is None:
+        yield
+        return
     spans = Tracing(made)
     access_log.listen(spans.called)
     try:
