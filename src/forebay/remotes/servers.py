@@ -18,7 +18,7 @@ from forebay.types.did_you_mean import meant
 CONNECT_S: Final = 2.0
 """How long a server may take to let us in before the next one is tried."""
 PAUSE_S: Final = 1.0
-"""How long a server that was down is asked only when no other answers."""
+"""How long a server that was down, or did not answer in time, is asked only when no other answers."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 """Longest answer."""
 
@@ -97,7 +97,7 @@ class Rotation:
         return up + sorted((at for at in turn if self._down_until[at] > now), key=self._down_until.__getitem__)
 
     def failed(self, at: int, now: float) -> None:
-        """Note that a server was down."""
+        """Note that a server was down, or silent."""
         self._down_until[at] = now + PAUSE_S
 
     def answered(self, at: int) -> None:
@@ -155,6 +155,8 @@ class Servers(Generic[_Connection]):
                 with self._lock:
                     self._rotation.failed(at, time.monotonic())
             except TimeoutError as problem:
+                with self._lock:
+                    self._rotation.failed(at, time.monotonic())
                 text = f"the model server {address} did not answer within {self._timeout_s:g} s"
                 raise DeadlineExceeded(text) from problem
             else:

@@ -21,21 +21,26 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.compat.pipeline import op_items
 from tests.compat.pipeline.fronts import Echo, Fronts
 from tests.compat.pipeline.predictor_models import PRICES, X, describe, onnx_model
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.arrays.tensors import from_array, to_array
-from forebay.errors import ConfigError, ForebayError
+from forebay.errors import ConfigError, DeadlineExceeded, ForebayError
 from forebay.protocols.kserve import rest, rpc
 from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.pipeline import general_model as general_rpc
 from forebay.protocols.pipeline import tensors
 from forebay.protocols.pipeline.messages import Response
+from forebay.remotes import servers
 from forebay.remotes.grpc_calls import GrpcCalls
 from forebay.remotes.servers import PAUSE_S, Rotation, ServerAddress, parent
+from forebay.surfaces.pipeline.ops.op import Op
+from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_model
+from forebay.workers.runner import WorkerContext
 
 HERE = Path(__file__).parent
 KSERVE = HERE.parents[2] / ".venv/environments/kserve/bin/python"
@@ -208,6 +213,24 @@ def test_what_is_no_endpoint_stops_the_start(remote, text, said):
         remote(text)
 
 
+def test_one_that_does_not_answer_in_time_is_asked_last_as_well(monkeypatch):  # P112, P87
+    monkeypatch.setattr(servers, "PAUSE_S", PATIENCE_S)
+    asked = []
+
+    def call(at, _deadline):
+        asked.append(at)
+        if at == 0:
+            raise TimeoutError
+
+    addresses = [ServerAddress("http", "localhost", port) for port in (1, 2)]
+    both = servers.Servers(addresses, [0, 1], PATIENCE_S)
+    with pytest.raises(DeadlineExceeded):
+        both.ask(call)
+    both.ask(call)
+    both.ask(call)
+    assert asked == [0, 1, 1]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The HTTP face of the original's model servers
 
@@ -308,6 +331,26 @@ def test_a_silent_server_is_given_up_in_time(remote, described):  # P112, P87
             assert number_of(caught) in {6000, 9000}  # a gRPC server that greets nobody counts as one that is down
             assert time.monotonic() - started < 50
             assert client_type != "brpc" or number_of(caught) == 6000
+
+
+@pytest.mark.parametrize("own_process", [False, True])
+def test_an_op_goes_round_and_past_a_server_that_is_silent(face, remote, described, own_process):  # P112, P87
+    made: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoints = f"127.0.0.1:{silent.getsockname()[1]}", face().endpoint
+
+        def make(_index):
+            made.append(remote(*endpoints, client_config=described, fetch_list=["price"], timeout_ms=300))
+            return made[-1]
+
+        runner = OpInstances(Op("op"), OpRun(timeout_ms=300), client_for=make, own_process=own_process).runner()
+        runner.open(WorkerContext())
+        (late,) = runner.run([op_items.request({"x": X})])
+        assert op_items.told(late)[0] == 6000
+        (found,) = runner.run([op_items.request({"x": X})])
+        np.testing.assert_array_equal(found["price"], PRICES)
+        runner.close()
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

@@ -270,9 +270,10 @@ class OpRunner:
 
     def _leave(self, op: Op) -> None:
         """Go on with a copy of an instance that a late call still uses."""
-        self._is_worn = True
+        if not _is_shared(op.client) or overrides(op, "process"):  # it may never end
+            self._is_worn = True
         if not self._settings.share_instance:
-            self._has_left_client = True
+            self._has_left_client = not _is_shared(op.client)
             self._use(copy.copy(op))
 
     def _renew(self) -> None:
@@ -398,7 +399,7 @@ class OpRunner:
             try:
                 return hooks.process(feed_batch, typical)
             finally:
-                if op is not self._op:  # it was left behind, and another instance is in use
+                if op is not self._op and not _is_shared(op.client):  # it was left behind with it
                     self._instances.close_client(op)
 
         try:
@@ -435,6 +436,11 @@ def _the_only(found: Any) -> Sequence[Any]:
 def _is_time_out(failed: ForebayError) -> bool:
     number = number_of(failed)
     return number == CustomExceptionCode.TIMEOUT.value or (number is None and isinstance(failed, DeadlineExceeded))
+
+
+def _is_shared(client: Any) -> bool:
+    """Tell whether late calls may go on with a client that others use."""
+    return getattr(client, "is_shared", False)
 
 
 def _nothing() -> None:

@@ -24,6 +24,7 @@ class ChainedClient(NumberedClient):
     """Asks the same pipeline on several servers. Texts and arrays go as texts, as its own clients send them."""
 
     takes_text = True
+    is_shared = True
 
     def __init__(self, settings: PredictorSettings) -> None:
         """Describe the servers.

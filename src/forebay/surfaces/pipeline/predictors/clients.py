@@ -53,7 +53,7 @@ def client_for(
         return ChainedClient(settings)
     if settings.server_endpoints:
         signature = None if settings.client_config is None else _described(settings.client_config)
-        return ModelClient(_backend(settings), signature, settings.wanted)
+        return ModelClient(_backend(settings), signature, settings.wanted, is_shared=True)
     return _Hosted(settings, concurrency_idx if process else None)
 
 
@@ -76,6 +76,8 @@ def require_described(settings: PredictorSettings) -> None:
 
 class _Hosted:
     """The client of a model service that was started for it."""
+
+    is_shared = False
 
     def __init__(self, settings: PredictorSettings, index: int | None) -> None:
         self._conf, self._index = settings.local_service_conf, index

@@ -34,7 +34,14 @@ _NUMBERS: Final = (
 
 
 class Predictor(Protocol):
-    """What an op asks for predictions."""
+    """What an op asks for predictions.
+
+    Attributes:
+        is_shared: Whether any number of calls may use it at a time, each of which ends by itself: one that is late
+            may be left alone with it.
+    """
+
+    is_shared: bool
 
     def predict(
         self,
@@ -67,6 +74,8 @@ class Predictor(Protocol):
 
 class NumberedClient(ABC):
     """A `Predictor` whose errors have a pipeline's numbers; they get them here."""
+
+    is_shared = False
 
     def predict(
         self,
@@ -107,18 +116,22 @@ class ModelClient(NumberedClient):
 
     takes_text = False
 
-    def __init__(self, backend: Backend, signature: Signature | None, wanted: Sequence[str]) -> None:
+    def __init__(
+        self, backend: Backend, signature: Signature | None, wanted: Sequence[str], *, is_shared: bool = False
+    ) -> None:
         """Face a model.
 
         Args:
             signature: What it takes and gives; None asks the model at the first prediction.
             wanted: Aliases of the results for a call that names none; if empty, all.
+            is_shared: See `Predictor`.
 
         Raises:
             ConfigError: If one is none of the model's, as far as they are known.
         """
         if signature is not None:
             require_wanted(wanted, signature)
+        self.is_shared = is_shared
         self._backend = backend
         self._signature = signature
         self._wanted = wanted

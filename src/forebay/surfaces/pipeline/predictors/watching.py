@@ -56,6 +56,7 @@ class WatchedClient(WatchedModel[ModelClient]):
     """A `Predictor` whose model is replaced; what replaces it is tried with the first feed that was answered."""
 
     takes_text = False
+    is_shared = False
 
     @property
     def feed_names_(self) -> list[str] | None:
