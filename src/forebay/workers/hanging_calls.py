@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from forebay.workers.cancel import probe
+from forebay.workers.pool import MAX_LEFT
 from forebay.workers.user_code import caught
+
+log = logging.getLogger("forebay.workers")
 
 
 class Late(Exception):
@@ -96,12 +100,16 @@ class _BoundedCall:
 
 
 class LoopThreads:
-    """Up to `count` threads beside a loop, started as they are needed. Used from that loop."""
+    """Up to `count` threads beside a loop, started as they are needed. Used from that loop.
+
+    A thread whose call goes on when nobody waits for it any more has a successor until it comes back.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._started = 0
         self._taken = 0
+        self._left = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     def call(
@@ -124,10 +132,8 @@ class LoopThreads:
             The call, which can be dropped.
         """
         self._taken += 1
-        if self._taken > self._started < self._count:
-            self._started += 1
-            _start(self._jobs, "forebay-beside-loop")
-        call = LoopCall(function, until, done, self._over, unwanted)
+        self._grow()
+        call = LoopCall(function, until, done, self._leave, self._over, unwanted)
         self._jobs.put(call)
         return call
 
@@ -136,31 +142,59 @@ class LoopThreads:
         for _ in range(self._started):
             self._jobs.put(None)
 
-    def _over(self) -> None:
-        """A thread is free again; one that was left behind does not count."""
+    def _grow(self) -> None:
+        if self._taken > self._started < self._most():
+            self._started += 1
+            _start(self._jobs, "forebay-beside-loop")
+
+    def _most(self) -> int:
+        return self._count + min(self._left, MAX_LEFT)
+
+    def _leave(self) -> None:
+        """A thread goes on with a call that nobody waits for."""
+        self._left += 1
+        if self._left == MAX_LEFT + 1:
+            log.error("%d threads hang in calls that do not end, and no further one has a successor", MAX_LEFT)
+        self._grow()
+
+    def _over(self, call: LoopCall) -> None:
+        """A thread is free again."""
         self._taken -= 1
+        self._left -= call.is_left
+        if self._started > self._most():
+            self._started -= 1
+            self._jobs.put(None)
 
 
 class LoopCall:
-    """A call that is made beside a loop."""
+    """A call that is made beside a loop.
+
+    Attributes:
+        is_left: Whether it went on when nobody waited for it any more.
+    """
 
     def __init__(
         self,
         function: Callable[[], Any],
         until: float,
         done: Callable[[Any, BaseException | None], object],
-        over: Callable[[], object],
+        left: Callable[[], object],
+        over: Callable[[LoopCall], object],
         unwanted: Callable[[Any], object] | None,
     ) -> None:
         self._function: Callable[[], Any] | None = function
         self._done: Callable[[Any, BaseException | None], object] | None = done
+        self._left = left
         self._over = over
+        self._is_running = False
+        self.is_left = False
         self._unwanted = unwanted
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(max(until - time.monotonic(), 0.0), self._settle, None, Late())
 
     def run(self) -> None:
         """Make it, in a thread, unless nobody waits for it any more."""
+        self._is_running = True  # before the look at what to do: whoever drops it in between knows of this thread
         function = self._function
         if function is None:
             self._unwanted = None
@@ -172,9 +206,13 @@ class LoopCall:
         """Nobody waits for it any more: its end is not told."""
         self._timer.cancel()
         self._function = self._done = None
+        if self._is_running and not self.is_left:
+            self.is_left = True
+            self._left()
 
     def _ended(self, result: Any, error: BaseException | None) -> None:
-        self._over()
+        self._is_running = False
+        self._over(self)
         if self._done is None and error is None and self._unwanted is not None:
             self._unwanted(result)
         self._settle(result, error)

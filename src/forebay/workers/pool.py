@@ -20,7 +20,7 @@ CREDIT = 16
 STUCK_S: Final = 30.0
 """How long a worker may go on with a batch that nobody waits for, before another one takes its place."""
 MAX_LEFT: Final = 16
-"""Threads of one pool that may be left behind in calls that do not end: whatever they hold stays in memory."""
+"""Threads of one pool, or beside a loop, that may be left behind in calls that do not end: they keep what they hold."""
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):

@@ -577,6 +577,32 @@ def test_a_request_op_of_ones_own_decides_what_is_accepted(hosted, hook, number)
         assert values_of(found) == {"q": "qgoA"}
 
 
+@pytest.mark.parametrize("at", ["unpack", "pack"])
+def test_hooks_at_the_edges_that_hang_leave_their_threads_to_others(hosted, at):
+    # P56, P63, P90
+    gate = threading.Event()
+
+    class First(RequestOp):
+        def unpack_request_package(self, request):
+            if at == "unpack" and request.value[0] == "hang":
+                gate.wait(PATIENCE_S)
+            return super().unpack_request_package(request)
+
+    class Last(ResponseOp):
+        def pack_response_package(self, channeldata):
+            if at == "pack" and not channeldata.error_code and channeldata.parse()["q"] == "hangA":
+                gate.wait(PATIENCE_S)
+            return super().pack_response_package(channeldata)
+
+    async def use(service):
+        late = [await ask(service, timeout_s=0.5, q="hang") for _ in range(3)]
+        return [found.err_no for found in late], values_of(await ask(service, timeout_s=PATIENCE_S, q="q"))
+
+    found = hosted(Last(input_ops=[Tag(name="A", input_ops=[First()])]), use, {"worker_num": 2})
+    gate.set()
+    assert found == ([6000] * 3, {"q": "qA"})
+
+
 @pytest.mark.parametrize("packs_itself", [False, True])
 @pytest.mark.parametrize(
     "found,number,text",

@@ -6,9 +6,10 @@ import threading
 import time
 
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, reached
 
 from forebay.workers.hanging_calls import Late, LoopThreads
+from forebay.workers.pool import MAX_LEFT
 
 
 class Told:
@@ -25,6 +26,14 @@ class Told:
     async def wait(self):
         await asyncio.wait_for(self._is_there.wait(), PATIENCE_S)
         return self.found
+
+
+def threads_of(threads):
+    """How many threads take the jobs of these."""
+    return sum(
+        one.name == "forebay-beside-loop" and getattr(one, "_args", ()) == (threads._jobs,)
+        for one in threading.enumerate()
+    )
 
 
 def later():
@@ -67,6 +76,56 @@ def test_a_late_call_is_left_behind_and_the_next_one_has_another_thread(gate):
         gate.set()
         threads.close()
         assert len(told.found) == 1, "that it ended after all is told to nobody"
+
+    asyncio.run(main())
+
+
+async def hung(threads, gate, until, unwanted=None):
+    """A call that has begun and hangs at the gate."""
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def hang():
+        loop.call_soon_threadsafe(begun.set)
+        gate.wait(PATIENCE_S)
+
+    call = threads.call(hang, until, Told(), unwanted)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    return call
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_call_that_hangs_has_a_successor_until_it_ends(gate, is_late):
+    async def main():
+        threads, other, last = LoopThreads(1), Told(), Told()
+        call = await hung(threads, gate, time.monotonic() + 1.0 if is_late else later())
+        threads.call(lambda: "other", later(), other)
+        if not is_late:
+            call.drop()
+        assert await other.wait() == [("other", None)]
+        assert threads_of(threads) == 2
+        gate.set()
+        await reached(lambda: threads_of(threads) == 1)
+        threads.call(lambda: "last", later(), last)
+        assert await last.wait() == [("last", None)]
+        threads.close()
+        await reached(lambda: threads_of(threads) == 0)
+
+    asyncio.run(main())
+
+
+def test_a_limited_number_of_calls_that_hang_have_successors(gate, caplog):
+    async def main():
+        threads, waiting = LoopThreads(1), Told()
+        for _ in range(MAX_LEFT + 1):
+            (await hung(threads, gate, later())).drop()
+        threads.call(lambda: "waited", later(), waiting)
+        assert threads_of(threads) == MAX_LEFT + 1
+        assert f"{MAX_LEFT} threads hang" in caplog.text
+        assert waiting.found == []
+        gate.set()
+        assert await waiting.wait() == [("waited", None)]
+        await reached(lambda: threads_of(threads) == 1)
+        threads.close()
 
     asyncio.run(main())
 
