@@ -31,9 +31,10 @@ Every setting of a server can be told in three ways, and `forebay check` says wh
     forebay serve iris.py --config prod.yaml        a key of a file, here `http: {port: 9000}`
 
 A flag wins over a variable, that over the file, and that over what the class of a model says; then come the defaults
-below. A project of another server (`nucleus.yaml`, the file of a pipeline) stands where the class stands. A value
-outside its range, and a key or flag that there is not, end the start with one sentence; a `FOREBAY_` variable that
-nothing reads is a warning. An empty variable counts as none. Several values of a variable are separated by commas.
+below. A project of another server (`nucleus.yaml`, the file of a pipeline) stands where the class stands; a flag or a
+variable that it does not follow is a warning. A value outside its range, and a key or flag that there is not, end the
+start with one sentence; a `FOREBAY_` variable that nothing reads is a warning. An empty variable counts as none.
+Several values of a variable are separated by commas.
 
 ## The file
 

@@ -467,6 +467,33 @@ def test_the_command_says_it_without_a_traceback(write, cli):  # N27
         assert "Traceback" not in done.stderr
 
 
+IGNORED = {
+    "--threads 4": "--threads: threads_per_process of its file says that",
+    "--max-batch-size 8": "--max-batch-size: it has no server_side_batching",
+    "--max-wait-ms 5": "--max-wait-ms: it has no server_side_batching",
+    "--worker-kind thread": "--worker-kind: it always runs in processes of its own",
+    "--idle go": "--idle: it has no use for that",
+    "--policy auto": "--policy: it has no use for that",
+    "--stuck-s 5": "--stuck-s: it has no use for that",
+    "--max-timeout-ms 5000": "--max-timeout-ms: it has no use for that",
+}
+
+
+def test_options_that_do_nothing_for_a_project_are_warned_of(write, cli):
+    done = cli("check", write(PYTHON), *" ".join(IGNORED).split())
+    assert done.returncode == 0
+    for said in IGNORED.values():
+        assert f"a Nucleus project ignores {said}" in done.stderr + done.stdout
+
+
+def test_options_that_a_project_follows_are_not_warned_of(write, cli):
+    text = PYTHON + "server_side_batching: {max_batch_size: 2, batch_interval_seconds: 1}\n"
+    options = "--workers 2 --timeout-ms 5000 --max-queue 9 --max-batch-size 8 --max-wait-ms 5 --worker-kind process"
+    done = cli("check", write(text), *options.split())
+    assert done.returncode == 0
+    assert "ignores" not in done.stderr + done.stdout
+
+
 # The YAML reader itself
 
 

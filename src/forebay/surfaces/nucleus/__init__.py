@@ -15,7 +15,7 @@ import yaml
 from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.protocols.native import Contract
 from forebay.server.app import App
-from forebay.server.config import grpc_like
+from forebay.server.config import Overrides, grpc_like
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
@@ -48,6 +48,15 @@ _TELLING_KEYS: Final = frozenset({"path", "type", "python_path", "py_version", "
 
 _OF_STORES: Final = ("AWS_", "GOOGLE_", "AZURE_")
 """How variables begin that say how to reach stores."""
+
+_NO_BATCHES: Final = "it has no server_side_batching of its posts"
+_INSTEAD: Final = {
+    "max_batch_size": _NO_BATCHES,
+    "max_wait_ms": _NO_BATCHES,
+    "threads": "threads_per_process of its file says that",
+    "worker_kind": "it always runs in processes of its own",
+}
+"""Why an option does nothing for a project."""
 
 NEVER_S: Final = 24 * 3600.0
 """Time a request has: the original sets none, and nothing may wait for ever."""
@@ -86,8 +95,7 @@ class NucleusSurface:
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
-        if "worker_kind" in options.given and options.overrides.worker_kind != "process":
-            warnings = [*warnings, "--worker-kind: a Nucleus project always runs in processes of its own"]
+        warnings = [*warnings, *_ignored(config, options)]
         http = options.http
         if "port" not in options.given:
             http = msgspec.structs.replace(http, port=config.serve_port)
@@ -410,6 +418,20 @@ def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> End
         ),
         pool,
     )
+
+
+def _ignored(config: NucleusConfig, options: Options) -> list[str]:
+    """Say which of the given options do nothing here."""
+    follows = {"workers", "timeout_ms", "max_queue"}
+    if config.post_batching is not None:
+        follows |= {"max_batch_size", "max_wait_ms"}
+    if options.overrides.worker_kind == "process":
+        follows.add("worker_kind")
+    given = options.given & set(Overrides.__struct_fields__) - follows
+    return [
+        f"a Nucleus project ignores --{name.replace('_', '-')}: {_INSTEAD.get(name, 'it has no use for that')}"
+        for name in sorted(given)
+    ]
 
 
 def _processes(config: NucleusConfig, options: Options) -> int:
