@@ -547,4 +547,5 @@ def _full() -> BadMessage:
 
 def too_long(size: int, limit: int) -> tuple[Status, str]:
     """Return the status of a call whose answer may not be sent."""
-    return Status.RESOURCE_EXHAUSTED, f"the answer has {size} bytes, {limit} are allowed"
+    msg = f"the answer has {size} bytes, {limit} are allowed by --max-body-bytes (of a pipeline: by max_message_bytes)"
+    return Status.RESOURCE_EXHAUSTED, msg
