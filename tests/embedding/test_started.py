@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -34,6 +35,22 @@ class Shout(forebay.Model):
     server = forebay.start(Shout, port=0, worker_kind="{kind}")
     print(server.url, flush=True)
     {then}
+"""
+
+
+PACKAGED = """
+import forebay
+from .marks import MARK
+
+class Loud(forebay.Model):
+    def predict(self, batch: list[str]) -> list[str]:
+        return [text + MARK for text in batch]
+
+loud = forebay.node(Loud)
+
+@forebay.compose
+def louder(text: str) -> str:
+    return loud(text)
 """
 
 
@@ -184,6 +201,19 @@ def test_a_script_is_served_by_processes_until_ctrl_c(tmp_path):
     process.send_signal(2)
     assert process.wait(PATIENCE_S) == 0
     process.communicate()
+
+
+def test_classes_and_compositions_of_a_package_run_in_processes(tmp_path, monkeypatch):
+    package = tmp_path / "loud_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "marks.py").write_text("MARK = '!'")
+    (package / "models.py").write_text(PACKAGED)
+    monkeypatch.syspath_prepend(tmp_path)
+    models = importlib.import_module("loud_package.models")
+    for target, name in ((models.Loud, "loud"), (models.louder, "louder"), (f"{package}/models.py:Loud", "loud")):
+        with forebay.start(target, port=0, worker_kind="process") as server:
+            assert httpx.post(f"{server.url}/models/{name}", json="a").json() == "a!"
 
 
 def test_a_script_that_would_start_itself_without_end_is_told_what_to_write(tmp_path):

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from forebay.errors import ConfigError
 from forebay.serving.models.model import Model, kebab, load_module, models_in, settings_of
+from forebay.serving.models.schema import spell
 
 
 def model(predict=lambda self, batch: batch, **attributes):
@@ -137,6 +140,24 @@ def test_models_are_found_in_a_file(file):
     assert [found.__name__ for found in models_in(module)] == ["One", "Two"]
     assert [found.__name__ for found in models_in(module, "Two")] == ["Two"]
     assert load_module(file(TWO)) is module
+
+
+def test_a_file_in_a_package_imports_its_neighbours_by_dots(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    inner = tmp_path / "dotted_package" / "inner"
+    inner.mkdir(parents=True)
+    for name, text in {
+        "../__init__.py": "",
+        "../outer.py": "WORD = 'outer'",
+        "__init__.py": "",
+        "beside.py": "WORD = 'beside'",
+        "models.py": f"from .beside import WORD as A\nfrom ..outer import WORD as B\n{TWO}",
+    }.items():
+        (inner / name).write_text(text)
+    module = load_module(inner / "models.py")
+    assert (module.A, module.B) == ("beside", "outer")
+    assert [found.__name__ for found in models_in(module)] == ["One", "Two"]
+    assert spell(module.Two) == "`Two`"
 
 
 def test_the_nearest_name_is_told(file):

@@ -307,11 +307,13 @@ def kebab(name: str) -> str:
 
 
 TARGET_PREFIX: Final = "forebay_target_"
-"""How the names of modules begin that are loaded by their path."""
+"""How the names of modules begin that are loaded by their path; before it stands the package that one lies in."""
 
 
 def load_module(path: Path) -> ModuleType:
     """Import a Python file by its path, under a module name of its own, with its folder importable.
+
+    In a package that name lies in it, so that imports which begin with a dot find their way.
 
     Raises:
         ConfigError: If there is no such file.
@@ -325,12 +327,13 @@ def load_module(path: Path) -> ModuleType:
         msg = f"there is no file {shown_path(path)}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
     # The same name in every process, so that what is pickled in one can be found in another.
-    name = f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    above, *package = _package_of(path)
+    name = ".".join([*package, f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"])
     if name in sys.modules:
         return sys.modules[name]
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # at the end: a sibling named like an installed package must not shadow it
+    for folder in (str(path.parent), above):
+        if folder not in sys.path:
+            sys.path.append(folder)  # at the end: a sibling named like an installed package must not shadow it
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file")
@@ -342,6 +345,14 @@ def load_module(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _package_of(path: Path) -> list[str]:
+    """Return the folder from which the package of a file is imported, and the names that lead to it."""
+    folder, names = path.parent, list[str]()
+    while folder.name and (folder / "__init__.py").is_file():
+        folder, names = folder.parent, [folder.name, *names]
+    return [str(folder), *names]
 
 
 def defined_models(module: ModuleType) -> list[type[Model]]:

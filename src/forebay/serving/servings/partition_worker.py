@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.arrays.batch import Batch
 from forebay.arrays.trees import slice_rows
 from forebay.errors import ConfigError
-from forebay.serving.models.model import load_module
+from forebay.serving.models.model import TARGET_PREFIX, load_module
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.settings import options_of, partitions_of
@@ -118,7 +118,7 @@ def place_of(serving: Serving[Any, Any]) -> tuple[str, dict[str, str]]:
         for name, value in list(cast("dict[str, Any]", getattr(module, "__dict__", {})).items()):
             if value is not serving:
                 continue
-            if module_name not in {"__main__", "__mp_main__"} and not module_name.startswith("forebay_target_"):
+            if module_name not in {"__main__", "__mp_main__"} and TARGET_PREFIX not in module_name:
                 return f"{__name__}:from_module", {"module": module_name, "name": name}
             file = getattr(module, "__file__", None)
             if file is not None:

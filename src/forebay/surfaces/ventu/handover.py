@@ -56,7 +56,7 @@ def _target() -> ModuleType | None:
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith(TARGET_PREFIX):
+        if TARGET_PREFIX in name:
             return sys.modules.get(name)
         frame = frame.f_back
     return None
