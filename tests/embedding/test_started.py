@@ -140,6 +140,25 @@ def test_a_program_that_forgets_to_stop_it_ends_all_the_same(tmp_path):
     assert out.startswith("http://")
 
 
+THREAD = """
+    import threading, urllib.request
+
+    def ask():
+        threading.main_thread().join()
+        headers = {"content-type": "application/json"}
+        print(urllib.request.urlopen(urllib.request.Request(server.url, b'"a"', headers)).read())
+
+    threading.Thread(target=ask).start()
+"""
+
+
+def test_a_server_that_nobody_stops_answers_threads_that_outlive_the_main_one(tmp_path):
+    process = run(tmp_path, then=THREAD)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("""b'"A"'\n""")
+
+
 FORK = """
     import os, sys
 

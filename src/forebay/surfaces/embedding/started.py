@@ -28,7 +28,8 @@ def start(*targets: Target, drain_s: float = 30.0, **settings: Any) -> StartedSe
 
         forebay.start("model.py").wait()  # until Ctrl+C
 
-    Signals stay the program's. A server that nobody stops ends with the program, and answers what it has accepted.
+    Signals stay the program's. A server that nobody stops ends with the program's last thread that is no daemon, and
+    answers what it has accepted; but Python closes executors before that, so models that use any need the `with`.
 
     Args:
         *targets: Model classes and composed functions, or one path of what `forebay serve` takes.
@@ -78,7 +79,7 @@ class StartedServer:
         except BaseException:
             self._thread.call(self._server.stop)  # Ctrl+C while the models are loading
             raise
-        atexit.register(self.stop)
+        atexit.register(self.stop)  # not before threads of the program have ended, which may still call
 
     def load(self, target: Target, **settings: Any) -> None:
         """Load a version of a model beside those that answer; returns once it is ready.
