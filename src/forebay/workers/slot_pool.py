@@ -168,12 +168,9 @@ class SlotPool(Generic[S]):
             self.freed(slot, slot.seating.free)
             self._on_idle()
             return
-        while self._orphans:
-            batch, done = self._orphans.popleft()
-            if batch.cancelled:
-                done(batch, lost(batch))
-                continue
-            slot.run(batch, done)
+        if (orphan := self._first_orphan()) is not None:
+            self._orphans.popleft()
+            slot.run(*orphan)
             if before is not None:
                 before()
             return
@@ -189,15 +186,23 @@ class SlotPool(Generic[S]):
         if slot not in self._seated:
             return
         self.idle += rows
-        while self._orphans:
-            batch, done = self._orphans[0]
-            if not batch.cancelled and batch.rows > (self.seats if self.room is None else self.room):
+        while (orphan := self._first_orphan()) is not None:
+            batch, done = orphan
+            if batch.rows > (self.seats if self.room is None else self.room):
                 break
             self._orphans.popleft()
-            if batch.cancelled:
-                done(batch, lost(batch))
-            else:
-                self.submit(batch, done)
+            self.submit(batch, done)
+
+    def _first_orphan(self) -> tuple[EntryBatch, Done] | None:
+        """Return what is to be handed on first; what nobody waits for any more is answered instead."""
+        while self._orphans:
+            batch, done = self._orphans[0]
+            # Of a batch that was taken apart only the whole is told that nobody waits, once that is so of all entries.
+            if not batch.cancelled and not all(entry.done for entry in batch.entries):
+                return batch, done
+            self._orphans.popleft()
+            done(batch, lost(batch))
+        return None
 
     def _refuse(self, why: ForebayError) -> None:
         """Answer what waits, and from now on whatever comes."""
@@ -245,8 +250,9 @@ class SlotPool(Generic[S]):
         isolates = self._isolates and len(batch.entries) > 1 and batch.attempts > 0
         orphans = apart(batch, done) if isolates else [(batch, done)]
         self._orphans.extend(orphans)
-        while self._orphans and self._idle_slots:
-            self.submit(*self._orphans.popleft())
+        while (orphan := self._first_orphan()) is not None and self._idle_slots:
+            self._orphans.popleft()
+            self.submit(*orphan)
         for slot in list(self._seated):
             self.freed(slot, 0)
         if self._orphans and self._handover_s is not None:

@@ -131,6 +131,21 @@ def test_samples_nobody_waits_for_are_not_run():
     assert story.deaths == 2
 
 
+def test_a_sample_that_was_answered_before_its_worker_died_costs_no_second_one():
+    story = Story({0}, 3, 2)
+    story.batch.entries[0].done = True
+    assert story.play() == [True, False, False]
+    assert story.deaths == 1
+
+
+def test_a_sample_that_is_answered_while_it_waits_for_another_worker_is_not_run():
+    story = Story({0, 1}, 3, 1)
+    story.turn()
+    story.batch.entries[1].done = True
+    assert story.play() == [True, True, False]
+    assert story.deaths == 2
+
+
 def test_what_no_other_worker_takes_in_time_is_answered():
     # P97: within a second, however long a worker takes to start
     async def main():
