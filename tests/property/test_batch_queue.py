@@ -67,9 +67,9 @@ class QueueMachine(RuleBasedStateMachine):
         except QueueFull:
             assert sum(one.size for one in self.model) + size > self.config.capacity
         except TooLarge:
-            assert size > self.config.max_size
+            assert size > self.config.max_rows
         else:
-            assert size <= self.config.max_size
+            assert size <= self.config.max_rows
             self.model.append(entry)
             self.everything.append(entry)
         assert sum(one.size for one in self.model) <= self.config.capacity
@@ -109,7 +109,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self):
-        full = {key for key in KEYS if key is not ALONE and self.rows_of(key) >= self.config.max_size}
+        full = {key for key in KEYS if key is not ALONE and self.rows_of(key) >= self.config.max_rows}
         batch = self.queue.take(self.now)
         if batch is None:
             # What take() passed over because it was too late is gone, everything else still waits.
@@ -120,11 +120,11 @@ class QueueMachine(RuleBasedStateMachine):
             elif self.config.idle == "go" and self.config.max_running is None:
                 assert self.model == []
             elif self.config.idle == "wait" and self.config.max_running is None:
-                assert not full & {one.key for one in self.model if self.rows_of(one.key) >= self.config.max_size}
+                assert not full & {one.key for one in self.model if self.rows_of(one.key) >= self.config.max_rows}
                 assert all(one.arrived + 3.0 > self.now for one in self.model)
             return
         assert batch.entries
-        assert batch.rows == sum(entry.size for entry in batch.entries) <= self.config.max_size
+        assert batch.rows == sum(entry.size for entry in batch.entries) <= self.config.max_rows
         assert all(entry.key == batch.key for entry in batch.entries)
         # ALONE is left out: a known defect, test_an_expired_request_that_runs_alone_never_runs
         assert all(entry.deadline > self.now or entry.key is ALONE for entry in batch.entries)
@@ -162,7 +162,7 @@ class QueueMachine(RuleBasedStateMachine):
         if hasattr(self, "queue"):
             assert self.queue.waiting == sum(one.size for one in self.model)
             assert self.config.objective_s is not None or self.queue.is_full() == any(
-                self.rows_of(key) >= self.config.max_size for key in KEYS if key is not ALONE
+                self.rows_of(key) >= self.config.max_rows for key in KEYS if key is not ALONE
             )
 
     @invariant()

@@ -94,8 +94,8 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_rows(self) -> int:
-        """Samples that leave the queue together: a batch, or a bundle of those that run one by one."""
-        return BUNDLE if self.bundle_s else self.max_size
+        """Samples that leave the queue together, if it takes as many: a batch, or a bundle of those run one by one."""
+        return min(BUNDLE if self.bundle_s else self.max_size, self.capacity)
 
 
 class Line:

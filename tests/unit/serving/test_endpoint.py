@@ -531,6 +531,16 @@ async def test_a_request_larger_than_the_queue_is_fed_in(clock):  # F36
 
 
 @clocked
+async def test_a_request_that_fits_into_a_batch_but_not_into_the_queue_is_fed_in(clock):
+    async with Desk(capacity=4, max_size=8) as desk:
+        for size in (4, 5, 8, 9, 20):
+            body = [f"{size}.{row}" for row in range(size)]
+            desk.submit(str(size), body=body, size=size)
+            assert await serve_all(desk) <= 4
+            assert desk.answer(str(size)) == body
+
+
+@clocked
 async def test_what_is_fed_in_ends_with_its_request(clock):  # F36
     async with Desk(capacity=4, max_size=2, timeout_s=5.0) as desk:
         first = desk.submit("x", body=list("abcdefgh"), size=8)
@@ -559,6 +569,9 @@ def test_what_may_not_be_split_is_refused_by_name(settings):
         async with Desk(**settings) as desk:
             desk.submit("x", body=list("abcde"), size=5)
             assert desk.answer("x") == Code.INVALID_ARGUMENT
+            assert "5 samples, endpoint 'desk' takes 4" in desk.replies["x"][0].error.message
+        async with Desk(**settings, max_size=8, capacity=4) as desk:
+            desk.submit("x", body=list("abcde"), size=5)
             assert "5 samples, endpoint 'desk' takes 4" in desk.replies["x"][0].error.message
 
     FakeClock().run(main())
