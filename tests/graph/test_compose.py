@@ -5,6 +5,7 @@ import asyncio
 import collections.abc
 import functools
 import inspect
+import threading
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE_S, reached
 
 import forebay
 from forebay import SKIP, ConfigError, Last, Model, compose, either, node
@@ -24,6 +26,7 @@ from forebay.graph.composition.wire import WirePool
 from forebay.graph.spec import NodeSpec
 from forebay.server.config import Overrides
 from forebay.surfaces.native.graphs import GraphTarget, serve_composition, unserved
+from forebay.types.call import Request
 
 INLINE = Overrides(worker_kind="inline")
 PARAMS = {"in": "json", "out": "json"}
@@ -717,6 +720,29 @@ def answers(composition: Composition, bodies: list[Any]) -> list[Any]:
             await served.endpoint.drain(1.0)
 
     return asyncio.run(serve())
+
+
+def test_who_is_late_is_told_in_which_node():
+    entered, gate = threading.Event(), threading.Event()
+
+    @node
+    def stuck(number: int) -> int:
+        entered.set()
+        gate.wait(PATIENCE_S)
+        return number
+
+    endpoint = serve_composition(GraphTarget(alone(stuck), Path(__file__), "", Overrides(), set())).endpoint
+
+    async def main():
+        await endpoint.start()
+        request = Request(body=b"1", reply=lambda *_: None, params=PARAMS)
+        endpoint.submit(request)
+        await reached(entered.is_set)
+        assert endpoint.whereabouts(request) == "in 'stuck' while it ran"
+        gate.set()
+        await endpoint.drain(PATIENCE_S)
+
+    asyncio.run(main())
 
 
 @node

@@ -352,10 +352,15 @@ class Endpoint:
 
     def whereabouts(self, request: Request) -> str:
         """Tell where an open request is and at what, as an end of the sentence that its time was over."""
-        if not request.taken:
-            return request.place() + ("while it waited for its batch" if self.pool.idle else "before a worker was free")
-        told: Callable[[Request], str] | None = getattr(self.pool, "whereabouts", None)
-        return request.place() + ((told is not None and told(request)) or "while it ran")
+        entries = self._slices.of(request)
+        running = [entry for entry in entries if 0 < entry.taken < _NEVER and not entry.done]
+        if not running:
+            waits_for_batch = self.pool.idle and not all(entry.taken for entry in entries)
+            return request.place() + (
+                "while it waited for its batch" if waits_for_batch else "before a worker was free"
+            )
+        told: Callable[[Request | Slice], str] | None = getattr(self.pool, "whereabouts", None)
+        return request.place() + ((told is not None and told(running[0])) or "while it ran")
 
     def reject(self, error: ForebayError, times: int = 1) -> None:
         """Count requests that a protocol refused before they could be submitted."""

@@ -133,11 +133,16 @@ class Slices:
             if not slices:
                 del self.fed[request]
 
+    def of(self, request: Request) -> Sequence[Request | Slice]:
+        """Return the slices of a request, or itself if it was not cut."""
+        return self._of.get(request) or [request]
+
     def leave(self, request: Request) -> Iterator[Request | Slice]:
         """Forget a request; yields what of it came into the queue: its slices, or itself if it was not cut."""
-        pieces = self._of.pop(request, None)
+        entries = self.of(request)
+        self._of.pop(request, None)
         unfed = self.fed.pop(request, ())
-        for entry in pieces or [request]:
+        for entry in entries:
             if entry in unfed:
                 return  # nor did those after it
             yield entry

@@ -347,6 +347,32 @@ async def test_an_expired_request_is_told_that_a_worker_was_free_but_its_batch_n
 
 
 @clocked
+async def test_an_expired_request_that_was_cut_is_told_whether_any_of_it_ran(clock):
+    async with Desk(max_size=2) as desk:
+        desk.submit("cut", body=list("abc"), size=3, deadline=clock.now + 1.0)
+        await turn()
+        desk.submit("waits", body=list("def"), size=3, deadline=clock.now + 1.0)
+        await asyncio.sleep(1.1)
+        assert desk.replies["cut"][0].error.message == "1000 ms were over while it ran"
+        assert desk.replies["waits"][0].error.message == "1000 ms were over before a worker was free"
+
+
+@clocked
+async def test_a_request_that_expired_while_the_loop_itself_was_the_worker_is_told_that_it_never_ran(clock):
+    class Slow(Echo):
+        def run(self, items):
+            clock.advance(2.0)
+            return super().run(items)
+
+    async with Desk(pool=InlinePool(RunnerSpec("", local=Slow)), max_size=1) as desk:
+        desk.submit("first")
+        desk.submit("late", deadline=clock.now + 1.0)
+        await asyncio.sleep(0.01)
+        assert desk.answer("first") == "first"
+        assert desk.replies["late"][0].error.message == "1000 ms were over before a worker was free"
+
+
+@clocked
 async def test_many_deadlines_take_one_timer(clock):
     """G6: no polling; a timer is a due moment."""
     async with Desk(capacity=10_000, max_size=1) as desk:

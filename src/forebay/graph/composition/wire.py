@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.graph.composition.compose import Composition
     from forebay.graph.composition.signature import NodeInput
     from forebay.graph.pool import GraphPool
-    from forebay.types.batch import Done, EntryBatch
+    from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.call import Item, Outcome, Request
     from forebay.workers.pool import PoolStatistics
 
@@ -184,6 +184,10 @@ class WirePool:
             self.graph.submit(batch, self._left)
         else:
             self._spawn(self._enter(batch, request))
+
+    def whereabouts(self, entry: Entry) -> str:
+        """Tell where a request is and at what, as the graph does; empty while it is decoded or encoded."""
+        return self.graph.whereabouts(entry)
 
     async def stop(self, grace_s: float) -> None:
         """Let requests end within `grace_s`, then end the workers of all nodes."""
