@@ -326,7 +326,7 @@ def test_one_firing_may_have_many_results():
     assert run.is_finished
     run.feed("x", 1, "again")
     [firing] = run.ready()
-    with pytest.raises(BadOutcome, match="timestamp"):
+    with pytest.raises(InvalidRequest, match="node 'n' wrote to 'n' at timestamp 1, which is already at 2"):
         run.complete(firing, {"out": 1}, at=1)
 
 

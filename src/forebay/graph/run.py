@@ -161,7 +161,8 @@ class GraphRun:
             at: Their timestamp, if it is not the firing's.
 
         Raises:
-            BadOutcome: If the node has no such port, or the timestamp is below the stream's bound.
+            BadOutcome: If the node has no such port.
+            InvalidRequest: If the timestamp is below the stream's bound: what was fed did not leave it room.
         """
         timestamp = firing.timestamp if at is None else at
         node = firing.node
@@ -408,9 +409,9 @@ class GraphRun:
     def _write(self, node: PlannedNode, port: str, timestamp: int, value: Any) -> None:
         stream = node.outputs[port]
         if timestamp < self._bounds.get(stream.name, UNSEEN):
-            raise BadOutcome(
-                f"node '{node.spec.name}' wrote '{port}' at timestamp {timestamp}, "
-                f"its stream is at {self._bounds[stream.name] - 1}"
+            raise InvalidRequest(
+                f"node '{node.spec.name}' wrote to '{stream.name}' at timestamp {timestamp}, which is already at "
+                f"{self._bounds[stream.name] - 1}; send what it reads on a stream, at timestamps further apart"
             )
         self._deliver(stream, timestamp, value)
 

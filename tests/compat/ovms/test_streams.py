@@ -339,6 +339,26 @@ def resting(face):
     return not any(endpoint.in_flight for endpoint in face.app.find("g").nodes.values())
 
 
+async def test_a_request_before_the_last_moment_of_a_generator_is_told_so(tmp_path):  # O69, O122
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"a,b,c"), **at(0, **{WANTS_FINAL: True}))
+        assert [(await stream.take()).parameters[IS_FINAL] for _ in range(4)] == [False, False, False, True]
+        stream.send(tensor("input", b"d"), **at(1))
+        answers, end = await stream.rest()
+    assert answers == []
+    assert failed(end).code is Code.INVALID_ARGUMENT
+    assert "'python_node' wrote to 'output' at timestamp 1, which is already at 2" in failed(end).message
+
+
+async def test_two_results_of_one_moment_are_told(tmp_path):  # O62, O122
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b"), more=IMMEDIATE), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        with pytest.raises(InvalidRequest, match="wrote to 'output' at timestamp 0, which is already at 0"):
+            await face.infer("g", tensor("a", b"a"), tensor("b", b"b"))
+
+
 @pytest.mark.parametrize("split", [False, True])
 async def test_a_loop_with_two_inputs_takes_them_in_one_request_or_two(tmp_path, split):  # O63
     handler = """
