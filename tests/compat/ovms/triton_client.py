@@ -400,10 +400,17 @@ def a_stream_of_an_unknown_graph_is_told_so():  # O79
             assert told in stream.error().message()
 
 
-def streams_without_a_request_leave_nothing():  # O84
+def streams_without_a_request_are_told_so_and_leave_nothing():  # O84
     for _ in range(30):
-        with Stream("echo"):
+        with Stream("echo") as stream:
             pass
+        error = stream.error()
+        assert error.status() == "StatusCode.INVALID_ARGUMENT", error
+        assert "the stream ended before its first request" in error.message()
+    with Stream("echo") as stream:
+        stream.say(b"x", name="nope")  # a request all the same
+    assert "no input 'nope'" in stream.error().message()
+    assert stream.answers.empty()
     assert content(infer("echo", raw(b"x"))) == b"x"
 
 

@@ -348,7 +348,7 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
         for _ in range(25):
             asked = [
                 request("slow", np.array([0.0])) if name == "slow" else number(name, dice.randint(0, 30))
-                for name in dice.choices(models, k=dice.randint(0, 3))
+                for name in dice.choices(models, k=dice.randint(1, 3))
             ]
             calls.append(stream(channel, asked))
         for call in calls:

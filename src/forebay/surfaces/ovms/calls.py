@@ -338,7 +338,7 @@ class GraphStream:
             return
         if self._request is None:
             self._has_ended = True
-            self._on_end(Failure(InvalidRequest("the stream ended before its first request")))
+            self._on_end(None)
         else:
             self._packets.close()
 

@@ -62,8 +62,10 @@ class InferStream:
 
     async def read(self, messages: AsyncIterator[Data]) -> None:
         """Begin the requests of the client; what is wrong with one is told, and the next is read."""
+        is_empty = True
         try:
             async for message in messages:
+                is_empty = False
                 self.id = ""
                 try:
                     asked = await self._inference.begin_for(self, self._call, message)
@@ -75,6 +77,8 @@ class InferStream:
                 while self._is_full():
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
+            if is_empty:
+                self._failed = InvalidRequest("the stream ended before its first request")
         finally:
             self._has_all = True
             if self._session is not None:
