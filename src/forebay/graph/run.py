@@ -258,6 +258,10 @@ class GraphRun:
                 continue
             state = self._state(node)
             at = timestamp + 1 if port in node.spec.back_edges else timestamp  # each turn of a loop is a moment later
+            if at == DONE:
+                raise InvalidRequest(
+                    f"no timestamp is left for '{node.spec.name}' after {timestamp}; open a new stream"
+                )
             if node.spec.policy in {"sync", "barrier"}:
                 state.waiting[port].append((at, value))
                 waits.append((node, state))

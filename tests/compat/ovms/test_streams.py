@@ -97,6 +97,24 @@ async def test_timestamps_that_nobody_gives_rise(tmp_path):  # O67
     assert stamps[-2:] == [2**60, 2**60 + 1]
 
 
+async def test_whoever_has_used_up_all_timestamps_is_told_so(tmp_path):  # O67, O69, O71
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"a"), **at(2**63 - 4))
+        assert brief([await stream.take()]) == [(2**63 - 4, "output", b"a")]
+        with pytest.raises(InvalidRequest, match="no timestamp is left"):
+            stream.send(tensor("input", b"b"))
+        stream.close()
+        assert await stream.rest() == ([], None)
+        stream = face.stream("g")
+        stream.send(tensor("input", b"a,b,c,d,e,f"), **at(2**63 - 4))
+        answers, end = await stream.rest()
+    assert [one.parameters[TIMESTAMP] - 2**63 for one in answers] == [-4, -3, -2]
+    assert failed(end).code is Code.INVALID_ARGUMENT
+    assert "no timestamp is left" in failed(end).message
+
+
 @pytest.mark.parametrize("given", ["x", 1.5, True, 2**63 - 1, 2**63 - 3, -(2**63), -(2**63) + 2, 2**64])
 async def test_what_is_no_timestamp_is_told_and_the_stream_goes_on(tmp_path, given):  # O71
     write(tmp_path, {"graph.pbtxt": one_node(), "model.py": ECHO})

@@ -322,6 +322,8 @@ class GraphStream:
         if is_first:
             calls.check_side_packets(asked)
         timestamp = max(_now_us(), self._last + 1) if given is None else given
+        if timestamp > _HIGHEST:
+            raise InvalidRequest(f"no timestamp is left after {self._last}; open a new stream")
         self._last = max(self._last, timestamp)
         insort(self._asked, _Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True), key=_when)
         self._lacking = ()  # until the run says what it makes of this
