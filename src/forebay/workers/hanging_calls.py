@@ -137,6 +137,11 @@ class LoopThreads:
         self._jobs.put(call)
         return call
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether all threads hang in calls that do not end: no call begins until one comes back."""
+        return self._left >= self._most()
+
     def close(self) -> None:
         """Let the threads end."""
         for _ in range(self._started):

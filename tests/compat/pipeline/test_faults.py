@@ -127,6 +127,41 @@ def test_a_request_that_kills_every_worker_it_gets_costs_nobody_else_an_answer(p
     assert q_of(post(server, q="x")) == "x!"
 
 
+EDGE = """
+import time
+from pathlib import Path
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+HERE = Path(__file__).parent
+
+class Hangs(RequestOp):
+    def unpack_request_package(self, request):
+        while request.value[0] == "hang" and not (HERE / "go").exists():
+            time.sleep(0.01)
+        return super().unpack_request_package(request)
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp(input_ops=[Op(name="A", input_ops=[Hangs()])]))
+server.prepare_server(str(HERE / "config.yml"))
+server.run_server()
+"""
+
+
+def test_a_server_whose_request_hooks_all_hang_is_not_ready_until_one_comes_back(pipeline, tmp_path, eventually):
+    # P90
+    server = pipeline(EDGE, {"worker_num": 1})
+
+    def hangs():
+        assert post(server, timeout_ms=200, q="hang")["err_no"] == 6000
+        return status_of(server) == 503
+
+    eventually(hangs, "a server that is not ready")
+    assert "hooks" in server.client.get("/readyz").text
+    (tmp_path / "go").touch()
+    eventually(lambda: status_of(server) == 200, "a server that is ready again")
+    assert q_of(post(server, q="x")) == "x"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # kill -9 of the server
 

@@ -121,9 +121,11 @@ def test_a_limited_number_of_calls_that_hang_have_successors(gate, caplog):
         threads.call(lambda: "waited", later(), waiting)
         assert threads_of(threads) == MAX_LEFT + 1
         assert f"{MAX_LEFT} threads hang" in caplog.text
+        assert threads.is_stuck
         assert waiting.found == []
         gate.set()
         assert await waiting.wait() == [("waited", None)]
+        assert not threads.is_stuck
         await reached(lambda: threads_of(threads) == 1)
         threads.close()
 

@@ -163,6 +163,11 @@ class _App(App):
             await self._close()
             raise
 
+    def problems(self) -> list[str]:
+        """Return why the server is not ready; empty if it is."""
+        problem = self._hosted.service.problem
+        return super().problems() or ([f"model '{self.name}': {problem}"] if problem else [])
+
     async def drain(self, grace_s: float) -> None:
         """Stop, and free what is left."""
         self._hosted.service.cut()

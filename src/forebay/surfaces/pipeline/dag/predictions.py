@@ -105,6 +105,11 @@ class Predictions:
         """
         raise NotImplementedError
 
+    @property
+    def problem(self) -> str:
+        """Why requests cannot be answered, although the ops could work; empty if they can."""
+        return ""
+
     async def answer(self, message: Any, **more: Any) -> Any:
         """Answer one request, from a coroutine; see `submit`.
 

@@ -142,6 +142,11 @@ class PipelineService(Predictions):
         self._do(asked, self._unpack, self._enter, self._failed, asked.deadline if beside else None)
         return partial(self._cancel, asked)
 
+    @property
+    def problem(self) -> str:
+        """Why requests cannot be answered, although the ops could work; empty if they can."""
+        return "all threads of its request and response hooks hang" if self._threads.is_stuck else ""
+
     def close(self) -> None:
         """Let its threads end."""
         self._threads.close()
