@@ -205,6 +205,23 @@ def test_a_request_keeps_the_id_it_came_with(way):
     assert way.call("nobody", 1, x_request_id="my-id.3").json()["error"]["request_id"] == "my-id.3"
 
 
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("PUT", ECHO, 405),
+        ("POST", "/metrics", 405),
+        ("PUT", "/v2/models/echo/infer", 405),
+        ("GET", "/v1/models/nobody", 404),
+        ("GET", "/v1/models/nobody/metadata", 404),
+        ("POST", "/v1/models/echo:nothing", 404),
+    ],
+)
+def test_an_error_of_a_page_keeps_the_id_as_well(way, method, path, status):
+    answer = way.client.request(method, path, headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (status, "mine")
+    assert way.client.request(method, path).headers["x-request-id"] not in {"mine", ""}
+
+
 def test_an_id_that_could_forge_headers_or_logs_is_replaced(wire):
     for bad in ["two words", "x" * 129, "tab\there", "\xff"]:
         answer = wire.ask("POST", ECHO, b"1", headers=[f"x-request-id: {bad}"])

@@ -197,8 +197,9 @@ def test_without_a_known_key_nothing_is_told(guarded, headers):
         ("PUT", "/models/echo"),
     ]:
         with guarded.connect() as wire:
-            answer = wire.ask(method, path, b"1", headers=[f"{name}: {value}" for name, value in headers.items()])
-        assert answer.status == 401, path
+            told = {**headers, "x-request-id": "mine"}
+            answer = wire.ask(method, path, b"1", headers=[f"{name}: {value}" for name, value in told.items()])
+        assert (answer.status, answer.headers["x-request-id"]) == (401, "mine"), path
         assert answer.headers["www-authenticate"] == "Bearer"
         assert "echo" not in answer.body.decode()
 

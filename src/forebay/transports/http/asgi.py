@@ -22,13 +22,12 @@ from starlette.routing import BaseRoute, Match
 from starlette.routing import Route as PathRoute
 
 from forebay.errors import ForebayError, NotFound, Unavailable
-from forebay.observe.ids import next_id
 from forebay.protocols import openapi
 from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import kserve_calls, tfserving
-from forebay.transports.http.asgi_calls import failed
+from forebay.transports.http.asgi_calls import failed, id_of
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import (
@@ -40,7 +39,7 @@ from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault, unspoken
 from forebay.transports.http.pages import ServerPages, path_of, response_of
-from forebay.transports.http.route import request_id_of, whole_number
+from forebay.transports.http.route import whole_number
 from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ class _KeyCheck:
         if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
             error = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
             failed(scope, error)
-            await send_answer(send, *self._answer_of(path_of(scope))(error, ""))
+            await send_answer(send, *self._answer_of(path_of(scope))(error, id_of(scope)))
             return
         await self._app(scope, receive, send)
 
@@ -317,6 +316,6 @@ class _KeyCheck:
 
 
 def _error(request: HttpRequest, error: ForebayError, fault: Fault = error_answer) -> Response:
-    request_id = request_id_of(request.headers.get("x-request-id", "").encode("latin-1")) or next_id()
+    request_id = id_of(request.scope)
     failed(request.scope, error, request_id)
     return response_of(fault(error, request_id))

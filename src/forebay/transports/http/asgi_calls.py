@@ -10,7 +10,9 @@ from urllib.parse import quote
 
 from forebay.errors import UserCodeError
 from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
+from forebay.observe.ids import next_id
 from forebay.protocols import native
+from forebay.transports.http.route import request_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,12 @@ def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:
     call = scope.get(TOLD)
     if call is not None:
         call.answered_by(endpoint, request)
+
+
+def id_of(scope: Scope) -> str:
+    """Return the id of a request: the one its client gave it, or a new one."""
+    own = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return request_id_of(own) or next_id()
 
 
 def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from forebay.errors import Cancelled, ForebayError, TooLarge
 from forebay.protocols import native
 from forebay.serving.endpoint import next_id
-from forebay.transports.http.asgi_calls import TOLD, failed
+from forebay.transports.http.asgi_calls import TOLD, failed, id_of
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import (
     ForeignPage,
@@ -286,7 +286,7 @@ class Methods:
         elif handler is None:
             error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
             failed(scope, error)
-            status, headers, body = self._fault(error, "")
+            status, headers, body = self._fault(error, id_of(scope))
             await send_answer(send, status, headers + allow, body)
         elif isinstance(handler, Predict | _Get):
             await handler(scope, receive, send)

@@ -254,7 +254,7 @@ def routes_for(
     return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, regions, staging)}
 
 
-def fault_of(error: ForebayError, request_id: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+def fault_of(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return status, headers and body of an error in the protocol's form."""
     message = error.message
     if isinstance(error, UserCodeError):

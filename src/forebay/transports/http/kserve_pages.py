@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge
-from forebay.observe.ids import next_id
 from forebay.server.kserve_facts import (
     config_of,
     every_version,
@@ -24,11 +23,10 @@ from forebay.server.kserve_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import Region
-from forebay.transports.http.asgi_calls import failed, path_as_sent
+from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
-from forebay.transports.http.route import request_id_of
 from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known
 
@@ -73,8 +71,7 @@ class InferencePages:
         try:
             answer = await self._answer(scope, receive, send)
         except ForebayError as error:
-            own = HttpRequest(scope).headers.get("x-request-id", "")
-            request_id = request_id_of(own.encode("latin-1")) or next_id()
+            request_id = id_of(scope)
             failed(scope, error, request_id)
             answer = fault_of(error, request_id)
         if answer is not None:

@@ -23,7 +23,7 @@ from forebay.server import stock_report
 from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
 from forebay.transports.http import kserve_calls, tfserving
-from forebay.transports.http.asgi_calls import failed
+from forebay.transports.http.asgi_calls import failed, id_of
 from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
 from forebay.transports.http.management import ACTIONS, Management
 from forebay.transports.http.openai import fault, model_page, models_page
@@ -113,7 +113,7 @@ class ServerPages:
             return _json(model_page(self._app, name, self._created))
         except NotFound as error:
             failed(request.scope, error)
-            return response_of(fault(error, ""))
+            return response_of(fault(error, id_of(request.scope)))
 
     async def v1_version(self, request: HttpRequest) -> Response:
         """Tell of a version of a model, as TensorFlow Serving does."""
@@ -121,13 +121,13 @@ class ServerPages:
             return _json(tfserving.about(self._app, request.path_params["name"], request.path_params["below"]))
         except ForebayError as error:
             failed(request.scope, error)
-            return response_of(kserve_calls.fault_of(error))
+            return response_of(kserve_calls.fault_of(error, id_of(request.scope)))
 
     async def v1_missing(self, request: HttpRequest) -> Response:
         """Say why nothing answers to a verb of a model."""
         error = tfserving.not_there(self._app, "/".join(request.path_params.values()))
         failed(request.scope, error)
-        return response_of(kserve_calls.fault_of(error))
+        return response_of(kserve_calls.fault_of(error, id_of(request.scope)))
 
     async def healthz(self, _request: HttpRequest) -> Response:
         """Tell that the process answers."""
