@@ -181,6 +181,8 @@ class Stock:
         if owner is None or number is None:
             raise NotFound(f"no repository has a version '{version[:100]}' of a model '{name[:100]}'")
         revision = owner.repository.find(name, number)
+        if version != str(number):
+            raise NotFound(f"the model '{name}' has no version '{version}'; did you mean '{number}'?")
         self._found[name, number] = revision
         return self._made(owner, revision)
 

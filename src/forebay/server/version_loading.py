@@ -27,7 +27,7 @@ async def bring_up(versions: Versions, attempt: Version, make: Callable[[], Serv
         ForebayError: Why it cannot be.
     """
     what = f"version '{attempt.name}' of '{versions.model}'"
-    served = await beside(make, until, what, lambda late: late.gone())
+    served = attempt.served = await beside(make, until, what, lambda late: late.gone())
     name, version = served.endpoint.name, served.endpoint.config.version
     if (name, version) != (versions.model, attempt.name):
         msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
@@ -35,7 +35,6 @@ async def bring_up(versions: Versions, attempt: Version, make: Callable[[], Serv
     before = versions.ready.get(attempt.name)
     if before is not None:
         _go_on_counting(served, before)
-    attempt.served = served
     try:
         async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
             await served.endpoint.start()

@@ -360,6 +360,40 @@ async def test_somebody_loads_and_unloads_by_hand(files):
 
 
 @run
+async def test_another_spelling_of_a_version_is_none_that_is_loaded_by_hand(files):
+    files.put("a/1", "one")
+    files.put("b/02", "two")
+    async with serving(files) as found:
+        source = found.app.source
+        assert source is not None
+        with pytest.raises(NotFound, match="the model 'a' has no version '01'; did you mean '1'"):
+            await found.app.load("a", "01", lambda: source("a", "01"))
+        with pytest.raises(NotFound, match="the model 'b' has no version '02'; did you mean '2'"):
+            await found.app.load("b", "02", lambda: source("b", "02"))
+        assert files.loads == []
+        await found.app.load("b", "2", lambda: source("b", "2"))
+        assert await found.ask("b", "2") == "two"
+
+
+@run
+async def test_what_was_built_as_another_version_lets_its_files_go(files):
+    files.put("a/1", "one")
+    gone = []
+    async with serving(files) as found:
+        source = found.app.source
+        assert source is not None
+
+        def other():
+            served = source("a", "1")
+            served.gone = lambda: gone.append("a")
+            return served
+
+        with pytest.raises(ConfigError, match="'a' version '2' was wanted, and it is 'a' version '1'"):
+            await found.app.load("a", "2", other)
+        assert gone == ["a"]
+
+
+@run
 async def test_the_repository_protocol_tells_and_does_the_same(files):
     for number in (1, 2):
         files.put(f"a/{number}", str(number))
