@@ -140,7 +140,7 @@ class StandIn(NamedTuple):
     contract: Contract
 
 
-class Served(msgspec.Struct, eq=False):
+class Served(msgspec.Struct, eq=False, weakref=True):
     """An endpoint with what protocols must know of it.
 
     Attributes:

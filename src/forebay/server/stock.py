@@ -19,6 +19,7 @@ import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -100,7 +101,7 @@ class Stock:
         self._memory = StockMemory(self._ready, max_models, max_bytes)
         self._loading: dict[Key, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        self._found: dict[Key, Revision] = {}
+        self._found: WeakKeyDictionary[Served, Revision] = WeakKeyDictionary()  # perhaps never loaded
         self._tending: dict[str, asyncio.Task[None]] = {}
         self._tend_again: set[str] = set()
         self._waiting = 0
@@ -183,8 +184,9 @@ class Stock:
         revision = owner.repository.find(name, number)
         if version != str(number):
             raise NotFound(f"the model '{name}' has no version '{version}'; did you mean '{number}'?")
-        self._found[name, number] = revision
-        return self._made(owner, revision)
+        served = self._made(owner, revision)
+        self._found[served] = revision
+        return served
 
     async def start(self) -> None:
         """Begin to look, and load what is to be there from the start."""
@@ -431,10 +433,12 @@ class Stock:
         for key in self._memory.versions_of(name):
             if self._ready(key) is None:
                 self.offer.dismissed[key] = self._memory.forget(key)
-        for key, revision in [(key, one) for key, one in self._found.items() if key[0] == name]:
-            if self._ready(key) is None or key in self._loading:
+        versions = self._app.versions_of(name)
+        for served in () if versions is None else versions.ready.values():
+            revision = self._found.get(served)
+            if revision is None or (key := (name, revision.number)) in self._loading:
                 continue
-            del self._found[key]
+            del self._found[served]
             if self._memory.loaded.get(key) != revision:
                 for other in self._memory.admit(revision, may_exceed=True):
                     self._unload(other)

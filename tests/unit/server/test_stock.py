@@ -34,7 +34,7 @@ class Files:
     def __init__(self, folder):
         self.folder = folder
         self.loads = []
-        self.gone = []
+        self.not_now = set()
         self.may_load = threading.Event()
         self.may_load.set()
 
@@ -52,7 +52,7 @@ class Files:
         self.loads.append((revision.model, revision.number))
         self.may_load.wait(PATIENCE_S)
         text = (folder / "text").read_text()
-        if text == "bad":
+        if text == "bad" or text in self.not_now:
             raise ModelError("it is bad")
         config = EndpointConfig(name=revision.model, version=str(revision.number))
         pool = InlinePool(RunnerSpec("", local=lambda: Says(text)), slots=4)
@@ -357,6 +357,26 @@ async def test_somebody_loads_and_unloads_by_hand(files):
         await reached(lambda: found.app.versions("a").weights == {"2": 1})
         with pytest.raises(NotFound):
             await found.app.load("a", "7", lambda: source("a", "7"))
+
+
+@run
+async def test_a_load_by_hand_that_fails_leaves_the_files_to_be_tried_again(files):
+    files.put("a/1", "old")
+    async with serving(files) as found:
+        await found.ask("a")
+        files.not_now.add("new")
+        files.put("a/1", "new")
+        await found.look()
+        source = found.app.source
+        assert source is not None
+        with pytest.raises(ModelError, match="it is bad"):
+            await found.app.load("a", "1", lambda: source("a", "1"))
+        found.app.label("a", {"stable": "1"})  # a change of the model, which has everybody look at it
+        assert found.stock.offer.refusals.keys == [("a", 1)]
+        files.not_now.clear()
+        found.stock.offer.refusals._all["a", 1].again_s = 0.0
+        await found.look()
+        assert await found.ask("a") == "new"
 
 
 @run
