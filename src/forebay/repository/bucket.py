@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -71,6 +72,7 @@ class Bucket:
         self._errors: Any = (BaseError, OSError, ValueError)
         self._obstore = obstore
         self.place = address
+        self.problems: Sequence[str] = ()
         self._scheme, _, rest = address.partition("://")
         bucket, _, self._prefix = rest.partition("/")
         more = _aws() if self._scheme == "s3" else _other(self._scheme)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,18 +22,21 @@ class LocalFolder:
     def __init__(self, path: Path) -> None:
         """Name it; it may come into being later."""
         self.place = str(path)
+        self.problems: Sequence[str] = ()
         self._path = path.absolute()
         self._was_there = False
+        self._listed: Sequence[StoredFile] = ()
 
     def list(self) -> list[StoredFile]:
-        """Return all files, but for hidden folders and files.
+        """Return all files, but for hidden folders and files; of what cannot be looked at, those that were there last.
 
         Raises:
-            SourceFailed: If a folder cannot be read, or all of it was there and is gone, as when a disk is unmounted.
+            SourceFailed: If it cannot be read, or was there and is gone, as when a disk is unmounted.
         """
         found: list[StoredFile] = []
+        closed: dict[str, str] = {}
         try:
-            self._walk(str(self._path), "", found, MAX_DEPTH)
+            self._walk(str(self._path), "", found, closed, MAX_DEPTH)
         except FileNotFoundError as error:
             if self._was_there or os.path.lexists(self._path):
                 raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
@@ -41,7 +44,12 @@ class LocalFolder:
         except OSError as error:
             raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
         self._was_there = True
-        return found
+        below = tuple(f"{path}/" for path in closed)
+        files = {file.path: file for file in self._listed if f"{file.path}/".startswith(below)}
+        files.update((file.path, file) for file in found)
+        self._listed = listed = [*files.values()]
+        self.problems = [f"{path} cannot be looked at: {reason}" for path, reason in closed.items()]
+        return listed
 
     def read(self, path: str, file: StoredFile, start: int, end: int) -> bytes:
         """Return a part of a file.
@@ -67,29 +75,31 @@ class LocalFolder:
         return self._path
 
     def files_of(self, place: str, depth: int = MAX_DEPTH) -> list[StoredFile] | None:
-        """Return what lies in a part of the folder now; None if it cannot be looked at."""
+        """Return what of a part of the folder can be looked at now; None if it cannot be itself."""
         found: list[StoredFile] = []
         try:
-            self._walk(str(self._path / place), "", found, depth)
+            self._walk(str(self._path / place), "", found, {}, depth)
         except OSError:
             return None
         return sorted(found)
 
-    def _walk(self, folder: str, below: str, found: list[StoredFile], depth: int) -> None:
+    def _walk(self, folder: str, below: str, found: list[StoredFile], closed: dict[str, str], depth: int) -> None:
+        """Add the files of a folder, and what in it cannot be looked at, with the reason."""
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
+                path = below + entry.name
                 try:
                     about = entry.stat()
-                    is_folder = entry.is_dir()
+                    if entry.is_file():
+                        found.append(StoredFile(path, about.st_size, _tag(about), about.st_mtime))
+                    elif entry.is_dir() and depth:
+                        self._walk(entry.path, f"{path}/", found, closed, depth - 1)
                 except FileNotFoundError:
                     continue  # it has gone meanwhile, or is a link that leads nowhere
-                if not is_folder:
-                    if entry.is_file():
-                        found.append(StoredFile(below + entry.name, about.st_size, _tag(about), about.st_mtime))
-                elif depth:
-                    self._walk(entry.path, f"{below}{entry.name}/", found, depth - 1)
+                except OSError as error:
+                    closed[path] = error.strerror or str(error)
 
 
 def files_of_model(path: Path, beside: Collection[str] = ()) -> tuple[StoredFile, ...]:

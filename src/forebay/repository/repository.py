@@ -186,7 +186,7 @@ class Repository:
                 self._settling = Settling({key: one for key, one in flat.items() if one.modified_s < old})
             changed = self._settling.look(flat)
             self._look_s = time.monotonic() - started
-            problems = tuple(self._found.problems)
+            problems = (*self._found.problems, *self._source.problems)
             is_new = is_first or bool(changed) or problems != self.catalog.problems
             if is_new:
                 models: dict[str, dict[int, Revision]] = {}

@@ -31,9 +31,11 @@ class ModelSource(Protocol):
 
     Attributes:
         place: What people call it.
+        problems: What the last listing could not look at, and why; what was there before was listed again.
     """
 
     place: str
+    problems: Sequence[str]
 
     def list(self) -> Sequence[StoredFile]:
         """Return all files below the place.

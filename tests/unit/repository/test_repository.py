@@ -364,6 +364,29 @@ def test_a_folder_that_is_gone_has_not_lost_its_models(tmp_path, opened):
     assert list(repository.catalog.models) == ["net"]
 
 
+def test_what_cannot_be_looked_at_hides_only_itself_and_loses_nothing_that_was_there(tmp_path, opened):
+    for name in ("iris", "net"):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "1" / "a").write_bytes(DATA)
+    (tmp_path / "models" / "loop").symlink_to("loop")
+    repository = opened(str(tmp_path / "models"), in_place=True)
+    assert list(repository.catalog.models) == ["iris", "net"]
+    assert list(repository.catalog.problems) == ["loop cannot be looked at: Too many levels of symbolic links"]
+    before = repository.find("net")
+    (tmp_path / "models" / "net").rename(tmp_path / "away")
+    (tmp_path / "models" / "net").symlink_to("net")
+    (tmp_path / "models" / "iris" / "1" / "a").write_bytes(b"another")
+    for _ in range(3):
+        repository.look()
+    assert repository.find("net") == before
+    assert repository.find("iris").size == len(b"another")
+    assert len(repository.catalog.problems) == 2
+    (tmp_path / "models" / "net").unlink()
+    for _ in range(3):
+        repository.look()
+    assert list(repository.catalog.models) == ["iris"]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The disk
 

@@ -24,7 +24,7 @@ from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from forebay.repository.cache import Lease
@@ -50,6 +50,7 @@ class Joined:
 
     def __init__(self, sources: Mapping[str, ModelSource]) -> None:
         self.place = ", ".join(source.place for source in sources.values())
+        self.problems: Sequence[str] = ()
         self._sources = sources
         self._listed: dict[str, list[StoredFile]] = {}
 
@@ -62,6 +63,7 @@ class Joined:
                 if name not in self._listed or len(self._sources) == 1:
                     raise
                 log.warning("%s; its models stay as they are", error.message)
+        self.problems = [f"{name}/{problem}" for name, source in self._sources.items() for problem in source.problems]
         return [file for name in self._sources for file in self._listed[name]]
 
     def read(self, path: str, file: StoredFile, start: int, end: int) -> bytes | memoryview:
