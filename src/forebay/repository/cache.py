@@ -148,6 +148,17 @@ class Cache(Generic[V]):
             raise mine.problem
         return Lease(value, lambda: self._release(key))
 
+    def check(self, key: str, is_good: Callable[[V], bool]) -> None:
+        """Let something leave that is no good any more, unless somebody uses it; the next to ask loads it anew."""
+        value = self._values.get(key)
+        if value is None or is_good(value):
+            return
+        with self._lock:
+            if self._values.get(key) is not value or not self._shelf.retire(key):
+                return
+            del self._values[key]
+        self._unload(value)
+
     def put(self, key: str, size: int, value: V) -> None:
         """Keep something that is there already."""
         with self._lock:

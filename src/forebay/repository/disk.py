@@ -96,9 +96,12 @@ class DiskCache:
     def take(self, revision: Revision) -> Lease[Path]:
         """Return the folder of a revision, which is copied if it is not there; it stays until the lease is given back.
 
+        Some clean folders of caches, so that what was copied is looked at, unless somebody uses it.
+
         Raises:
             ForebayError: If it cannot be copied, or there is no room.
         """
+        self._cache.check(revision.id, lambda folder: _has_all(folder, revision))
         return self._cache.take(revision.id, revision.size, lambda: self._fetch(revision))
 
     def progress(self, revision: Revision) -> Progress | None:
@@ -125,25 +128,25 @@ class DiskCache:
             self._lock = None
 
     def _fetch(self, revision: Revision) -> Path:
-        coming = Path(tempfile.mkdtemp(prefix=_COMING, dir=self.path))
         self._coming[revision.id] = progress = Progress(revision.size)
         try:
-            folder = coming / revision.model / revision.version
-            folder.mkdir(parents=True)
-            fetch(self._source, revision, folder, progress, self._end)
-            (coming / _LIST).write_bytes(msgspec.json.encode(revision))
-            _sync(coming)
-            named = self.path / f"{revision.id}-{coming.name.removeprefix(_COMING)}"
-            coming.rename(named)
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=_COMING, dir=self.path, ignore_cleanup_errors=True) as made:
+                coming = Path(made)
+                folder = coming / revision.model / revision.version
+                folder.mkdir(parents=True)
+                fetch(self._source, revision, folder, progress, self._end)
+                (coming / _LIST).write_bytes(msgspec.json.encode(revision))
+                _sync(coming)
+                named = self.path / f"{revision.id}-{coming.name.removeprefix(_COMING)}"
+                coming.rename(named)
             _sync_one(self.path)
             self.copied_bytes += revision.size  # a figure: two that end at the same time may count as one
         except OSError as error:
-            msg = f"version '{revision.version}' of '{revision.model}' cannot be written to {coming}: {error.strerror}"
-            raise Unavailable(msg) from error
+            msg = f"version '{revision.version}' of '{revision.model}' cannot be written to {self.path}"
+            raise Unavailable(f"{msg}: {error.strerror}") from error
         finally:
             del self._coming[revision.id]
-            if coming.exists():
-                shutil.rmtree(coming, ignore_errors=True)
         return named / revision.model / revision.version
 
     def _remove(self, folder: Path) -> None:
@@ -207,11 +210,16 @@ def _whole(folder: Path) -> Revision | None:
     if folder.name.startswith((_COMING, _LEAVING)):
         return None
     revision = msgspec.json.decode((folder / _LIST).read_bytes(), type=known(Revision))
-    files = folder / revision.model / revision.version
-    for file in revision.files:
-        if (files / file.path).stat().st_size != file.size:
-            return None
-    return revision if folder.name.startswith(revision.id) else None
+    is_whole = folder.name.startswith(revision.id) and _has_all(folder / revision.model / revision.version, revision)
+    return revision if is_whole else None
+
+
+def _has_all(folder: Path, revision: Revision) -> bool:
+    """Tell whether all files of a revision are in a folder, as large as they are."""
+    try:
+        return all((folder / file.path).stat().st_size == file.size for file in revision.files)
+    except OSError:
+        return False
 
 
 def _place(folder: Path) -> tuple[Path, int | None]:

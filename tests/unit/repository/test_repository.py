@@ -403,6 +403,24 @@ def test_what_is_on_the_disk_is_not_asked_for_again(buckets, bucket, faults, ope
     assert faults.asked("weights") == asked
 
 
+@pytest.mark.parametrize("gone", ["0/*/iris/1/weights.bin", "0/*/iris", "0", ""])
+def test_what_somebody_has_removed_from_the_disk_is_copied_again(buckets, bucket, opened, tmp_path, gone):
+    expected = put_model(buckets, f"{bucket}/iris/1")
+    repository = opened(f"s3://{bucket}")
+    repository.fetch(repository.find("iris")).release()
+    (found,) = tmp_path.glob(f"cache/{gone}")
+    shutil.rmtree(found) if found.is_dir() else found.unlink()
+    with repository.fetch(repository.find("iris")) as folder:
+        assert contents(folder) == expected
+        (folder / "empty").unlink()
+        with repository.fetch(repository.find("iris")) as same:  # never taken from who uses it
+            assert same == folder
+    with repository.fetch(repository.find("iris")) as folder:
+        assert contents(folder) == expected
+    assert repository.statistics().disk.count == 1
+    assert len([one for one in (tmp_path / "cache" / "0").iterdir() if one.is_dir()]) == 1
+
+
 def test_two_servers_have_a_place_each(buckets, bucket, opened, tmp_path):
     put_model(buckets, f"{bucket}/iris/1")
     folders = []
