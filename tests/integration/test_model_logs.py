@@ -106,6 +106,49 @@ def test_what_a_model_logs_and_prints_has_its_worker_and_requests(talking, kind)
     eventually(lambda: any("no text" in one["message"] and one["request_ids"] == ["mine"] for one in server.records))
 
 
+WHOLE = """
+import forebay
+
+class Cut(forebay.Model):
+    name = "cut"
+    batchable = True
+    max_batch_size = 2
+
+    def predict(self, batch: list[int]) -> list[int]:
+        print("of", batch)
+        return batch
+
+@forebay.node
+def first(number: int) -> int:
+    print("first")
+    return number
+
+@forebay.node
+def second(numbers: list[int]) -> int:
+    print("second")
+    return 12 // numbers[0]
+
+@forebay.compose
+def chain(numbers: list[int]) -> int:
+    return second(first.map(numbers))
+"""
+
+
+def test_lines_of_slices_and_of_nodes_have_the_id_that_the_answer_has(serve, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(WHOLE)
+
+    def ids_of(server, start):
+        return [set(one["request_ids"]) for one in server.records[start:] if one.get("request_ids")]
+
+    for name, value, lines in (("Cut", [1, 2, 3], 2), ("chain", [3], 2), ("chain", [0], 3)):
+        server = serve(f"{path}:{name}", "--worker-kind", "thread", "--log-format", "json")
+        start = len(server.records)
+        answer = server.call(name.lower(), value)
+        eventually(lambda server=server, start=start, lines=lines: len(ids_of(server, start)) >= lines, within_s=20.0)
+        assert ids_of(server, start) == [{answer.headers["x-request-id"]}] * lines
+
+
 HANDLED = """
 import logging, pathlib, threading
 import forebay

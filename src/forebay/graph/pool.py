@@ -79,6 +79,11 @@ class _Hop(Request, gc=False, eq=False):
     firing: Firing | None = None
     attempt: int = 1
 
+    def root(self) -> Request:
+        """Return the request that is inside the graph."""
+        assert self.run is not None
+        return self.run.entry.root()
+
     def place(self) -> str:
         """Return the node it is for, as the beginning of what is told of it there."""
         assert self.firing is not None
@@ -363,8 +368,6 @@ class GraphPool:
             deadline=deadline,
             size=size,
             key=None if node.key_of is None else node.key_of(firing.inputs),
-            id=entry.id,
-            run_id=entry.run_id,
             rank=run.number,
             run=run,
             firing=firing,
@@ -387,8 +390,6 @@ class GraphPool:
             return  # the run has ended; this was called off, or came too late to be
         try:
             if type(outcome) is Failure:
-                entry = run.entry
-                entry.id = entry.id or hop.id  # the log knows the request by it, and so must its client
                 self._try_again(run, firing, hop.attempt, outcome.error)
             else:
                 self._take(run, firing, outcome)

@@ -23,7 +23,7 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
-from forebay.observe.ids import next_id
+from forebay.observe.ids import id_of
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
 from forebay.types.log_line import LogLine
@@ -203,9 +203,7 @@ class LocalOrigin:
 
 def _ids_of(entries: list[Any]) -> list[str]:
     """Return the ids of requests, which get one if they have none: their answers will name it."""
-    for entry in entries[:SHOWN_IDS]:
-        entry.id = entry.id or next_id()
-    return [entry.id for entry in entries[:SHOWN_IDS]]
+    return [id_of(entry) for entry in entries[:SHOWN_IDS]]
 
 
 def line_of(record: logging.LogRecord) -> LogLine:

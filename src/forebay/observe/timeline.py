@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import msgspec
 
-from forebay.observe.ids import next_id
+from forebay.observe.ids import id_of, next_id
 from forebay.types.batch import Noted, Phase
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
@@ -127,20 +127,21 @@ def begin(batch: EntryBatch, now: float) -> None:
     """Begin to record a batch that leaves its queue now."""
     batch.noted = Noted(taken=now)
     for entry in batch.entries:
-        name(entry)
+        name(entry)  # before it is answered, so that the answer has its id
 
 
 def name(entry: Request | Slice) -> None:
     """Give a request the ids by which the listeners know it."""
-    entry.run_id = entry.run_id or next_id()
-    entry.id = entry.id or entry.run_id
+    request = entry.root()
+    request.run_id = request.run_id or next_id()
+    id_of(request)
 
 
 def end(endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) -> None:
     """Tell the listeners of a batch that was noted and is answered now."""
     record = BatchRecord(
         endpoint=endpoint,
-        steps=tuple(Step(entry.id, entry.arrived, entry.size, entry.run_id) for entry in batch.entries),
+        steps=tuple(Step(id_of(entry), entry.arrived, entry.size, entry.root().run_id) for entry in batch.entries),
         taken=noted.taken,
         started=noted.started,
         ended=noted.started and noted.started + batch.model_s,

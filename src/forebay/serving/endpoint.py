@@ -29,7 +29,7 @@ from forebay.errors import (
 )
 from forebay.observe import model_log, timeline
 from forebay.observe.histograms import EndpointMetrics
-from forebay.observe.ids import next_id
+from forebay.observe.ids import id_of
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
@@ -513,7 +513,7 @@ class Endpoint:
             self._slices.feed()
         metrics = self.metrics
         if type(outcome) is Failure:
-            metrics.failed(outcome.error, request.id)
+            metrics.failed(outcome.error, request.root().id)
             metrics.failed_s += now - request.arrived
         else:
             metrics.codes["ok"] += 1
@@ -530,7 +530,7 @@ class Endpoint:
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
-        self.metrics.failed(error, request.id)
+        self.metrics.failed(error, request.root().id)
         self._hand_over(request, Failure(error))
 
     def _hand_over(self, request: Request, outcome: Outcome) -> None:
@@ -565,9 +565,7 @@ class Endpoint:
 
     def _log_failure(self, error: UserCodeError, requests: Sequence[Request]) -> None:
         error.is_logged = True
-        for request in requests:
-            request.id = request.id or next_id()
-        ids = [request.id for request in requests]
+        ids = [id_of(request) for request in requests]
         extra = {"endpoint": self.config.name, "request_ids": ids, "trace": error.trace}
         log.error("%s: %s", error.kind, error.message, extra=extra)
 

@@ -12,7 +12,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from forebay.errors import QueueFull, TooLarge
-from forebay.observe import timeline
 from forebay.types.call import Failure, Slice
 from forebay.workers.user_code import attempt
 
@@ -72,8 +71,6 @@ class Slices:
             raise QueueFull(msg)
         answered: list[tuple[Sequence[int], Outcome]] = []
         places: dict[Slice, Sequence[int]] = {}
-        if timeline.listeners:
-            timeline.name(request)
 
         def reply(piece: Slice, outcome: Outcome) -> None:
             rows = places.pop(piece)
@@ -90,6 +87,7 @@ class Slices:
             for start in range(0, len(rows), limit):
                 cut = rows[start : start + limit]
                 piece = Slice(
+                    whole=request,
                     body=request.cut(cut),
                     reply=reply,
                     deadline=request.deadline,
@@ -98,8 +96,6 @@ class Slices:
                     key=key,
                     origin=None if places else request.origin,
                     rank=request.rank,
-                    id=request.id,
-                    run_id=request.run_id,
                 )
                 places[piece] = cut
         request.arrived = now

@@ -197,6 +197,10 @@ class Request(msgspec.Struct, eq=False, gc=False):
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
 
+    def root(self) -> Request:
+        """Return the request of a client that this one is for: itself outside of a graph."""
+        return self
+
     def place(self) -> str:
         """Return where in a graph it is, as the beginning of what is told of it there; empty outside of one."""
         return ""
@@ -217,6 +221,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
 class Slice(msgspec.Struct, eq=False):
     """Some samples of a request that is larger than a batch; whoever cut it joins the outcomes again."""
 
+    whole: Request
     body: Sequence[Any]
     reply: Callable[[Slice, Outcome], None]
     deadline: float = float("inf")
@@ -228,5 +233,7 @@ class Slice(msgspec.Struct, eq=False):
     taken: float = 0.0
     done: bool = False
     rank: int = 0
-    id: str = ""
-    run_id: str = ""
+
+    def root(self) -> Request:
+        """Return the request of a client that it is for."""
+        return self.whole.root()

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from forebay.errors import ForebayError, QueueFull
 from forebay.observe.access_log import CALLED_OFF, EndedCall
+from forebay.observe.ids import next_id
 from forebay.protocols import native
-from forebay.serving.endpoint import next_id
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
     GONE,

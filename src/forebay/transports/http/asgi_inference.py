@@ -10,8 +10,8 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from forebay.errors import Cancelled, ForebayError, TooLarge
+from forebay.observe.ids import next_id
 from forebay.protocols import native
-from forebay.serving.endpoint import next_id
 from forebay.transports.http.asgi_calls import TOLD, failed, id_of
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import (

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
+from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.protocols.samples import samples_of
-from forebay.serving.endpoint import next_id
 from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from forebay.serving.endpoint import next_id
+from forebay.observe.ids import next_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
