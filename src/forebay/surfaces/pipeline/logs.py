@@ -56,7 +56,9 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, lowest in (("pipeline.log", level), ("pipeline.log.wf", "warning")):
-            handler = _LogFile(folder / name, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8")
+            handler = _LogFile(
+                folder / name, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8", errors="backslashreplace"
+            )
             handler.setLevel(lowest.upper())
             handler.setFormatter(_OneLine())
             handlers.append(handler)

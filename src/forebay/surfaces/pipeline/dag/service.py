@@ -33,7 +33,7 @@ from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Request
 from forebay.types.caught import caught
-from forebay.types.failures import words_of
+from forebay.types.failures import trace_of, words_of
 from forebay.workers.hanging_calls import Late, LoopThreads
 from forebay.workers.objects import Packed
 
@@ -250,7 +250,7 @@ class PipelineService(Predictions):
         asked.is_leaving = True
         cause = error.__cause__
         if cause is not None and not self.is_closing:
-            log.error("(%s) %s", _name_of(asked), error.message, exc_info=cause)
+            log.error("(%s) %s", _name_of(asked), error.message, extra={"trace": trace_of(cause)})
         told = codes.err_of(error, closing=self.is_closing)
         text = told.text if told.product else f"({_name_of(asked)}) {told.text}"
 
