@@ -3,6 +3,7 @@
 
 Theory of operation. A file is made in its full length and its parts are written where they belong, in any order. The
 source gives a part only of the very file that was listed, so what is there in the end is what was listed, or nothing.
+A file is open only while a part of it is written: a revision may have more files than a process may have open.
 The first part that fails ends all of it, and what is there then is of no use.
 """
 
@@ -23,7 +24,7 @@ from forebay.types.caught import caught
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from forebay.repository.listing import Revision, StoredFile
@@ -74,12 +75,10 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
     if revision.size > free:
         raise _full(into, revision, free)
     problem: list[BaseException] = []
-    files: list[tuple[StoredFile, int]] = []
     try:
         for file in revision.files:
-            opened = _made(into, file)  # closed below, also if the next one cannot be made
-            files.append((file, opened))
-        parts = _parts(files)
+            _make(into / file.path, file.size)
+        parts = _parts(revision.files)
         turn = threading.Lock()
 
         def work() -> None:
@@ -88,9 +87,9 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
                     part = next(parts, None)
                 if part is None:
                     return
-                file, opened, start, stop = part
+                file, start, stop = part
                 data = source.read(f"{revision.place}/{file.path}" if revision.place else file.path, file, start, stop)
-                _write(opened, data, start)
+                _write(into / file.path, data, start)
                 with turn:
                     progress.done += stop - start
 
@@ -109,42 +108,42 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
         if end.is_set() and not problem:
             problem.append(Unavailable("the server is stopping"))
         if not problem:
-            for _, opened in files:
-                os.fsync(opened)
+            for file in revision.files:
+                _sync(into / file.path)
     except OSError as error:
         problem.append(error)
-    finally:
-        for _, opened in files:
-            os.close(opened)
     if problem:
         raise _told(problem[0], into, revision)
 
 
-def _made(into: Path, file: StoredFile) -> int:
-    path = into / file.path
+def _make(path: Path, size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        if file.size:
-            os.posix_fallocate(opened, 0, file.size)
-    except OSError as error:
-        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
-            os.close(opened)
-            raise
-    return opened
+    with path.open("xb", buffering=0) as opened:
+        try:
+            if size:
+                os.posix_fallocate(opened.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
+                raise
 
 
-def _parts(files: list[tuple[StoredFile, int]]) -> Iterator[tuple[StoredFile, int, int, int]]:
-    for file, opened in files:
+def _parts(files: Iterable[StoredFile]) -> Iterator[tuple[StoredFile, int, int]]:
+    for file in files:
         for start in range(0, file.size, PART_BYTES):
-            yield file, opened, start, min(start + PART_BYTES, file.size)
+            yield file, start, min(start + PART_BYTES, file.size)
 
 
-def _write(opened: int, data: bytes | memoryview, start: int) -> None:
+def _write(path: Path, data: bytes | memoryview, start: int) -> None:
     view = memoryview(data)
-    while view:
-        written = os.pwrite(opened, view, start)
-        view, start = view[written:], start + written
+    with path.open("r+b", buffering=0) as opened:
+        while view:
+            written = os.pwrite(opened.fileno(), view, start)
+            view, start = view[written:], start + written
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
 
 
 def _told(problem: BaseException, into: Path, revision: Revision) -> ForebayError:

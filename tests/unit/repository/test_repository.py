@@ -4,6 +4,7 @@
 import contextlib
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -336,6 +337,24 @@ def test_a_local_folder_can_be_copied_as_a_bucket_is(tmp_path, opened):  # N111
     with repository.fetch(repository.find("net")) as folder:
         assert folder.parts[-2:] == ("net", "1")
         assert contents(folder) == {"a": DATA}
+
+
+def test_a_version_may_have_more_files_than_may_be_open(tmp_path, opened):
+    expected = {str(number): DATA[: number * 7] for number in range(200)}
+    (tmp_path / "models" / "net").mkdir(parents=True)
+    for name, data in expected.items():
+        (tmp_path / "models" / "net" / name).write_bytes(data)
+    repository = opened(str(tmp_path / "models"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.dup(0) for _ in range(100)]
+    for one in free:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, before[1]))
+    try:
+        with repository.fetch(repository.find("net")) as folder:
+            assert contents(folder) == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_links_are_followed_as_volumes_of_kubernetes_have_them(tmp_path, opened):
