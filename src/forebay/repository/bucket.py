@@ -74,7 +74,8 @@ class Bucket:
         self.place = address
         self.problems: Sequence[str] = ()
         self._scheme, _, rest = address.partition("://")
-        bucket, _, self._prefix = rest.partition("/")
+        bucket, _, prefix = rest.partition("/")
+        self._prefix = prefix.strip("/")  # as the store reads it
         more = _aws() if self._scheme == "s3" else _other(self._scheme)
         self._is_signed = not more.get("config", {}).get("skip_signature")
         try:

@@ -95,6 +95,13 @@ def test_one_prefix_does_not_catch_another(buckets, bucket, opened):  # N118
     assert {name: list(versions) for name, versions in repository.catalog.models.items()} == {"iris": [1]}
 
 
+def test_slashes_around_a_prefix_are_none_of_it(buckets, bucket, opened):
+    expected = put_model(buckets, f"{bucket}/models/iris/1")
+    repository = opened(f"s3://{bucket}//models//")
+    with repository.fetch(repository.find("iris")) as folder:
+        assert contents(folder) == expected
+
+
 def test_every_kind_of_change_is_seen(buckets, bucket, opened):  # N109, N110, N112, N113
     buckets.put(f"{bucket}/iris/1/a", b"old")
     buckets.put(f"{bucket}/plain/a", b"plain")
