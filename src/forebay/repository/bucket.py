@@ -156,10 +156,14 @@ class Bucket:
 
     def _told(self, what: str, error: Exception) -> ForebayError:
         """Return an error of a store as one of ours, in its own words and with the place to mend it."""
+        from obstore.exceptions import InvalidPathError
+
         words = _words(error)
         found = _STATUS.search(str(error))
         status = int(found[1]) if found else 403 if isinstance(error, PermissionError) else 0
         text = f"{self.place} cannot {what}: {words}"
+        if isinstance(error, InvalidPathError):
+            return SourceFailed(f"{text}; nothing here can be listed until that object has another name or is removed")
         if status not in _REFUSED:
             return SourceFailed(text)
         if status == 404:

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -256,6 +257,15 @@ def test_a_source_that_cannot_be_asked_changes_nothing(buckets, bucket, faults, 
     faults.end.set()
     eventually(lambda: not repository.problem)
     assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
+
+
+@pytest.mark.parametrize("key", ["iris//x", "./x", "tmp/../x"])
+def test_an_object_whose_key_is_no_path_is_named_with_what_to_do(bucket, faults, opened, key):
+    about = "<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>x</ETag><Size>1</Size>"
+    listed = f"<ListBucketResult><Contents><Key>{key}</Key>{about}</Contents></ListBucketResult>"
+    faults.fault = only("list-type", (200, listed.encode()))
+    with pytest.raises(SourceFailed, match=f'"{re.escape(key)}".*; nothing here can be listed until that object has'):
+        opened(f"s3://{bucket}")
 
 
 @pytest.mark.parametrize(
