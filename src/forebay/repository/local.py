@@ -13,7 +13,7 @@ from forebay.repository.listing import StoredFile
 from forebay.repository.source import SourceChanged, SourceFailed
 
 MAX_DEPTH: Final = 32
-"""Folders in folders that are looked into: a link may lead back to where it lies."""
+"""Folders in folders that are looked into."""
 
 
 class LocalFolder:
@@ -83,8 +83,20 @@ class LocalFolder:
             return None
         return sorted(found)
 
-    def _walk(self, folder: str, below: str, found: list[StoredFile], closed: dict[str, str], depth: int) -> None:
-        """Add the files of a folder, and what in it cannot be looked at, with the reason."""
+    def _walk(
+        self,
+        folder: str,
+        below: str,
+        found: list[StoredFile],
+        closed: dict[str, str],
+        depth: int,
+        above: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
+        """Add the files of a folder, and what in it cannot be looked at, with the reason; none that it lies in."""
+        itself = Path(folder).stat()
+        if (itself.st_dev, itself.st_ino) in above:
+            return  # by a link that leads back; two of them would lead around without end
+        above |= {(itself.st_dev, itself.st_ino)}
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
@@ -95,7 +107,7 @@ class LocalFolder:
                     if entry.is_file():
                         found.append(StoredFile(path, about.st_size, _tag(about), about.st_mtime))
                     elif entry.is_dir() and depth:
-                        self._walk(entry.path, f"{path}/", found, closed, depth - 1)
+                        self._walk(entry.path, f"{path}/", found, closed, depth - 1, above)
                 except FileNotFoundError:
                     continue  # it has gone meanwhile, or is a link that leads nowhere
                 except OSError as error:

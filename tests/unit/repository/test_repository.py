@@ -390,6 +390,17 @@ def test_links_are_followed_as_volumes_of_kubernetes_have_them(tmp_path, opened)
     assert list(repository.catalog.models) == ["net"]
 
 
+def test_links_that_lead_back_to_where_they_lie_are_not_followed(tmp_path, opened):
+    (tmp_path / "models" / "net" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "net" / "1" / "a").write_bytes(b"x")
+    for name, target in (("self", "."), ("up", ".."), ("top", "../..")):
+        (tmp_path / "models" / "net" / "1" / name).symlink_to(target)
+    repository = opened(str(tmp_path / "models"), in_place=True)
+    assert [file.path for file in repository.find("net").files] == ["a"]
+    assert list(repository.catalog.problems) == []
+    assert repository.is_current(repository.find("net"))
+
+
 def test_a_folder_that_is_gone_has_not_lost_its_models(tmp_path, opened):
     (tmp_path / "models" / "net").mkdir(parents=True)
     (tmp_path / "models" / "net" / "a").write_bytes(b"x")
