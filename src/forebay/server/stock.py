@@ -102,6 +102,7 @@ class Stock:
         self._loading: dict[Key, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._found: WeakKeyDictionary[Served, Revision] = WeakKeyDictionary()  # perhaps never loaded
+        self._best: dict[str, int] = {}  # which of a model was given all requests, unless it or another has left since
         self._tending: dict[str, asyncio.Task[None]] = {}
         self._tend_again: set[str] = set()
         self._waiting = 0
@@ -349,7 +350,7 @@ class Stock:
 
     def _unload(self, key: Key) -> None:
         served = self._ready(key)
-        self._memory.forget(key)
+        self._forget(key)
 
         async def leave() -> None:
             with contextlib.suppress(NotFound, Unavailable):  # it has left already, or all of it ends
@@ -359,12 +360,17 @@ class Stock:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    def _forget(self, key: Key) -> Revision:
+        self._best.pop(key[0], None)
+        return self._memory.forget(key)
+
     def _settle(self, name: str) -> None:
-        """Say which version answers what names none, and let those leave that are not served."""
+        """Say which version answers what names none, and let those leave that are not served.
+
+        What somebody has said by hand holds until another version is the best one, or one of the model has left.
+        """
         served = [one.number for one in self.offer.served(name)]
         best = served[0] if served and (name, served[0]) in self._memory.loaded else None
-        if best is not None:
-            self._app.share(name, {str(best): 1})
         there = self.offer.there(name)
         for key in self._memory.versions_of(name):
             number = key[1]
@@ -373,6 +379,9 @@ class Stock:
             # Who answers goes on until another one can, unless the model is gone.
             if best is not None or not there or not self._app.versions(name).weights.get(str(number)):
                 self._unload(key)
+        if best is not None and self._best.get(name) != best:
+            self._app.share(name, {str(best): 1})
+            self._best[name] = best
 
     def _changed(self) -> None:
         """Hear of a look that has changed something, in the thread of a repository."""
@@ -432,7 +441,7 @@ class Stock:
         """See what somebody has loaded or unloaded by hand."""
         for key in self._memory.versions_of(name):
             if self._ready(key) is None:
-                self.offer.dismissed[key] = self._memory.forget(key)
+                self.offer.dismissed[key] = self._forget(key)
         versions = self._app.versions_of(name)
         for served in () if versions is None else versions.ready.values():
             revision = self._found.get(served)

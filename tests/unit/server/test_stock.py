@@ -380,6 +380,49 @@ async def test_a_load_by_hand_that_fails_leaves_the_files_to_be_tried_again(file
 
 
 @run
+async def test_what_somebody_shares_by_hand_holds_until_a_version_comes_or_goes(files):
+    files.put("a/1", "one")
+    files.put("a/2", "two")
+    async with serving(files, "all", is_lazy=False) as found:
+        found.app.share("a", {"1": 90, "2": 10})
+        files.put("b/1", "other")
+        await found.look()
+        assert await found.ask("b") == "other"
+        assert found.app.versions("a").weights == {"1": 90, "2": 10}
+        files.put("a/2", "other files")
+        await found.look()
+        assert await found.ask("a", "2") == "other files"
+        assert found.app.versions("a").weights == {"1": 90, "2": 10}
+        files.put("a/3", "three")
+        await found.look()
+        assert found.app.versions("a").weights == {"3": 1}
+        found.app.share("a", {"1": 90, "2": 10})
+        files.remove("a/1")
+        await found.look()
+        assert found.app.versions("a").weights == {"3": 1}
+        found.app.share("a", {"2": 1})
+        await found.app.unload("a", "3")
+        await found.look()
+        assert found.app.versions("a").weights == {"2": 1}
+
+
+@run
+async def test_what_left_and_comes_again_is_no_longer_shared_as_somebody_said(files):
+    for address in ("a/1", "a/2", "b/1"):
+        files.put(address, address)
+    async with serving(files, "all", max_models=2) as found:
+        await found.ask("a", "1")
+        await found.ask("a")
+        found.app.share("a", {"1": 90, "2": 10})
+        await found.app.versions("a").ready["1"].endpoint.call(b"")
+        await found.ask("b")
+        await found.rest()
+        assert found.app.versions("a").weights == {"1": 90}
+        await found.ask("a", "2")
+        assert found.app.versions("a").weights == {"2": 1}
+
+
+@run
 async def test_another_spelling_of_a_version_is_none_that_is_loaded_by_hand(files):
     files.put("a/1", "one")
     files.put("b/02", "two")
