@@ -160,6 +160,9 @@ class App:
             paths = [path for path in self._served[model].contracts if path]
             also = f", but at {', '.join(paths)}" if paths else ""
             raise NotFound(f"the model '{model}' does not answer at /{path[:100]}{also}")
+        if self.stock is not None and self.stock.offer.has(name):
+            which = "" if self.versions_of(name) is None else " that answers what names none"
+            raise NotFound(f"no version of the model '{name}' is loaded{which}")
         names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
         known = ", ".join(f"'{known}'" for known in names[:10])

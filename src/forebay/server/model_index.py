@@ -83,11 +83,16 @@ class ModelIndex:
         self._unloaded.pop(name, None)
 
     async def unload(self, name: str) -> None:
-        """Let all versions of a model answer what they have accepted and leave.
+        """Let all versions of a model answer what they have accepted and leave; of a repository none comes by itself.
 
         Raises:
             NotFound: If there is no such model.
         """
+        versions, stock = self._app.versions_of(name), self._app.stock
+        if stock is not None and stock.offer.has(name) and self._app.is_stocked(name):
+            stock.offer.dismiss(name, () if versions is None else versions.ready)
+            if versions is None:
+                return
         versions = self._app.versions(name)
         self._unloaded[name] = [*versions.ready]
         heavy = versions.weights

@@ -94,6 +94,17 @@ class StockOffer:
         chosen = [versions[number] for number in self._policy.chosen(there)]
         return [one for one in chosen if self.dismissed.get((name, one.number)) != one]
 
+    def dismiss(self, name: str, besides: Collection[str]) -> None:
+        """Let what is served of a model be loaded by nobody who asks, until somebody loads it by hand.
+
+        Args:
+            besides: Versions that are in memory; they are dismissed as they leave.
+        """
+        there = self.there(name)
+        for number in {*self._policy.chosen(there), *(one.number for one in self.served(name))}:
+            if str(number) not in besides:
+                self.dismissed[name, number] = there[number]
+
     def refusal(self, revision: Revision) -> Refused[Revision] | None:
         """Return why a revision could not be loaded, if it could not."""
         return self.refusals.of((revision.model, revision.number), revision)

@@ -494,6 +494,34 @@ async def test_the_repository_protocol_tells_and_does_the_same(files):
 
 
 @run
+async def test_all_of_a_model_that_is_unloaded_stays_away_also_what_was_not_in_memory(files):
+    for address in ("a/1", "a/2", "b/1", "c/1", "c/2"):
+        files.put(address, address)
+    async with serving(files, "all") as found:
+        index = found.app.model_index
+        await found.ask("a")
+        for name in "ab":
+            await index.unload(name)
+        await found.rest()
+        for name, version in (("a", None), ("a", "1"), ("a", "2"), ("b", None)):
+            with pytest.raises(NotFound, match="was unloaded by hand"):
+                await found.ask(name, version)
+        assert (found.versions("a"), found.versions("b")) == ({"1": "unloaded", "2": "unloaded"}, {"1": "unloaded"})
+        await index.load("a")
+        assert await found.ask("a", "1") == "a/1"
+        assert await found.ask("a") == "a/2"
+        await index.load("b")
+        assert await found.ask("b") == "b/1"
+        with pytest.raises(NotFound, match="there is no model 'd'"):
+            await index.unload("d")
+        with pytest.raises(NotFound, match=r"no version of the model 'c' is loaded$"):
+            await found.app.unload("c", "1")
+        await found.ask("c", "1")
+        with pytest.raises(NotFound, match="no version of the model 'c' is loaded that answers what names none"):
+            found.app.find("c")
+
+
+@run
 async def test_models_come_and_go_while_they_are_told(files):  # all of 10,000 at once held up the loop for 0.1 s
     for number in range(300):
         files.put(f"m{number}/1", "x")
