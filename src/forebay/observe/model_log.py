@@ -23,7 +23,7 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
-from forebay.observe.ids import id_of
+from forebay.observe.naming import id_of
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
 from forebay.types.log_line import LogLine

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import msgspec
 
-from forebay.observe.ids import id_of, next_id
+from forebay.observe.ids import next_id
+from forebay.observe.naming import id_of
 from forebay.types.batch import Noted, Phase
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of

@@ -29,7 +29,7 @@ from forebay.errors import (
 )
 from forebay.observe import model_log, timeline
 from forebay.observe.histograms import EndpointMetrics
-from forebay.observe.ids import id_of
+from forebay.observe.naming import id_of
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
