@@ -35,7 +35,6 @@ ALLOWED = {
     "serving/stream_delivery.py": (1, DEFECT),
     "surfaces/native/reloading.py": (1, DEFECT),
     "surfaces/nucleus/model_store.py": (1, DEFECT),
-    "surfaces/pipeline/dag/service.py": (2, DEFECT),
     "surfaces/pipeline/fronts/client.py": (1, CARRIED),
     "surfaces/pipeline/fronts/admission.py": (2, DEFECT),
     "surfaces/pipeline/logs.py": (1, LOGGING),

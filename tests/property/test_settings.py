@@ -41,7 +41,7 @@ async def serve(batching, config, slots, sizes, keys):
         (outcome,) = answers[str(number)]
         if type(outcome) is not Failure:
             assert outcome == [(number, row) for row in range(size)]
-        elif size > batching.max_size and not config.split:
+        elif size > batching.max_rows and not config.split:
             assert outcome.error.code == Code.INVALID_ARGUMENT
         else:
             assert outcome.error.code == Code.RESOURCE_EXHAUSTED

@@ -199,7 +199,7 @@ def test_a_generated_module(proto, tmp_path, monkeypatch):  # P17
         (
             "bare.proto",
             'syntax = "proto3"; message Request {} message Response {int32 err_no = 1;}',
-            "no field err_msg",
+            "no string err_msg",
         ),
         ("no_such_module_pb2", None, "cannot be imported: ModuleNotFoundError"),
         ("broken_pb2.py", "1 / 0", "cannot be imported: ZeroDivisionError"),
