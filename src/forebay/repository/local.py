@@ -36,7 +36,7 @@ class LocalFolder:
         found: list[StoredFile] = []
         closed: dict[str, str] = {}
         try:
-            self._walk(str(self._path), "", found, closed, MAX_DEPTH)
+            self._walk(str(self._path), "", found, closed, MAX_DEPTH, {_inode(self._path.stat())})
         except FileNotFoundError as error:
             if self._was_there or os.path.lexists(self._path):
                 raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
@@ -78,7 +78,8 @@ class LocalFolder:
         """Return what of a part of the folder can be looked at now; None if it cannot be itself."""
         found: list[StoredFile] = []
         try:
-            self._walk(str(self._path / place), "", found, {}, depth)
+            folder = self._path / place
+            self._walk(str(folder), "", found, {}, depth, {_inode(folder.stat())})
         except OSError:
             return None
         return sorted(found)
@@ -90,13 +91,12 @@ class LocalFolder:
         found: list[StoredFile],
         closed: dict[str, str],
         depth: int,
-        above: frozenset[tuple[int, int]] = frozenset(),
+        above: set[tuple[int, int]],
     ) -> None:
-        """Add the files of a folder, and what in it cannot be looked at, with the reason; none that it lies in."""
-        itself = Path(folder).stat()
-        if (itself.st_dev, itself.st_ino) in above:
-            return  # by a link that leads back; two of them would lead around without end
-        above |= {(itself.st_dev, itself.st_ino)}
+        """Add the files of a folder, and what in it cannot be looked at, with the reason.
+
+        A folder that it lies in, itself included, is not entered again: two links that lead back would have no end.
+        """
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
@@ -106,12 +106,16 @@ class LocalFolder:
                     about = entry.stat()
                     if entry.is_file():
                         found.append(StoredFile(path, about.st_size, _tag(about), about.st_mtime))
-                    elif entry.is_dir() and depth:
-                        self._walk(entry.path, f"{path}/", found, closed, depth - 1, above)
+                    elif entry.is_dir() and depth and (inode := _inode(about)) not in above:
+                        self._walk(entry.path, f"{path}/", found, closed, depth - 1, {*above, inode})
                 except FileNotFoundError:
                     continue  # it has gone meanwhile, or is a link that leads nowhere
                 except OSError as error:
                     closed[path] = error.strerror or str(error)
+
+
+def _inode(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
 
 
 def files_of_model(path: Path, beside: Collection[str] = ()) -> tuple[StoredFile, ...]:

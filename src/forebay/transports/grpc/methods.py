@@ -42,11 +42,12 @@ def by_path(services: Sequence[GrpcService]) -> dict[bytes, Method]:
 
 
 def _direct(name: str, method: Direct, queue: Endpoint | None, own: Own, *, is_public: bool) -> Method:
+    full = None if queue is None else QueueFull(f"the queue of '{queue.name}' is full; try again later")
+
     def begin(call: OpenCall, message: Any) -> None:
-        if queue is not None and queue.is_full():
-            error = QueueFull(f"the queue of '{queue.name}' is full; try again later")
-            queue.reject(error)  # now, for its client may leave before it is told
-            call.fail(error, own)
+        if queue is not None and full is not None and queue.is_full():
+            queue.reject(full)  # now, for its client may leave before it is told
+            call.fail(full, own)
             return
         try:
             method(message, call)
