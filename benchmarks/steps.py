@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams that share their steps, beside an ideal that is simulated, and what the server itself costs a token.
 
-    .venv/bin/python -m benchmarks.steps [--kind process] [--only all] [--write]
+    .venv/bin/python -m benchmarks.steps [--kind process] [--only all] [--rounds 3] [--write]
 
 A step takes 5 ms and 0.1 ms a stream, a worker has 16 seats, streams are 20 to 400 tokens long (log-uniform). The
 ideal is a schedule without any server: who waits sits down between two steps, in order, and each step costs its time
-alone. *End together* is what there was before: a batch of streams runs until the longest has ended, at the price of the
-whole batch. The model `costly` sleeps until its step is over, `busy` computes: who sleeps leaves the processor to
-others, and to other guests of the machine, and finds its caches cold. `CPU us` is CPU time of all the server's
-processes for a token.
+alone. *Bare* is a server of plain Python that can do nothing else (`servers/raw_steps.py`), in turns with forebay: what
+there is to win. *End together* is what there was before: a batch of streams runs until the longest has ended, at the
+price of the whole batch. The model `costly` sleeps until its step is over, `busy` computes: who sleeps leaves the
+processor to others, and to other guests of the machine, and finds its caches cold. `CPU us` is CPU time of all the
+server's processes for a token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -227,38 +230,58 @@ async def trivial(port: int, path: str, pid: int, length: int, bar_us: float, se
     ]
 
 
-async def measure(port: int, pid: int, only: str) -> list[Row]:
-    rows: list[Row] = []
-    if only in {"trivial", "all"}:
-        rows += await trivial(port, "counting", pid, 400, 4.0, 4.0)
-        rows += await trivial(port, "generated", pid, 100, 8.0, 4.0)
-    if only in {"costly", "all"}:
-        rows.append(alone())
-        for path in ("costly", "busy"):
-            rows += await all_at_once(port, path)
-            rows += await at_random(port, path)
-    return rows
+async def costs(port: int, pid: int) -> list[Row]:
+    return await trivial(port, "counting", pid, 400, 4.0, 4.0) + await trivial(port, "generated", pid, 100, 8.0, 4.0)
+
+
+async def schedules(port: int) -> list[Row]:
+    return [row for path in ("costly", "busy") for row in await all_at_once(port, path) + await at_random(port, path)]
+
+
+def as_bare(row: Row) -> Row:
+    """Return the same figure of the bare server, which has no bar to reach."""
+    return row._replace(what=f"bare, {row.what}", bar=0.0 if row.is_least else math.inf)
+
+
+def medians(rounds: list[list[Row]]) -> list[Row]:
+    return [same[0]._replace(found=median(row.found for row in same)) for same in zip(*rounds, strict=True)]
+
+
+@contextmanager
+def served(command: list[str]) -> Iterator[tuple[int, int]]:
+    """Run a server; yields its port and its pid."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, *command, str(port)], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_ready(process, port)
+        yield port, process.pid
+    finally:
+        stop(process)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", default="process", choices=["inline", "thread", "process"])
     parser.add_argument("--only", default="all", choices=["all", "trivial", "costly"])
+    parser.add_argument("--rounds", type=int, default=1, help="of which the medians are shown")
     parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS-steps.md")
     options = parser.parse_args()
-    port = free_port()
-    command = ["-m", "forebay", "serve", str(MODELS), "--http-port", str(port), "--worker-kind", options.kind]
-    process = subprocess.Popen(
-        [sys.executable, *command], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_ready(process, port)
-        rows = asyncio.run(measure(port, process.pid, options.only))
-    finally:
-        stop(process)
+    ours = ["-m", "forebay", "serve", str(MODELS), "--worker-kind", options.kind, "--http-port"]
+    bare = ["-m", "benchmarks.servers.raw_steps", "--port"]
+    rounds: list[list[Row]] = []
+    with served(ours) as (port, pid), served(bare) as (bare_port, _):
+        for _ in range(options.rounds):
+            rows: list[Row] = []
+            if options.only in {"trivial", "all"}:
+                rows += asyncio.run(costs(port, pid))
+            if options.only in {"costly", "all"}:
+                rows += [alone(), *asyncio.run(schedules(port)), *map(as_bare, asyncio.run(schedules(bare_port)))]
+            rounds.append(rows)
     lines = [
         [row.what, f"{row.found:.4g} {row.unit}", "" if row.bar in {0.0, math.inf} else f"{row.bar:g}", verdict(row)]
-        for row in sorted(rows, key=lambda row: row.holds)
+        for row in sorted(medians(rounds), key=lambda row: row.holds)
     ]
     page = table([f"worker kind {options.kind}", "found", "bar", ""], lines)
     print(page)
