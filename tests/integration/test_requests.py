@@ -88,6 +88,31 @@ def test_a_text_is_the_one_of_a_few_values_that_it_writes(server, sent, found):
             assert answer.json() == {"size": 1, "is_new": None, "named": "two"} | found
 
 
+@pytest.mark.parametrize(
+    "sent, found",
+    [
+        ([("wide", "1"), ("wide", "2.5"), ("wide", "-3e2")], {"wide": ["float32", [1, 2.5, -300]]}),
+        ([("wide", "1")], {"wide": ["float32", [1]]}),
+        ([("wide", "1"), ("high", "0"), ("high", "255")], {"wide": ["float32", [1]], "high": ["uint8", [0, 255]]}),
+        ([("wide", "[[1, 2]]"), ("high", "[3]")], {"wide": ["float32", [[1, 2]]], "high": ["uint8", [3]]}),
+        ([("wide", "1"), ("wide", "x")], "$.wide"),
+        ([("wide", "")], "$.wide"),
+        ([("wide", "1"), ("high", "256")], "$.high"),
+        ([("wide", "1"), ("high", "[[1]]")], "$.high"),
+    ],
+    ids=str,
+)
+def test_an_array_takes_every_value_of_its_name(server, sent, found):
+    for answer in (
+        server.client.get("/models/sizer/asked", params=sent),
+        send(server, "sizer", [(name, (None, value)) for name, value in sent]),
+    ):
+        if isinstance(found, dict):
+            assert answer.json() == found
+        else:
+            assert (answer.status_code, answer.json()["error"]["detail"]) == (422, {"path": found}), answer.text
+
+
 def test_long_files_go_over_the_disk_and_leave_nothing(server):
     answer = send(server, "pictures", {"image": ("long", b"\x01" * 150_000)}, label="")
     assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (150_000, True)

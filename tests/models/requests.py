@@ -3,10 +3,13 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
 import pydantic
+from numpy.typing import NDArray
 
 import forebay
 
@@ -77,6 +80,30 @@ class Chooses(forebay.Model):
     @forebay.endpoint("/asked", methods=["GET"])
     def asked(self, batch: list[Choice]) -> list[Choice]:
         return batch
+
+
+@dataclass
+class Sizes:
+    """Arrays of numbers, beside what is none."""
+
+    wide: NDArray[np.float32]
+    high: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
+    label: str = ""
+
+
+class Sizer(forebay.Model):
+    """Tells what arrays it was sent, by a form or a query."""
+
+    def predict(self, batch: list[Sizes]) -> list[dict]:
+        return [self.told(one) for one in batch]
+
+    @forebay.endpoint("/asked", methods=["GET"])
+    def asked(self, batch: list[Sizes]) -> list[dict]:
+        return self.predict(batch)
+
+    def told(self, one: Sizes) -> dict:
+        arrays = {"wide": one.wide, "high": one.high}
+        return {name: [str(array.dtype), array.tolist()] for name, array in arrays.items() if array is not None}
 
 
 class Strict(forebay.Model):

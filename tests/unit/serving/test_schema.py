@@ -643,6 +643,30 @@ def test_an_array_has_the_numbers_that_came_or_none(kind, body, numbers):
         assert (read.dtype, read.tolist()) == (kind, numbers)
 
 
+@pytest.mark.parametrize(
+    "kind, texts, numbers",
+    [
+        (np.float32, ["1", "-2.5e1"], [1, -25]),
+        (np.float64, ["7"], [7]),
+        (np.float16, ["100000"], None),
+        (np.int64, ["9007199254740993"], [9007199254740993]),  # which is no float
+        (np.int32, ["1.5"], None),
+        (np.uint8, ["-1"], None),
+        (np.bool_, ["true", "0"], [True, False]),
+        (np.bool_, ["2"], None),
+    ],
+)
+def test_an_array_has_the_numbers_that_the_texts_of_a_query_are(kind, texts, numbers):
+    given = WireType(msgspec.defstruct("Given", [("x", np.ndarray[Any, np.dtype[kind]])]))
+    query = "&".join(f"x={text}" for text in texts).encode()
+    if numbers is None:
+        assert fault(given, query, "query").message == f"Expected an array of {np.dtype(kind)} - at `$.x`"
+    else:
+        read = given.decoder("query")(query).x
+        assert (read.dtype, read.tolist()) == (kind, numbers)
+    assert fault(given, json.dumps({"x": texts}).encode()).path == "$.x"  # JSON has numbers
+
+
 def test_an_array_of_results_says_nothing_about_a_row():
     assert annotations(returning(np.ndarray))[1] is Any
     assert annotations(returning(np.ndarray[Any, np.dtype[np.float32]]))[1] is Any

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annotations of NumPy arrays: `NDArray[np.float32]`, `np.ndarray[tuple[int, Literal[4]], np.dtype[np.float32]]`.
 
-Such a value comes as nested lists in JSON and msgpack, and as a tensor in protocols that have them. The second form
-says how many axes there are, and which of them have one length. NumPy is imported only where such a type is read.
+Such a value comes as nested lists in JSON and msgpack, as all values of its name in forms and queries, and as a tensor
+in protocols that have them. The second form says how many axes there are, and which of them have one length. NumPy is
+imported only where such a type is read.
 """
 
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
@@ -17,6 +19,9 @@ from forebay.types.datatypes import BY_NUMPY, DATATYPES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+SCALARS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
+"""What an element is without NumPy, by the kind of its type there."""
 
 
 class ArrayType(msgspec.Struct, frozen=True):
@@ -30,8 +35,12 @@ class ArrayType(msgspec.Struct, frozen=True):
     datatype: str
     shape: tuple[int, ...] | None
 
-    def read(self, value: Any) -> npt.NDArray[Any]:
+    def read(self, value: Any, *, strict: bool = True) -> npt.NDArray[Any]:
         """Make the array of nested lists, or of an array; nothing is copied that fits as it is.
+
+        Args:
+            value: The lists.
+            strict: Whether texts are no numbers; else a list of them is read as one of numbers.
 
         Raises:
             ValueError: If it is none of this type and shape.
@@ -40,7 +49,7 @@ class ArrayType(msgspec.Struct, frozen=True):
 
         numpy_type = np.dtype(DATATYPES[self.datatype].numpy)
         try:
-            array = array_of(value)
+            array = array_of(value if strict else _of_texts(value, SCALARS[numpy_type.kind]))
             # Numbers become wider ones, and whole numbers of a list any that can hold each of them.
             if array.dtype != numpy_type:
                 is_listed = not isinstance(value, np.ndarray) and array.dtype.kind in "iufb"
@@ -54,11 +63,18 @@ class ArrayType(msgspec.Struct, frozen=True):
                     array = array.astype(numpy_type)
                 else:
                     array = array.astype(numpy_type, casting="safe")
-        except (ValueError, TypeError, OverflowError, FloatingPointError):
+        except (ValueError, TypeError, OverflowError, FloatingPointError, msgspec.ValidationError):
             raise ValueError(f"Expected an array of {numpy_type}") from None
         if self.shape is not None and not fits(array.shape, self.shape):
             raise ValueError(f"Expected an array of the shape {list(self.shape)}, got {list(array.shape)}")
         return array
+
+
+def _of_texts(value: Any, scalar: Any) -> Any:
+    """Return the numbers of a list of texts; anything else as it is."""
+    if isinstance(value, list) and value and isinstance(cast("list[Any]", value)[0], str):
+        return msgspec.convert(value, list[scalar], strict=False)
+    return cast("Any", value)
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
-from forebay.serving.models.array_types import ArrayType, array_of
+from forebay.serving.models.array_types import SCALARS, ArrayType, array_of
 from forebay.serving.models.methods import endpoint, methods_of, path_like
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runner_for
@@ -30,7 +30,6 @@ from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorS
 from forebay.types.first_use import known
 from forebay.workers.user_code import caught
 
-_KINDS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
 _BOUNDED: Final = 32
 """Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""
 
@@ -276,7 +275,7 @@ def _element(dtype: str) -> Any:
     import numpy as np
 
     kind = np.dtype(dtype)
-    found = _KINDS[kind.kind]
+    found = SCALARS[kind.kind]
     if found is int and kind.itemsize * 8 <= _BOUNDED:
         limits = np.iinfo(kind)
         return Annotated[int, msgspec.Meta(ge=int(limits.min), le=int(limits.max))]

@@ -198,7 +198,8 @@ class WireType:
             return _converter(self._adapter) if strict else partial(self._adapter.validate_python, strict=False)
         if self.annotation is Any:
             return _as_it_is
-        return partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=self._hook)
+        hook = self._hook if strict or self._hook is None else partial(self._hook, strict=False)
+        return partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=hook)
 
     def _named_decoder(self, format: str) -> Decode:
         reader = NamedReader(*self.places, self.converter(strict=False))
@@ -318,13 +319,13 @@ def _any_schema(custom: type) -> dict[str, Any]:
     return dict(FILE_SCHEMA) if custom is File else {"type": "array"} if is_array(custom) else {}
 
 
-def _read_custom(kind: Any, value: Any) -> Any:
+def _read_custom(kind: Any, value: Any, *, strict: bool = True) -> Any:
     if kind is File:
         return File.read_from(value)
     array = array_type_of(kind)
     if array is None:
         raise NotImplementedError
-    return array.read(value)
+    return array.read(value, strict=strict)
 
 
 def _as_it_is(value: Any) -> Any:
