@@ -2,7 +2,8 @@
 """Which models of repositories are loaded, said as a whole: what is not named leaves, as in TensorFlow Serving.
 
 A client names models, never places: where it says a path, that has to end in the name of the model, and nobody looks
-there. What it has just written into the repository is waited for.
+there. What it has just written into the repository is waited for. Which versions of a model are served stays as it
+said, also for those that come later, until it says it anew.
 """
 
 from __future__ import annotations
@@ -33,15 +34,13 @@ class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: What it is called.
         place: Where the client thinks it lies.
-        latest: So many of the highest versions; None for all.
-        versions: These and no others.
+        policy: Which of its versions.
         labels: Names for versions.
     """
 
     name: str
     place: str = ""
-    latest: int | None = 1
-    versions: Sequence[str] | None = None
+    policy: VersionPolicy = VersionPolicy()
     labels: dict[str, str] = {}
 
 
@@ -69,17 +68,23 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
             if version not in chosen:
                 msg = f"the label '{label[:100]}' of '{one.name[:100]}' is for version {version}, which is not loaded"
                 raise InvalidRequest(msg)
+        stock.offer.policies[one.name] = one.policy
         there = app.versions_of(one.name)
         for version in chosen:
             if there is None or version not in there.ready:
                 make = app.model_index.maker(one.name, version)
                 await app.load(one.name, version, make, timeout_s=app.load_timeout_s)
         app.share(one.name, {chosen[0]: 1})
-        await _leave(app, one.name, chosen)
+        stock.settle(one.name)  # what leaves by its policy may come back by it
+        for version, served in app.versions(one.name).ready.items():
+            if version not in chosen:
+                await app.unload(one.name, version, served)
         app.label(one.name, one.labels)
+    for name in stock.offer.policies.keys() - names:
+        del stock.offer.policies[name]
     for name in [*app.ready]:
         if name not in names and stock.offer.has(name):
-            await _leave(app, name, ())
+            await app.model_index.unload(name)
             app.label(name, {})
 
 
@@ -89,30 +94,19 @@ async def _found(app: App, one: WantedModel) -> list[str]:
     Raises:
         NotFound: If it has none of them.
     """
-    numbers = [number for version in one.versions or () if (number := number_of(version)) is not None]
-    policy = VersionPolicy(latest=0 if one.latest is None else one.latest, only=frozenset(numbers))
     assert app.stock is not None
     until = asyncio.get_running_loop().time() + LOOK_S
     while True:
         there = [
             number for told in app.describe_versions(one.name) if (number := number_of(told["version"])) is not None
         ]
-        chosen = policy.chosen(there)
-        if chosen and set(numbers) <= set(chosen):
+        chosen = one.policy.chosen(there)
+        if chosen and one.policy.only <= set(chosen):
             return list(map(str, chosen))
         if asyncio.get_running_loop().time() > until:
             shown = ", ".join(map(str, there)) or "none"
-            asked = f"the versions {', '.join(one.versions)}" if one.versions else "a version"
-            raise NotFound(f"no repository has {asked[:200]} of a model '{one.name[:100]}'; there is {shown}")
+            only = ", ".join(map(str, sorted(one.policy.only)))
+            asked = f"the versions {only[:200]}" if only else "a version"
+            raise NotFound(f"no repository has {asked} of a model '{one.name[:100]}'; there is {shown}")
         app.stock.look_soon()
         await asyncio.sleep(_PAUSE_S)
-
-
-async def _leave(app: App, name: str, staying: Sequence[str]) -> None:
-    """Unload the other versions of a model."""
-    versions = app.versions_of(name)
-    if versions is None:
-        return
-    leaving = [version for version in versions.ready if version not in staying]
-    for version in sorted(leaving, key=lambda version: version in versions.weights):
-        await app.unload(name, version)

@@ -225,6 +225,25 @@ class Stock:
         for one in self.stocked:
             one.repository.look_soon()
 
+    def settle(self, name: str) -> None:
+        """Say which version answers what names none, and let those leave that are not served.
+
+        Weights that somebody has given hold until another version is the best one, or one of the model has left.
+        """
+        served = [one.number for one in self.offer.served(name)]
+        best = served[0] if served and (name, served[0]) in self._memory.loaded else None
+        there = self.offer.there(name)
+        for key in self._memory.versions_of(name):
+            number = key[1]
+            if number in served or (number in there and self.offer.refusal(there[number]) is not None):
+                continue
+            # Who answers goes on until another one can, unless the model is gone.
+            if best is not None or not there or not self._app.versions(name).weights.get(str(number)):
+                self._unload(key)
+        if best is not None and self._best.get(name) != best:
+            self._app.share(name, {str(best): 1})
+            self._best[name] = best
+
     # Inside
 
     async def _bring(self, name: str, number: int | None) -> tuple[Key, bool]:
@@ -238,7 +257,7 @@ class Stock:
             key = (name, revision.number)
             if key in self._memory.loaded:
                 if number is None:
-                    self._settle(name)
+                    self.settle(name)
                 return key, has_waited
             failed = self.offer.refusal(revision)
             if failed is not None and time.monotonic() < failed.again_s:
@@ -282,7 +301,7 @@ class Stock:
                     raise
                 raise self._fail(key, revision, error) from error
             self._arrived(key, revision)
-            self._settle(name)
+            self.settle(name)
 
     def _made(self, owner: Stocked, revision: Revision) -> Served:
         """Copy a revision if need be and build its endpoint; called in a thread."""
@@ -364,25 +383,6 @@ class Stock:
         self._best.pop(key[0], None)
         return self._memory.forget(key)
 
-    def _settle(self, name: str) -> None:
-        """Say which version answers what names none, and let those leave that are not served.
-
-        What somebody has said by hand holds until another version is the best one, or one of the model has left.
-        """
-        served = [one.number for one in self.offer.served(name)]
-        best = served[0] if served and (name, served[0]) in self._memory.loaded else None
-        there = self.offer.there(name)
-        for key in self._memory.versions_of(name):
-            number = key[1]
-            if number in served or (number in there and self.offer.refusal(there[number]) is not None):
-                continue
-            # Who answers goes on until another one can, unless the model is gone.
-            if best is not None or not there or not self._app.versions(name).weights.get(str(number)):
-                self._unload(key)
-        if best is not None and self._best.get(name) != best:
-            self._app.share(name, {str(best): 1})
-            self._best[name] = best
-
     def _changed(self) -> None:
         """Hear of a look that has changed something, in the thread of a repository."""
         assert self._loop is not None
@@ -418,7 +418,7 @@ class Stock:
         for revision in self._missing(name):
             with contextlib.suppress(ForebayError):  # it is told where it happens
                 await self._load(revision)
-        self._settle(name)
+        self.settle(name)
 
     def _missing(self, name: str) -> Iterator[Revision]:
         """Return what is to be loaded of a model, one after the other, until nothing is."""
@@ -452,4 +452,4 @@ class Stock:
                 for other in self._memory.admit(revision, may_exceed=True):
                     self._unload(other)
                 self._arrived(key, revision)
-                asyncio.get_running_loop().call_soon(self._settle, name)
+                asyncio.get_running_loop().call_soon(self.settle, name)

@@ -45,11 +45,13 @@ class StockOffer:
     Attributes:
         refusals: What could not be loaded.
         dismissed: What somebody has unloaded by hand.
+        policies: Which versions of a model are served, where somebody has said so; all others follow the policy.
     """
 
     def __init__(self, stocked: Sequence[Stocked], policy: VersionPolicy) -> None:
         self.refusals: Refusals[Key, Revision] = Refusals(FIRST_PAUSE_S)
         self.dismissed: dict[Key, Revision] = {}
+        self.policies: dict[str, VersionPolicy] = {}
         self._stocked = stocked
         self._policy = policy
 
@@ -77,7 +79,7 @@ class StockOffer:
 
     def chosen(self, name: str) -> list[str]:
         """Return which versions of a model are served, as the policy says, also those that are not loaded."""
-        return [str(number) for number in self._policy.chosen(self.there(name))]
+        return [str(number) for number in self._chosen(name, self.there(name))]
 
     def served(self, name: str, *, tries: bool = False) -> list[Revision]:
         """Return which versions are served, the highest first.
@@ -91,7 +93,7 @@ class StockOffer:
             for number, one in versions.items()
             if (found := self.refusal(one)) is None or (tries and found.again_s <= now)
         ]
-        chosen = [versions[number] for number in self._policy.chosen(there)]
+        chosen = [versions[number] for number in self._chosen(name, there)]
         return [one for one in chosen if self.dismissed.get((name, one.number)) != one]
 
     def dismiss(self, name: str, besides: Collection[str]) -> None:
@@ -101,7 +103,7 @@ class StockOffer:
             besides: Versions that are in memory; they are dismissed as they leave.
         """
         there = self.there(name)
-        for number in {*self._policy.chosen(there), *(one.number for one in self.served(name))}:
+        for number in {*self._chosen(name, there), *(one.number for one in self.served(name))}:
             if str(number) not in besides:
                 self.dismissed[name, number] = there[number]
 
@@ -119,7 +121,7 @@ class StockOffer:
         if owner is None:
             return self._stocked[0].repository.find(name)  # says so
         there = owner.repository.catalog.models[name]
-        chosen = self._policy.chosen(there)
+        chosen = self._chosen(name, there)
         if number is None:
             served = self.served(name)
             if served:
@@ -129,7 +131,8 @@ class StockOffer:
             number = chosen[0]
         revision = owner.repository.find(name, number)
         if number not in chosen and (name, number) not in loaded:
-            raise NotFound(f"version {number} of the model '{name}' is there and not served; see --versions")
+            why = "a client has said which are" if name in self.policies else "see --versions"
+            raise NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
         if self.dismissed.get((name, number)) == revision:
             raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
         return revision
@@ -148,7 +151,7 @@ class StockOffer:
             return []
         found: list[dict[str, Any]] = []
         versions = owner.repository.catalog.models[name]
-        served = set(self._policy.chosen(versions))
+        served = set(self._chosen(name, versions))
         for number, revision in versions.items():
             key = (name, number)
             failed = self.refusals.of(key, revision)
@@ -164,3 +167,6 @@ class StockOffer:
                 told["progress"] = str(progress)
             found.append(told)
         return found
+
+    def _chosen(self, name: str, versions: Collection[int]) -> list[int]:
+        return self.policies.get(name, self._policy).chosen(versions)

@@ -35,6 +35,10 @@ def states(server, name):
     return {one["version"]: one["state"] for one in found}
 
 
+def known(server, name):
+    return {one["version"]: one["state"] for one in server.client.get(f"/models/{name}").json()["versions"]}
+
+
 def test_a_model_is_loaded_for_who_asks_first(managed):
     server, client = managed
     assert states(server, "iris") == {"2": "AVAILABLE", "1": "AVAILABLE"}  # a call would be answered
@@ -68,6 +72,18 @@ def test_clients_that_manage_say_what_is_loaded(managed, tmp_path, eventually):
     assert states(server, "plain") == {"1": "AVAILABLE"}
     client.call("HandleReloadConfigRequest", wanted({"name": "plain"}), "ReloadConfigResponse")
     eventually(lambda: states(server, "iris") == {"2": "END", "1": "END"})
+
+
+def test_the_versions_that_they_say_stay_when_others_come(managed, tmp_path, eventually):
+    server, client = managed
+    iris = {"name": "iris", "model_version_policy": {"specific": {"versions": [1]}}}
+    client.call("HandleReloadConfigRequest", wanted(iris), "ReloadConfigResponse")
+    shutil.copytree(tmp_path / "iris" / "2", tmp_path / "iris" / "3")
+    eventually(lambda: known(server, "iris") == {"1": "ready", "2": "not served", "3": "not served"})
+    assert ids(client) == [2, 2]
+    iris = {"name": "iris", "model_version_policy": {"latest": {"num_versions": 1}}}
+    client.call("HandleReloadConfigRequest", wanted(iris), "ReloadConfigResponse")
+    assert ids(client) == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server import stock_report
 from forebay.server.app import App
+from forebay.server.model_reload import WantedModel, reload
 from forebay.server.served import Served
 from forebay.server.stock import Stock
 from forebay.server.stock_offer import FIRST_PAUSE_S, Stocked
@@ -377,6 +378,54 @@ async def test_a_load_by_hand_that_fails_leaves_the_files_to_be_tried_again(file
         found.stock.offer.refusals._all["a", 1].again_s = 0.0
         await found.look()
         assert await found.ask("a") == "new"
+
+
+@run
+async def test_the_versions_that_a_client_says_stay_when_others_come(files):
+    for address in ("a/1", "a/2", "b/1"):
+        files.put(address, address)
+    async with serving(files) as found:
+        await reload(found.app, [WantedModel(name="a", policy=VersionPolicy.of("1")), WantedModel(name="b")])
+        assert await found.ask("a") == "a/1"
+        files.put("a/3", "a/3")
+        files.put("b/2", "b/2")
+        await found.look()
+        assert await found.ask("a") == "a/1"
+        assert await found.ask("b") == "b/2"
+        assert found.versions("a") == {"1": "ready", "2": "not served", "3": "not served"}
+        with pytest.raises(NotFound, match="version 3 of the model 'a' is there and not served; a client has said"):
+            await found.ask("a", "3")
+        files.put("a/1", "other files")
+        await found.look()
+        assert await found.ask("a") == "other files"
+
+
+@run
+async def test_a_version_that_left_for_a_later_one_as_a_client_said_comes_back_when_that_is_removed(files):
+    for address in ("a/1", "a/2"):
+        files.put(address, address)
+    async with serving(files, "all", is_lazy=False) as found:
+        await reload(found.app, [WantedModel(name="a")])
+        assert set(found.app.versions("a").ready) == {"2"}
+        files.put("a/3", "a/3")
+        await found.look()
+        assert set(found.app.versions("a").ready) == {"3"}
+        for number in (3, 2):
+            files.remove(f"a/{number}")
+        await found.look()
+        assert await found.ask("a") == "a/1"
+
+
+@run
+async def test_what_a_client_said_of_versions_ends_when_it_does_not_name_their_model_any_more(files):
+    for address in ("a/1", "a/2", "b/1"):
+        files.put(address, address)
+    async with serving(files, "all", is_lazy=False) as found:
+        await reload(found.app, [WantedModel(name="a", policy=VersionPolicy.of("1"))])
+        assert set(found.app.ready) == {"a"}
+        await reload(found.app, [WantedModel(name="b")])
+        assert set(found.app.ready) == {"b"}
+        await reached(lambda: found.versions("a") == {"1": "unloaded", "2": "unloaded"})
 
 
 @run

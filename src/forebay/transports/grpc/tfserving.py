@@ -19,6 +19,7 @@ from forebay.errors import ForebayError, InvalidRequest, NotFound, Unavailable
 from forebay.observe.ids import next_id
 from forebay.protocols.tfserving import examples
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
+from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import TensorRequest, tensors_of
@@ -235,11 +236,10 @@ class TfServing:
 
 def _wanted(config: Any) -> WantedModel:
     policy = config.model_version_policy
-    choice = policy.WhichOneof("policy_choice")
-    count = (policy.latest.num_versions or 1) if choice == "latest" else None if choice == "all" else 1
-    versions = [str(one) for one in policy.specific.versions] if choice == "specific" else None
+    latest = 0 if policy.WhichOneof("policy_choice") == "all" else policy.latest.num_versions or 1
+    versions = VersionPolicy(latest=latest, only=frozenset(policy.specific.versions))
     labels = {label: str(version) for label, version in config.version_labels.items()}
-    return WantedModel(name=config.name, place=config.base_path, latest=count, versions=versions, labels=labels)
+    return WantedModel(name=config.name, place=config.base_path, policy=versions, labels=labels)
 
 
 def _replied(request: Request, outcome: Outcome) -> None:
