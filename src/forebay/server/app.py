@@ -239,16 +239,17 @@ class App:
             attempt = self._models[name].begin(version)
             attempt.state, attempt.error = "failed", reason
 
-    def forget_failed(self, wanted: Mapping[str, Collection[str]]) -> None:
-        """Forget what could not be loaded and is not wanted any more; a repository sees to its own models.
+    def forget_failed(self, wanted: Callable[[str], Collection[str]], *, is_stocked: bool = False) -> None:
+        """Forget what could not be loaded and is not wanted any more.
 
         Args:
-            wanted: Versions by model.
+            wanted: Returns the versions of a model.
+            is_stocked: Whether it is about the models of repositories, or about all others.
         """
         for name, versions in list(self._models.items()):
-            if not versions.is_stocked:
+            if versions.is_stocked is is_stocked:
                 for one in list(versions.all):
-                    if one.state == "failed" and one.name not in wanted.get(name, ()):
+                    if one.state == "failed" and one.name not in wanted(name):
                         self._forget(versions, one)
 
     async def start(self) -> None:
@@ -433,8 +434,7 @@ class App:
                 attempt.served = None
             attempt.state = "failed"
             attempt.error = failure_of(error).error.message
-            is_unknown = isinstance(error, NotFound) and not versions.is_stocked
-            if is_unknown or not isinstance(error, Exception):  # nobody has such a one, or the server ends
+            if isinstance(error, NotFound) or not isinstance(error, Exception):  # nobody has it, or the server ends
                 self._forget(versions, attempt)
             raise
         before = versions.take(attempt)

@@ -391,6 +391,7 @@ class Stock:
 
     def _tend_all(self) -> None:
         self.offer.keep_only_what_is_there()
+        self._app.forget_failed(lambda name: [str(one) for one in self.offer.there(name)], is_stocked=True)
         names = [name for name, _ in self._memory.loaded]
         for name in dict.fromkeys(names if self.is_lazy else [*names, *self.offer.names]):
             self._tend_soon(name)

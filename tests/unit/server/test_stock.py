@@ -472,6 +472,35 @@ async def test_what_left_and_comes_again_is_no_longer_shared_as_somebody_said(fi
 
 
 @run
+async def test_what_the_repository_has_not_is_not_told_of_after_it_could_not_be_loaded(files):
+    files.put("a/1", "one")
+    files.put("b/1", "bad")
+    files.put("b/2", "bad")
+    async with serving(files, "all") as found:
+        index = found.app.model_index
+        await found.ask("a")
+        for name, version in (("a", "7"), ("b", "7"), ("c", "1")):
+            with pytest.raises(NotFound):
+                await found.app.load(name, version, index.maker(name, version))
+        with pytest.raises(ModelError, match="it is bad"):
+            await found.app.load("b", "1", index.maker("b", "1"))
+        for version in ("2", None):
+            with pytest.raises(ModelError, match="it is bad"):
+                await found.ask("b", version)
+
+        async def told():
+            return {(one["name"], one["version"]): one["reason"] for one in await index.index()}
+
+        assert await told() == {("a", "1"): "", ("b", "1"): "it is bad", ("b", "2"): "it is bad"}
+        files.remove("b/1")
+        await found.look()
+        assert await told() == {("a", "1"): "", ("b", "2"): "it is bad"}
+        files.remove("b/2")
+        await found.look()
+        assert [one["name"] for one in found.app.describe_all()] == ["a"]
+
+
+@run
 async def test_another_spelling_of_a_version_is_none_that_is_loaded_by_hand(files):
     files.put("a/1", "one")
     files.put("b/02", "two")

@@ -266,7 +266,7 @@ class Reloading:
             for version in sorted(leaving, key=lambda one: one in self._app.versions(name).weights):
                 await self._app.unload(name, version)
                 self._own.discard((name, version))
-        self._app.forget_failed(wanted)
+        self._app.forget_failed(lambda name: wanted.get(name, ()))
 
     def _tell(self, what: str, error: ForebayError) -> None:
         extra = {"trace": getattr(error, "trace", "")}
