@@ -117,6 +117,23 @@ def test_nobody_notices_that_versions_come_and_go(buckets, serve, tmp_path, even
     assert server.metric("forebay_repository_copied_bytes_total") > 0
 
 
+def test_a_rollback_by_hand_stays_though_there_is_room_for_one(buckets, serve, tmp_path, eventually):
+    bucket = "rolled-back"
+    buckets.make(bucket)
+    for version in (1, 2):
+        buckets.put(f"{bucket}/net/{version}/model.onnx", times(version))
+    more = ["--max-models", "1", "--manage"]
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), *more, env=buckets.environment())
+    assert ask(server, "net") == [2, 4]
+    assert server.client.post("/models/net/versions/1/swap").status_code == 200
+    buckets.put(f"{bucket}/other/1/model.onnx", times(5), old=False)
+    eventually(lambda: ask(server, "other") == [5, 10])
+    assert ask(server, "net") == [1, 2]
+    assert "unloaded by hand" in ask(server, "net/versions/2").text
+    buckets.put(f"{bucket}/net/3/model.onnx", times(3), old=False)
+    eventually(lambda: ask(server, "net") == [3, 6])
+
+
 def test_a_store_that_fails_leaves_what_is_served(buckets, serve, tmp_path, eventually):  # N115
     bucket = "failing-store"
     buckets.make(bucket)

@@ -208,6 +208,8 @@ class App:
         async def work() -> None:
             before = list(self._models[name].weights) if name in self._models else []
             await self._load(name, version, make, time.monotonic() + timeout_s)
+            if self.stock is not None:
+                self.stock.offer.prefer(name, version)
             self.share(name, {version: 1})
             for other in before:
                 if other != version:

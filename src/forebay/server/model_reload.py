@@ -68,7 +68,7 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
             if version not in chosen:
                 msg = f"the label '{label[:100]}' of '{one.name[:100]}' is for version {version}, which is not loaded"
                 raise InvalidRequest(msg)
-        stock.offer.policies[one.name] = one.policy
+        stock.offer.follow(one.name, one.policy)
         there = app.versions_of(one.name)
         for version in chosen:
             if there is None or version not in there.ready:
@@ -81,7 +81,7 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
                 await app.unload(one.name, version, served)
         app.label(one.name, one.labels)
     for name in stock.offer.policies.keys() - names:
-        del stock.offer.policies[name]
+        stock.offer.follow(name, None)
     for name in [*app.ready]:
         if name not in names and stock.offer.has(name):
             await app.model_index.unload(name)

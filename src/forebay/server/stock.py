@@ -4,8 +4,9 @@
 Theory of operation. A repository says which versions there are, a policy which of them are served, and a `StockMemory`
 for which there is room. A version is loaded because somebody asks for it (`lend`), because all are to be there (not
 lazy), or because it takes the place of one that is there. The version that answers what names none is the highest one
-that is served and could be loaded. A successor is loaded beside the one in use, so that for a moment there is one more
-than there is room for; only then do requests go to it, and the one before leaves with its last request.
+that is served and could be loaded, or the one that somebody has swapped in, until a version comes that was not there
+then. A successor is loaded beside the one in use, so that for a moment there is one more than there is room for; only
+then do requests go to it, and the one before leaves with its last request.
 
 What could not be loaded is tried again after a pause that doubles, or at once when its files are other ones; until
 then the reason is the answer, or the next lower version answers, if there is one. What somebody has unloaded by hand
@@ -450,6 +451,7 @@ class Stock:
                 continue
             del self._found[served]
             if self._memory.loaded.get(key) != revision:
+                self.offer.recall(*key)
                 for other in self._memory.admit(revision, may_exceed=True):
                     self._unload(other)
                 self._arrived(key, revision)

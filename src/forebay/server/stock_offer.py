@@ -13,6 +13,7 @@ import msgspec
 
 from forebay.errors import NotFound
 from forebay.repository.retries import Refusals, Refused
+from forebay.repository.tree_rules import number_of
 from forebay.server.stock_memory import Key
 
 if TYPE_CHECKING:
@@ -39,12 +40,26 @@ class Stocked(msgspec.Struct, frozen=True, eq=False):
     make: Callable[[Revision, Path], Served]
 
 
+class Preferred(msgspec.Struct, frozen=True):
+    """What somebody has swapped in by hand.
+
+    Attributes:
+        number: The version.
+        instead_of: The one that the policy would have answer; None if there was none.
+        there: All versions of the model that were there then.
+    """
+
+    number: int
+    instead_of: int | None
+    there: Mapping[int, Revision]
+
+
 class StockOffer:
     """What repositories offer, of which a policy serves some.
 
     Attributes:
         refusals: What could not be loaded.
-        dismissed: What somebody has unloaded by hand.
+        dismissed: What somebody has unloaded by hand, or swapped for another version.
         policies: Which versions of a model are served, where somebody has said so; all others follow the policy.
     """
 
@@ -52,6 +67,7 @@ class StockOffer:
         self.refusals: Refusals[Key, Revision] = Refusals(FIRST_PAUSE_S)
         self.dismissed: dict[Key, Revision] = {}
         self.policies: dict[str, VersionPolicy] = {}
+        self._preferred: dict[str, Preferred] = {}
         self._stocked = stocked
         self._policy = policy
 
@@ -78,11 +94,11 @@ class StockOffer:
         return {} if owner is None else owner.repository.catalog.models.get(name, {})
 
     def chosen(self, name: str) -> list[str]:
-        """Return which versions of a model are served, as the policy says, also those that are not loaded."""
+        """Return which versions of a model are served, who answers first, also those that are not loaded."""
         return [str(number) for number in self._chosen(name, self.there(name))]
 
     def served(self, name: str, *, tries: bool = False) -> list[Revision]:
-        """Return which versions are served, the highest first.
+        """Return which versions are served, the one that answers what names none first.
 
         Args:
             tries: Whether what could not be loaded, and has rested for long enough, is one.
@@ -107,6 +123,32 @@ class StockOffer:
             if str(number) not in besides:
                 self.dismissed[name, number] = there[number]
 
+    def follow(self, name: str, policy: VersionPolicy | None) -> None:
+        """Give a model a policy of its own, or none any more; it holds from now on, whatever was swapped in before."""
+        self._preferred.pop(name, None)
+        if policy is None:
+            del self.policies[name]
+        else:
+            self.policies[name] = policy
+
+    def prefer(self, name: str, version: str) -> None:
+        """Let a version that somebody has swapped in answer what names none, until one comes that is not there now.
+
+        The one that it replaces is loaded by hand only, also if it was not in memory.
+        """
+        there, number = self.there(name), number_of(version)
+        if number is None or number not in there:
+            return
+        instead_of = next(iter(self._by_policy(name, there)), None)
+        if instead_of is not None and instead_of != number:
+            self.dismissed[name, instead_of] = there[instead_of]
+        self._preferred[name] = Preferred(number, instead_of, there)
+
+    def recall(self, name: str, number: int) -> None:
+        """Let a version that somebody has loaded by hand be served again, if another one has taken its place."""
+        if number not in self._chosen(name, self.there(name)):
+            self._preferred.pop(name, None)
+
     def refusal(self, revision: Revision) -> Refused[Revision] | None:
         """Return why a revision could not be loaded, if it could not."""
         return self.refusals.of((revision.model, revision.number), revision)
@@ -130,11 +172,11 @@ class StockOffer:
                 raise NotFound(f"no version of the model '{name}' is served; there is {', '.join(map(str, there))}")
             number = chosen[0]
         revision = owner.repository.find(name, number)
+        if self.dismissed.get((name, number)) == revision:
+            raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
         if number not in chosen and (name, number) not in loaded:
             why = "a client has said which are" if name in self.policies else "see --versions"
             raise NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
-        if self.dismissed.get((name, number)) == revision:
-            raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
         return revision
 
     def keep_only_what_is_there(self) -> None:
@@ -143,6 +185,9 @@ class StockOffer:
             if number not in self.there(name):
                 self.refusals.forget((name, number))
                 self.dismissed.pop((name, number), None)
+        for name in [*self._preferred]:
+            if self._preferred[name].number not in self.there(name):
+                del self._preferred[name]
 
     def describe(self, name: str, loading: Collection[Key]) -> list[dict[str, Any]]:
         """Return the versions of a model that could be loaded, or are being copied, or failed."""
@@ -168,5 +213,15 @@ class StockOffer:
             found.append(told)
         return found
 
-    def _chosen(self, name: str, versions: Collection[int]) -> list[int]:
-        return self.policies.get(name, self._policy).chosen(versions)
+    def _chosen(self, name: str, among: Collection[int]) -> list[int]:
+        """Return which of these versions are served: as the policy says, but for what somebody has swapped in."""
+        chosen = self._by_policy(name, among)
+        said = self._preferred.get(name)
+        if said is None or said.number not in among:
+            return chosen
+        if chosen and self.there(name)[chosen[0]] != said.there.get(chosen[0]):  # it has come since
+            return chosen
+        return [said.number, *(number for number in chosen if number not in {said.number, said.instead_of})]
+
+    def _by_policy(self, name: str, among: Collection[int]) -> list[int]:
+        return self.policies.get(name, self._policy).chosen(among)

@@ -501,6 +501,64 @@ async def test_what_the_repository_has_not_is_not_told_of_after_it_could_not_be_
 
 
 @run
+async def test_what_somebody_has_swapped_in_answers_until_a_version_comes_that_was_not_there(files):
+    settings: list[dict[str, Any]] = [{"is_lazy": False}, {}, {"max_models": 1}]
+    for more in settings:
+        for address in ("a/1", "a/2", "b/1"):
+            files.put(address, address)
+        async with serving(files, **more) as found:
+            maker = found.app.model_index.maker
+            assert await found.ask("a") == "a/2"
+            await found.app.swap("a", "1", maker("a", "1"))
+            assert await found.ask("a") == "a/1"
+            files.put("b/1", "b/1 anew")
+            await found.look()
+            assert await found.ask("a") == "a/1"
+            await reached(lambda: found.versions("a") == {"1": "ready", "2": "unloaded"})
+            assert await found.ask("b") == "b/1 anew"  # where there is room for one, the other leaves
+            await found.rest()
+            assert await found.ask("a") == "a/1"
+            with pytest.raises(NotFound, match="version 2 of the model 'a' was unloaded by hand"):
+                await found.ask("a", "2")
+            files.put("a/3", "bad")
+            await found.look()
+            with pytest.raises(ModelError, match="it is bad"):
+                await found.ask("a", "3")
+            assert await found.ask("a") == "a/1"
+            files.put("a/3", "a/3")
+            await found.look()
+            assert await found.ask("a") == "a/3"
+            files.remove("a/3")
+            await found.look()
+            assert await found.ask("a") == "a/1"
+            await found.app.load("a", "2", maker("a", "2"))
+            await reached(lambda: found.app.versions("a").weights == {"2": 1})
+            assert await found.ask("a") == "a/2"
+
+
+@run
+async def test_what_is_swapped_in_replaces_what_was_not_in_memory_as_well(files):
+    for address in ("a/1", "a/2", "a/3", "b/1"):
+        files.put(address, address)
+    async with serving(files, "all", max_models=1) as found:
+        maker = found.app.model_index.maker
+        await found.ask("a")
+        await found.ask("b")
+        await found.app.swap("a", "1", maker("a", "1"))
+        files.put("b/1", "b/1 anew")
+        await found.look()
+        assert await found.ask("a") == "a/1"
+        assert await found.ask("a", "2") == "a/2"
+        await found.rest()
+        assert await found.ask("a") == "a/1"
+        await found.rest()
+        await found.app.model_index.unload("a")
+        await found.rest()
+        await found.app.model_index.load("a")
+        assert await found.ask("a") == "a/1"
+
+
+@run
 async def test_another_spelling_of_a_version_is_none_that_is_loaded_by_hand(files):
     files.put("a/1", "one")
     files.put("b/02", "two")
