@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics that models make with prometheus_client, on the server's page.  # F54"""
 
+import json
 import subprocess
 import sys
 
@@ -68,7 +69,7 @@ def test_what_processes_count_is_added_up_and_never_falls(serve, model):
     assert read(server, "app_size_bucket", le="10.0") == calls
     assert read(server, "app_size_count") == calls
     assert read(server, "app_took_sum") == calls / 2
-    assert [read(server, "app_level", model="sees", worker=worker) for worker in "01"] == [7, 7]
+    assert [read(server, "app_level", model="sees", version="1", worker=worker) for worker in "01"] == [7, 7]
     assert read(server, "app_level") is None, "nobody sets the one of the server's own process"
     assert read(server, "app_total") == 6
     assert read(server, "forebay_requests_total", code="ok", endpoint="sees", version="1") == calls
@@ -82,9 +83,8 @@ def test_what_processes_count_is_added_up_and_never_falls(serve, model):
     assert read(server, "app_seen_total", kind="cat") == calls
 
 
-def test_models_that_share_a_gauge_have_a_series_each(serve, tmp_path):
-    path = tmp_path / "models.py"
-    path.write_text(
+def test_models_and_versions_that_share_a_gauge_have_a_series_each(serve, tmp_path):
+    (tmp_path / "models.py").write_text(
         """
 import forebay
 from prometheus_client import Gauge
@@ -100,11 +100,17 @@ class Two(One):
     pass
 """
     )
-    server = serve(path)
-    server.call("one", -5)
-    server.call("two", 3)
-    eventually(lambda: read(server, "app_level", model="one", worker="0") == -5)
-    eventually(lambda: read(server, "app_level", model="two", worker="0") == 3)
+    asked = [("one", "1", -5), ("one", "2", 3), ("two", "1", 4)]
+    targets = [{"target": f"models.py:{name.title()}", "version": version} for name, version, _ in asked]
+    (tmp_path / "forebay.yaml").write_text(json.dumps({"models": targets}))
+    server = serve(tmp_path)
+    for name, version, value in asked:
+        server.call(f"{name}/versions/{version}", value)
+
+    def told():
+        return [read(server, "app_level", model=name, version=version, worker="0") for name, version, _ in asked]
+
+    eventually(lambda: told() == [value for *_, value in asked])
 
 
 def test_threads_count_in_the_server(serve, model):
@@ -124,6 +130,7 @@ def test_what_attached_workers_count_comes_too(serve, model, tmp_path):
             eventually(lambda: server.client.get("/models/sees").status_code == 200)
             server.call("sees", "cat")
             eventually(lambda: read(server, "app_seen_total", kind="cat") == 1)
+            assert server.metric("app_level", model="sees", version="1") == 7
         finally:
             one.terminate()
     eventually(lambda: read(server, "app_total") is None)

@@ -8,7 +8,9 @@ import asyncio
 import httpx
 import numpy as np
 import pytest
+from tests.serving import zoo
 from tests.serving.conftest import cat
+from tests.waiting import eventually
 
 import forebay
 from forebay import Batch, Serving, ServingCrashed
@@ -102,3 +104,23 @@ def test_a_server_in_the_same_program_shows_started_servings():
     assert status == 404
     assert models == []
     assert 'serving="shown"' not in metrics
+
+
+def test_servings_that_share_a_gauge_in_their_processes_have_a_series_each():
+    transport = httpx.ASGITransport(asgi_app(App([]), HttpConfig()))
+
+    async def told():
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            page = (await client.get("/metrics")).text
+        return {line for line in page.splitlines() if line.startswith("zoo_largest{")}
+
+    expected = {'zoo_largest{serving="one",worker="0"} -5.0', 'zoo_largest{serving="two",worker="0"} 3.0'}
+    options = {"worker_kind": "process", "batch_timeout_ms": 1}
+    with zoo.gauged.start("one", **options) as one, zoo.gauged.start("two", **options) as two:
+
+        def is_told():  # what a process counts is heard when it answers
+            one.batched_run(cat(-5))
+            two.batched_run(cat(3))
+            return asyncio.run(told()) == expected
+
+        eventually(is_told)

@@ -75,6 +75,20 @@ class Fragile:
         return (lambda: (np.full(len(rows), os.getpid()), None)), state
 
 
+class Gauged:
+    """Sets a gauge of its process to the largest row."""
+
+    def init(self, kind, arg, partitions):
+        from prometheus_client import Gauge
+
+        return Gauge("zoo_largest", "The largest row")
+
+    def handle_batch(self, batch, partition, state):
+        rows = batch.realize()
+        state.set(rows.max())
+        return (lambda: (rows, None)), state
+
+
 def round_about(x):
     doubled = hook("double", x * 2)
     return hook("plus_ten", doubled + 10)
@@ -84,6 +98,7 @@ pids = Serving.new(whoami)
 counting = Serving.new(Counting, arg="seven")
 window = Serving.new(Window)
 fragile = Serving.new(Fragile)
+gauged = Serving.new(Gauged)
 hooked = Serving.jit(round_about).streaming(hooks=["double", "plus_ten"]).batch_size(4)
 by_key = Serving.new(lambda key, options: lambda batch: batch.realize() * (2 if key == "double" else 0.5))
 texts = (

@@ -4,19 +4,21 @@
 Theory of operation. A worker process looks every `PERIOD_S` at what its registry holds and, if that has changed, sends
 all of it to the server, which keeps the latest from each process. They are put together when the page is read:
 counters, histograms and summaries are added up, also those of processes that have ended, so that no sum ever falls. A
-gauge is one series a living worker, with the labels `model` and `worker`, unless its author has said with
+gauge is one series a living worker, with labels that say whose worker it is and which, unless its author has said with
 `multiprocess_mode` how workers are put together. The registry of the server's own process, where models in threads
 count, is treated as one more worker. If workers have a gauge too, the server's is only a copy that nobody sets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -170,6 +172,20 @@ def of_registry(*, is_servers: bool = False) -> Iterator[Family]:
 
 
 # In the server
+
+
+whose: Final[ContextVar[Mapping[str, str]]] = ContextVar("forebay_whose", default=_NAMELESS)
+"""What the gauges of workers that are being started are labelled with, beside the worker."""
+
+
+@contextlib.contextmanager
+def workers_of(**labels: str) -> Generator[None]:
+    """Say whose workers are started in the block."""
+    token = whose.set(labels)
+    try:
+        yield
+    finally:
+        whose.reset(token)
 
 
 class MetricStore:

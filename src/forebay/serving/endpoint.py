@@ -27,7 +27,7 @@ from forebay.errors import (
     Unavailable,
     UserCodeError,
 )
-from forebay.observe import model_log, timeline
+from forebay.observe import author_metrics, model_log, timeline
 from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.naming import id_of
 from forebay.serving.slices import Slices
@@ -174,7 +174,8 @@ class Endpoint:
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
-        with model_log.named(self.config.name):
+        name, version = self.config.name, self.config.version
+        with model_log.named(name), author_metrics.workers_of(model=name, version=version):
             await self.pool.start()
         self.accepting = True
 

@@ -37,11 +37,13 @@ class BlockingSlot:
     Args:
         accepted: The connection; belongs to the slot from then on.
         voice: Writes what the worker logs and prints; None leaves that to the worker.
+        labels: What its gauges are labelled with, beside the worker.
     """
 
-    def __init__(self, accepted: socket.socket, voice: Voice | None = None) -> None:
+    def __init__(self, accepted: socket.socket, voice: Voice | None, labels: Mapping[str, str]) -> None:
         self._socket = accepted
         self._voice = voice
+        self._labels = labels
         self._conversation = Conversation()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._inbox: deque[Event] = deque()
@@ -147,7 +149,7 @@ class BlockingSlot:
                 self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
             event = self._inbox.popleft()
             if isinstance(event, Counted):
-                store.told(self, {"worker": self._conversation.worker}, event.data)
+                store.told(self, {**self._labels, "worker": self._conversation.worker}, event.data)
             elif not isinstance(event, Logged):
                 break
             elif self._voice is not None:

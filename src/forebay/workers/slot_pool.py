@@ -25,7 +25,7 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.errors import ForebayError
     from forebay.types.batch import Done, Entry
@@ -83,6 +83,8 @@ class SlotPool(Generic[S]):
     """Slots that could take a batch now."""
     model: str
     """What the lines of its workers call what they run."""
+    labels: Mapping[str, str]
+    """What gauges of its workers are labelled with, beside the worker."""
     log_level: int | None
     """Lowest level of the lines that its workers send; None if they keep them."""
     seats: int
@@ -113,6 +115,7 @@ class SlotPool(Generic[S]):
         self.ahead = ahead
         self._seated: dict[S, Seating] = {}
         self.model = ""
+        self.labels = {}
         self.log_level = None
         self._hands_on = hands_on
         self._isolates = isolates

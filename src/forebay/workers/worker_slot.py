@@ -58,6 +58,11 @@ class Dialled(Protocol):
         ...
 
     @property
+    def labels(self) -> Mapping[str, str]:
+        """What gauges of its workers are labelled with, beside the worker."""
+        ...
+
+    @property
     def seats(self) -> int:
         """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
         ...
@@ -342,7 +347,7 @@ class WorkerSlot(asyncio.Protocol):
                 self._voice.say(line, self._entries_of(batch_id))
             case Counted(data):
                 self._counts_as = self._conversation.worker, self._conversation.pid, id(self._pool)
-                store.told(self._counts_as, {"model": self._pool.model, "worker": self._conversation.worker}, data)
+                store.told(self._counts_as, {**self._pool.labels, "worker": self._conversation.worker}, data)
             case Kept():
                 assert self.batch is not None
                 self._kept = [entry.body for entry in self.batch.entries]

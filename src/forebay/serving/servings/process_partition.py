@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from forebay.errors import ConfigError, RunnerFailed
-from forebay.observe import model_log
+from forebay.observe import author_metrics, model_log
 from forebay.observe.model_log import Voice
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
@@ -58,6 +58,7 @@ class ProcessPartition:
         """
         self._index = index
         self._voice = None if model_log.level is None else Voice(model_log.model.get(), str(index))
+        self._labels = author_metrics.whose.get()
         self._keys = {key: number for number, key in enumerate(batch_keys)}
         self._open_with = open_with
         self._on_change: Callable[[], None] = lambda: None
@@ -189,7 +190,7 @@ class ProcessPartition:
                 os.close(ended)
         accepted.setblocking(True)
         self._life = self._supervisor.lives
-        connection = self._connection = BlockingSlot(accepted, self._voice)
+        connection = self._connection = BlockingSlot(accepted, self._voice, self._labels)
         connection.open(self._open_with)
 
     def _ended(self, _end: End) -> None:

@@ -16,6 +16,7 @@ from forebay.arrays.batch import Batch
 from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
+from forebay.observe.author_metrics import workers_of
 from forebay.observe.serving_metrics import KeyMetrics, ServingReading
 from forebay.serving.servings import client, registry
 from forebay.serving.servings.dispatch import NEVER, Submission
@@ -276,7 +277,8 @@ class ServingProcess(Generic[In, Out]):
         if options.worker_kind == "process":
             from forebay.serving.servings.process_partition import process_partitions
 
-            return process_partitions(serving, options, len(partitions))
+            with workers_of(serving=self.name):
+                return process_partitions(serving, options, len(partitions))
         execution = serving.initialise("process", partitions, pad_to)
         return [_Threaded(execution, index) for index in range(len(partitions))]
 

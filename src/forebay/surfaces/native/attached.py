@@ -163,8 +163,9 @@ class Lobby:
             seats=self._seats_of(description),
         )
         served = served_by(description, self._endpoint_of(description, pool))
-        timeout_s = served.endpoint.config.timeout_s
-        pool.hang_s = timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
+        config = served.endpoint.config
+        pool.labels = {"model": config.name, "version": config.version}
+        pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
         return Guest(description, pool)
 
     def _forget_who_never_came(self) -> None:
