@@ -12,10 +12,15 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.compat.nucleus.conftest import write_project
+from tests.integration.grpc import wire
+from tests.integration.grpc.served import Port
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError, ModelError
+from forebay.server.config import HttpConfig
+from forebay.surfaces.contract import Options
+from forebay.surfaces.nucleus import NucleusSurface
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.proto import compiled
 from forebay.surfaces.nucleus.rpc_runner import RpcRunner
@@ -472,6 +477,60 @@ def test_calls_that_are_late_or_called_off_leave_their_thread_to_others(stub):
     held.cancel()
     assert stub.Bare(stub.ask(), timeout=PATIENCE_S).text == "bare"
     silence.set()
+
+
+LATE = """
+    import time
+
+    class Handler:
+        def __init__(self, proto_module_pb2):
+            self.pb = proto_module_pb2
+
+        def Meet(self, context):
+            while context.is_active():
+                time.sleep(0.001)
+            return self.pb.Answer()
+
+        def Hold(self, context):
+            yield self.pb.Answer(text="held")
+            self.Meet(context)
+
+        def Again(self):
+            return []
+"""
+
+
+class Built(Port):
+    """The port of a project in this process, which sees what its endpoint counts."""
+
+    def __init__(self, folder):
+        super().__init__()
+        http, given = HttpConfig(port=0), frozenset({"port"})
+        options = Options(http=http, given=given, state_dir=folder / "state")
+        self.project = NucleusSurface().build(str(folder), options)
+        self.app: Any = self.project.app
+
+    def listen(self, port=None):
+        self.run(self.app.start())
+        (self.listener,) = self.project.listeners
+        self.host, self.number = self.run(self.listener.start())
+
+    def __exit__(self, *error):
+        self.run(self.app.drain(0.0))
+        super().__exit__(*error)
+
+
+def test_calls_whose_deadline_is_over_are_counted_as_late(tmp_path):
+    # N74: of clients that do not call themselves off, as others do at their deadline
+    folder = write_project(tmp_path, LATE, {"protobuf_path": "late.proto"}, **{"late.proto": SMALL})
+    with Built(folder) as port, wire.Wire(port) as client:
+        for stream, method in enumerate(("Meet", "Hold")):
+            client.send(wire.call(f"/Small/{method}", stream=2 * stream + 1, grpc_timeout="20m"))
+            assert client.answer(2 * stream + 1).status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        endpoint = port.app.endpoint
+        eventually(lambda: not endpoint.in_flight)
+        del endpoint.metrics.codes["ok"]  # what was asked of the handler itself, at the start
+        assert endpoint.metrics.codes == {"deadline_exceeded": 2}
 
 
 DYING = """

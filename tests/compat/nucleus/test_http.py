@@ -2,14 +2,16 @@
 """Routes, methods, headers, disconnects, readiness and the end: section 2 of the specification."""
 
 import asyncio
+import math
 import signal
 import socket
+import time
 
 import pytest
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
-from forebay.server.config import HttpConfig
+from forebay.server.config import HttpConfig, Overrides
 from forebay.surfaces.contract import Options
 from forebay.surfaces.nucleus import NucleusSurface
 from forebay.surfaces.nucleus.readiness import Readiness
@@ -130,11 +132,12 @@ def test_headers_a_proxy_would_add(server):
     assert found["host"] == "127.0.0.1"
 
 
-def test_there_is_no_response_timeout(tmp_path):
-    # N56: neither here nor in the connection, see test_a_request_that_is_being_answered_has_all_the_time_it_needs
-    (tmp_path / "handler.py").write_text("class Handler:\n    def handle_get(self): return 1\n")
-    (tmp_path / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
-    app = NucleusSurface().build(str(tmp_path), Options(http=HttpConfig(), state_dir=tmp_path / "state")).app
+def time_given(folder, wanted_s, **overrides):
+    """How many seconds a project gives to a request that wants so many."""
+    (folder / "handler.py").write_text("class Handler:\n    def handle_get(self): return 1\n")
+    (folder / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
+    options = Options(http=HttpConfig(), overrides=Overrides(**overrides), state_dir=folder / "state")
+    app = NucleusSurface().build(str(folder), options).app
     assert app.only is not None
     endpoint = app.only.endpoint
     assert isinstance(endpoint.pool, ProcessPool)
@@ -144,12 +147,24 @@ def test_there_is_no_response_timeout(tmp_path):
         await app.start()
         params = {"verb": "get", "query": b"", "headers": []}
         replied = asyncio.get_running_loop().create_future()
-        endpoint.submit(Request(b"", lambda request, _outcome: replied.set_result(request), params, key=ALONE))
+        reply = lambda request, _outcome: replied.set_result(request)  # noqa: E731
+        endpoint.submit(Request(b"", reply, params, key=ALONE, deadline=time.monotonic() + wanted_s))
         request = await replied
         await app.drain(0.0)
         return request.deadline - request.arrived
 
-    assert asyncio.run(run()) >= 3600
+    return asyncio.run(run())
+
+
+def test_there_is_no_response_timeout(tmp_path):
+    # N56: neither here nor in the connection, see test_a_request_that_is_being_answered_has_all_the_time_it_needs
+    assert time_given(tmp_path, math.inf) >= 3600
+
+
+@pytest.mark.parametrize("wanted_s", [math.inf, 7200.0])
+def test_no_request_has_more_time_than_the_server_was_told(tmp_path, wanted_s):
+    # N56
+    assert time_given(tmp_path, wanted_s, timeout_ms=600_000) == pytest.approx(600)
 
 
 def test_trap_info_is_answered_while_all_threads_are_busy(server, tmp_path, eventually):

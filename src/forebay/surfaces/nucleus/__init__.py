@@ -406,7 +406,7 @@ def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> End
     timeout_s = NEVER_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000
     return Endpoint(
         EndpointConfig(
-            name=config.project_dir.name or "nucleus", timeout_s=timeout_s, max_timeout_s=NEVER_S, streams=True
+            name=config.project_dir.name or "nucleus", timeout_s=timeout_s, max_timeout_s=timeout_s, streams=True
         ),
         BatchConfig(
             max_size=max_size,
