@@ -266,8 +266,9 @@ def test_a_graph_whose_nodes_have_little_to_do_is_not_called_idle(browser, serve
         page.until(f"{told} === 'idle'")
 
 
-def test_the_workers_of_every_version_are_counted_before_any_is_asked(browser, serve, models, tmp_path):
-    versions = [{"target": f"{models}/watched.py:Iris", "version": one, "weight": 1} for one in ("1", "2")]
+def test_the_workers_of_every_version_and_their_devices_are_told_before_any_is_asked(browser, serve, models, tmp_path):
+    about = {"target": f"{models}/watched.py:Iris", "weight": 1}
+    versions = [{**about, "version": one, "devices": [device]} for one, device in (("1", "npu"), ("2", "gpu:3"))]
     file = tmp_path / "both.yaml"
     file.write_text(json.dumps({"models": versions, "worker_kind": "thread"}))
     server = serve(None, "--config", str(file))
@@ -276,6 +277,7 @@ def test_the_workers_of_every_version_are_counted_before_any_is_asked(browser, s
         page.open(f"{server.url}/ui")
         page.until(f"{ROW.format('iris')}.querySelector('td.workers').textContent === '2 up'")
         page.until("document.querySelector('#tiles').textContent.includes('2 slots')")
+        page.until("document.querySelector('.crew .devices')?.textContent === 'npugpu:3'")
         page.until(f"{ROW.format('iris')}.querySelector('td.total').textContent === '1'")
         assert page.said == []
 

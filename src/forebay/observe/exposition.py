@@ -81,6 +81,7 @@ class Reading(msgspec.Struct, frozen=True):
     idle: int = 0
     slots: int = 0
     problem: str = ""
+    devices: tuple[str, ...] = ()
 
 
 class Source(Protocol):

@@ -79,6 +79,7 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
         parts: Parts of streamed answers.
         faults: The newest error of each code that came.
         problem: Why a worker cannot be replaced.
+        devices: What each worker runs on, as a person wrote it.
     """
 
     endpoint: str
@@ -100,6 +101,7 @@ class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: int = 0
     faults: list[Fault] = []
     problem: str = ""
+    devices: tuple[str, ...] = ()
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -211,6 +213,7 @@ class _Seen:
             parts=metrics.parts - self._parts,
             faults=[_fault(reading, code) for code in codes if code in metrics.reasons],
             problem=shown(reading.problem, _MESSAGE_CHARS),
+            devices=reading.devices,
         )
 
 

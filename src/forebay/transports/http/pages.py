@@ -225,6 +225,7 @@ def reading(endpoint: Endpoint) -> Reading:
         pool.idle,
         pool.slots,
         pool.problem,
+        pool.devices,
     )
 
 

@@ -20,7 +20,7 @@ function merge(into, from) {
 class Line {
   constructor() {
     this.beats = [];
-    this.state = { ...NOTHING, problem: "" };
+    this.state = { ...NOTHING, devices: [], problem: "" };
     this.totals = {};
     this.versions = new Map(); // how each version stands; the line is their sum
   }
@@ -38,10 +38,11 @@ class Line {
   }
 
   #sum() {
-    Object.assign(this.state, NOTHING);
+    Object.assign(this.state, NOTHING, { devices: [] });
     this.totals = {};
     for (const { state, totals } of this.versions.values()) {
       for (const field of Object.keys(NOTHING)) this.state[field] += state[field];
+      this.state.devices.push(...state.devices);
       for (const [code, number] of Object.entries(totals)) this.totals[code] = (this.totals[code] ?? 0) + number;
     }
   }
@@ -93,7 +94,7 @@ export class History {
 
   #stand(told) {
     const line = this.line(told.endpoint);
-    const state = { inFlight: told.in_flight, waiting: told.waiting, alive: told.alive, idle: told.idle, slots: told.slots, restarts: told.restarts };
+    const state = { inFlight: told.in_flight, waiting: told.waiting, alive: told.alive, idle: told.idle, slots: told.slots, restarts: told.restarts, devices: told.devices ?? [] };
     line.stand(told.version, state, told.totals);
     line.state.problem = told.problem ?? "";
   }
@@ -233,8 +234,8 @@ function gauges({ state }) {
 }
 
 function stateOf(facts) {
-  const { alive = 0, idle = 0, slots = 0, restarts = 0 } = facts.workers;
-  return { inFlight: facts.in_flight ?? 0, waiting: facts.waiting ?? 0, alive, idle, slots, restarts };
+  const { alive = 0, idle = 0, slots = 0, restarts = 0, devices = [] } = facts.workers;
+  return { inFlight: facts.in_flight ?? 0, waiting: facts.waiting ?? 0, alive, idle, slots, restarts, devices };
 }
 
 function addTo(sum, beat, isWhole = true) {

@@ -37,15 +37,9 @@ export class Workers {
       });
       this.list.replaceChildren(...this.rows.map((row) => row.element));
     }
-    shown.forEach(([, facts], number) => this.#devices(this.rows[number], facts));
+    shown.forEach(([, facts], number) => { this.rows[number].kept = facts; });
     this.more.hidden = shown.length === places.length;
     say(this.more, `and ${places.length - shown.length} more; choose a model to see its workers`);
-  }
-
-  #devices(row, facts) {
-    row.kept = facts;
-    const devices = devicesOf(facts);
-    row.devices.replaceChildren(...devices.map((device) => h("span", { class: "tag" }, device)));
   }
 
   show() {
@@ -65,14 +59,19 @@ export class Workers {
       if (row.kept?.workers?.left) parts.push(`${row.kept.workers.left} of ${row.kept.workers.joined} left`);
       if (state.problem) parts.push(state.problem);
       say(row.text, parts.join(" · "));
+      const devices = devicesOf(state);
+      if (devices.join("\n") !== row.on) {
+        row.on = devices.join("\n");
+        row.devices.replaceChildren(...devices.map((device) => h("span", { class: "tag" }, device)));
+      }
       mark(row.element, "data-alarm", state.alive === 0 || Boolean(state.problem));
     }
   }
 }
 
-/** The devices of the workers, each once, with how many work there. */
-function devicesOf(facts) {
+/** The devices of the workers of all versions, each once, with how many work there. */
+function devicesOf(state) {
   const counts = new Map();
-  for (const device of facts.workers?.devices ?? []) if (device) counts.set(String(device), (counts.get(String(device)) ?? 0) + 1);
+  for (const device of state.devices) counts.set(device, (counts.get(device) ?? 0) + 1);
   return [...counts].map(([device, number]) => (number > 1 ? `${device} × ${number}` : device));
 }
