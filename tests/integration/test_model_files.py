@@ -174,7 +174,7 @@ def test_a_single_value_is_taken_as_it_is(server):
         *({"flag": value} for value in ("false", {"a": 1}, 2.7, 1, None)),
         *({"count": value} for value in (2.7, True, "5", None, 2**70)),
         *({"weight": value} for value in (None, "nan", "5", True, 1e300)),
-        *({"word": value} for value in (None, {"a": 1}, 5)),
+        *({"word": value} for value in (None, {"a": 1}, 5, [["a"], ["b", "c"]])),
     ],
     ids=str,
 )

@@ -40,6 +40,9 @@ texts = (
     .client_preprocessing(lambda text: (Batch.stack([np.array([len(text)])]), text))
     .client_postprocessing(lambda executed, text: {"text": text, "out": executed[0], "metadata": executed[1]})
 )
+told = texts.client_preprocessing(
+    lambda array: (Batch.stack([np.array([0])]), {"kind": array.dtype.kind, "shape": array.shape})
+).client_postprocessing(lambda executed, about: about)
 drawn = texts.client_postprocessing(
     lambda _, text: {"text": Media(b"", "image/png")} if text == "inside" else Media(text.encode(), "image/svg+xml")
 )
@@ -126,6 +129,18 @@ def test_what_is_wrong_is_the_requests_own_error(file, serve):
     assert "thirteen" not in failed.text
     assert post(url, [1]).json() == [2]
     assert post(url, [10**20, 1]).json() == [2e20, 2]  # as JavaScript writes 1e20
+
+
+def test_texts_of_which_one_is_long_take_no_more_room_than_they_came_with(file, serve):
+    server = serve(f"{file}:told", "--worker-kind", "thread")
+    long = ["x" * 400_000] + [""] * 400_000  # as NumPy keeps texts, 640 GB
+    assert post(server.url, ["a", "bcd"]).json() == {"kind": "U", "shape": [2]}
+    assert post(server.url, [["a", "b"], ["c", "d"]]).json() == {"kind": "U", "shape": [2, 2]}
+    assert post(server.url, long, timeout=PATIENCE_S).json() == {"kind": "O", "shape": [400_001]}
+    packed = msgspec.msgpack.encode([text.encode() for text in long])
+    told = httpx.post(server.url, content=packed, headers={"content-type": "application/msgpack"}, timeout=PATIENCE_S)
+    assert told.json() == {"kind": "O", "shape": [400_001]}
+    assert post(server.url, [["a", "b"], ["c"]]).status_code == 400
 
 
 def test_pre_and_postprocessing_make_the_body(file, serve):

@@ -667,6 +667,19 @@ def test_an_array_has_the_numbers_that_the_texts_of_a_query_are(kind, texts, num
     assert fault(given, json.dumps({"x": texts}).encode()).path == "$.x"  # JSON has numbers
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [["x" * 400_000] + [""] * 400_000, [*range(9), "x"], [[1.5, "x"], [2, 3]], [[], [["1"]]], [10**400, 1.5, "1"]],
+)
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+def test_a_text_is_no_number_and_takes_no_room_in_an_array(format, sent):  # NumPy's own of the first take 640 GB
+    if format == "msgpack":
+        sent = [one for one in sent if one != 10**400]
+    body = json.dumps({"x": sent}).encode() if format == "json" else msgspec.msgpack.encode({"x": sent})
+    given = WireType(msgspec.defstruct("Given", [("x", np.ndarray[Any, np.dtype[np.float32]])]))
+    assert fault(given, body, format).path == "$.x"
+
+
 def test_an_array_of_results_says_nothing_about_a_row():
     assert annotations(returning(np.ndarray))[1] is Any
     assert annotations(returning(np.ndarray[Any, np.dtype[np.float32]]))[1] is Any

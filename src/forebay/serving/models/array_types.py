@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SCALARS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
 """What an element is without NumPy, by the kind of its type there."""
+_TEXTS: Final = (str, bytes)
+_LISTS: Final[set[type[Any]]] = {list}
 
 
 class ArrayType(msgspec.Struct, frozen=True):
@@ -80,17 +83,56 @@ def _of_texts(value: Any, scalar: Any) -> Any:
 def array_of(value: Any) -> npt.NDArray[Any]:
     """Return nested lists as an array; numbers of which one is larger than any integer there become floats.
 
+    Where there is a text, its elements are Python's own: NumPy gives each text the room of the longest, and makes a
+    hundred kilobytes of JSON gigabytes.
+
     Raises:
         ValueError: If the lists are of unlike lengths.
         OverflowError: If a number is no float either.
     """
     import numpy as np
 
+    if _is_list(value) and _holds_texts(value):
+        return objects_of(value)
     array: npt.NDArray[Any] = np.asarray(value)
     # So does JavaScript write 1e20: JSON knows numbers, and no types of them.
     if array.dtype.hasobject and all(isinstance(one, int | float) for one in array.flat):
         return array.astype(np.float64)
     return array
+
+
+def objects_of(value: Any) -> npt.NDArray[Any]:
+    """Return nested lists as an array of Python's own objects.
+
+    Raises:
+        ValueError: If the lists are of unlike lengths.
+    """
+    import numpy as np
+
+    array: npt.NDArray[Any] = np.array(value, object)
+    if any(map(_is_list, array.flat)):
+        raise ValueError("its lists are of unlike lengths")
+    return array
+
+
+def _holds_texts(value: list[Any]) -> bool:
+    """Tell whether there is a text anywhere in nested lists; each level is looked at by what needs no loop here."""
+    level = value
+    while level:
+        try:
+            sum(level)
+        except (TypeError, OverflowError):  # it holds more than numbers
+            kinds: set[type[Any]] = set(map(type, level))
+            if not kinds.isdisjoint(_TEXTS):
+                return True
+            level = list[Any](chain.from_iterable(level if kinds == _LISTS else filter(_is_list, level)))
+        else:
+            return False
+    return False
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) is list
 
 
 def fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:

@@ -21,7 +21,7 @@ from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import Sharing
 from forebay.runtimes.signature import Signature, Value, Var
-from forebay.serving.models.array_types import SCALARS, ArrayType, array_of
+from forebay.serving.models.array_types import SCALARS, ArrayType, array_of, objects_of
 from forebay.serving.models.methods import endpoint, methods_of, path_like
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runner_for
@@ -312,10 +312,8 @@ def _unheld(var: Var, value: Any) -> Any:
 
 def _texts(var: Var, value: Any) -> Any:
     """Return an array of Python's strings: numpy's own are of one length, and no library takes them."""
-    import numpy as np
-
     try:
-        array = np.array(value, object).reshape(np.shape(value))
+        array = objects_of(value)
         if var.rows is None and not all(isinstance(one, str | bytes) for one in array.flat):
             raise ValueError("each of its elements must be a text")
     except ValueError as problem:

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
+MUCH_ROOM: Final = 1 << 16
+"""Characters that an array of texts may have room for, however few they are."""
+MOST_ROOM: Final = 8
+"""And how many times as much as the texts have, where these are more."""
+
 
 class RequestRunner:
     """Runs requests on one partition of a serving."""
@@ -259,10 +264,20 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         array = array_of(items)
+        if not array.dtype.hasobject:
+            return array
         # Lists of objects are for a preprocessing to read, and numbers beside texts are no texts.
-        is_mixed = array.dtype.kind in "US" and not _all_texts(items)
-        return items if is_mixed or array.dtype.hasobject else array
+        return _wide(array) if all(isinstance(one, str | bytes) for one in array.flat) else items
     return value
+
+
+def _wide(texts: Any) -> Any:
+    """Return texts as NumPy keeps them, each with room for the longest, or as they are where that is far too much."""
+    import numpy as np
+
+    lengths = [len(text) for text in texts.flat]
+    room = len(lengths) * max(lengths)
+    return np.asarray(texts.tolist()) if room <= max(MUCH_ROOM, MOST_ROOM * sum(lengths)) else texts
 
 
 def _array_of(tensor: Mapping[str, Any]) -> Any:
@@ -284,13 +299,6 @@ def _array_of(tensor: Mapping[str, Any]) -> Any:
         msg = f"a tensor has the shape {tensor['shape']!r:.100}; its axes are given as whole numbers from 0 on"
         raise InvalidRequest(msg)
     return array
-
-
-def _all_texts(items: list[Any]) -> bool:
-    return all(
-        _all_texts(cast("list[Any]", item)) if isinstance(item, list) else isinstance(item, str | bytes)
-        for item in items
-    )
 
 
 def _first_row(output: Any) -> Any:
