@@ -163,6 +163,18 @@ def test_a_signal_while_models_load_ends_it(serve, tmp_path, eventually):
     assert "Traceback" not in server.log
 
 
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_while_the_file_is_imported_ends_it(serve, tmp_path, eventually, number, status):
+    begun = tmp_path / "begun"
+    path = tmp_path / "model.py"
+    path.write_text(f"import pathlib, time\n\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n")
+    server = serve(path, ready=False)
+    eventually(begun.exists)
+    server.signal(number)
+    assert server.wait() == status
+    assert "Traceback" not in server.log
+
+
 def test_a_server_with_nothing_to_do_does_nothing(serve, at_once):
     server = serve("single.py", "--worker-kind", "thread")
     at_once(*[lambda: server.client.post("/", json=0.01)] * 8)

@@ -155,6 +155,23 @@ def test_what_hangs_while_it_loads_is_given_up(serve, tmp_path, kind, where):
     assert server.wait() == 0
 
 
+def test_a_reload_that_is_asked_for_while_the_file_is_imported_comes_after_it(serve, tmp_path):
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    waits = (
+        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n"
+        f"while not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.01)"
+    )
+    server = serve(write(tmp_path, "old", extra=waits), "--worker-kind", "thread", ready=False)
+    eventually(begun.exists)
+    write(tmp_path, "new")
+    server.signal(signal.SIGHUP)
+    go.touch()
+    server.wait_ready()
+    eventually(lambda: ask(server) == "new")
+    server.signal()
+    assert server.wait() == 0
+
+
 def test_a_worker_that_is_killed_while_versions_change_costs_nobody_an_answer(serve, tmp_path):
     server = serve(write(tmp_path, "a"), "--worker-kind", "process", "--workers", "2")
 

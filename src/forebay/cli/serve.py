@@ -85,6 +85,14 @@ def options_of(parsed: argparse.Namespace, variables: Mapping[str, str] = os.env
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
+    from forebay.transports.signals import early_hangup
+
+    with early_hangup():
+        status = _served(parsed)
+    return _ended(status)
+
+
+def _served(parsed: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
     from forebay.observe.log import configure, tell
@@ -110,8 +118,7 @@ def run(parsed: argparse.Namespace) -> int:
         tell(f"ready at {address}{open_to}", *(f"  {line}" for line in [*project.summary, *door]))
 
     with tracing() if options.otel else nullcontext():
-        status = server_of(project, drain_s=options.drain_s, ready=ready).run()
-    return _ended(status)
+        return server_of(project, drain_s=options.drain_s, ready=ready).run()
 
 
 def _ended(status: int) -> int:

@@ -7,7 +7,8 @@ thread beside the loop. It waits as long as a drain may take, and then ends the 
 that wait short, a third ends it. Whoever was started for the server ends with it.
 
 SIGHUP means two things: somebody sent it, so the server is to reload; or the terminal was closed, so it is to end. In
-the second case there is no terminal any more.
+the second case there is no terminal any more. One that comes while files are still imported is kept until there is a
+server; SIGTERM and SIGINT end the process then, as they do any other.
 """
 
 from __future__ import annotations
@@ -26,12 +27,39 @@ from forebay.workers import sigterm
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from types import TracebackType
     from typing import Self
 
 LAST_S: Final = 2.0
 """How long a server may take to end after its drain, or when it is told to hurry."""
+
+
+class _Hangup:
+    """A handler of SIGHUP that remembers it, unless the terminal was closed: that ends the process as ever."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._had_terminal = _has_terminal()
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self._had_terminal and not _has_terminal():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.came = True
+
+
+@contextlib.contextmanager
+def early_hangup() -> Generator[None]:
+    """Keep a SIGHUP for the `Signals` within: a process that is going to be a server may be asked to reload already."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGHUP, _Hangup())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Signals:
@@ -69,6 +97,9 @@ class Signals:
                 self._handlers[number] = signal.signal(number, self._signalled)
         sigterm.keep_from_children(self._signalled)
         threading.Thread(target=self._watch, name="forebay-signals", daemon=True).start()
+        earlier = self._handlers.get(signal.SIGHUP)
+        if isinstance(earlier, _Hangup) and earlier.came:
+            self._signalled(signal.SIGHUP, None)
         return self
 
     def __exit__(

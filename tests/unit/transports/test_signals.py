@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from tests.waiting import PATIENCE_S
+
+from forebay.transports.signals import early_hangup
 
 SERVER = """
 import asyncio, sys
@@ -24,16 +27,46 @@ sys.stdout.write("a last word")
 """
 
 
-def test_a_last_word_for_a_terminal_that_is_gone_is_not_the_exit_status():
+EARLY = """
+import time
+from forebay.transports.signals import early_hangup
+
+with early_hangup():
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def status_of(code):
+    """How a program ends that says "ready", after which its terminal is closed."""
     terminal, inside = os.openpty()
-    command = ["setsid", "--ctty", sys.executable, "-c", SERVER]
+    command = ["setsid", "--ctty", sys.executable, "-c", code]
     server = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
     said = b""
     while b"ready" not in said:
         said += os.read(terminal, 4096)
     os.close(terminal)
-    assert server.wait() == 0
+    return server.wait()
+
+
+def test_a_last_word_for_a_terminal_that_is_gone_is_not_the_exit_status():
+    assert status_of(SERVER) == 0
+
+
+def test_a_terminal_that_is_closed_before_there_is_a_server_ends_the_process():
+    assert status_of(EARLY) == -signal.SIGHUP
+
+
+@pytest.mark.parametrize("own", [signal.SIG_IGN, lambda _number, _frame: None])
+def test_what_a_program_does_at_sighup_is_left_as_it_is(own):
+    before = signal.signal(signal.SIGHUP, own)
+    try:
+        with early_hangup():
+            assert signal.getsignal(signal.SIGHUP) is own
+        assert signal.getsignal(signal.SIGHUP) is own
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 STUCK = """
