@@ -676,6 +676,23 @@ def test_one_bad_sample_does_not_fail_its_neighbours():
     assert bad.message.startswith("ValueError: invalid literal for int()")
 
 
+def test_a_model_of_two_inputs_may_load_by_a_coroutine():
+    class Sum(Model):
+        async def load(self):
+            self.offset = 10
+
+        def predict(self, a: list[int], b: list[int]) -> list[int]:
+            return [one + other + self.offset for one, other in zip(a, b, strict=True)]
+
+    total = node(Sum)
+
+    @compose
+    def added(a: int, b: int) -> int:
+        return total(a, b)
+
+    assert answers(added, [{"a": 1, "b": 2}]) == [13]
+
+
 def test_a_node_that_fails_leaves_none_behind_that_was_to_begin_beside_it(caplog):
     @node
     async def later(number: int) -> int:

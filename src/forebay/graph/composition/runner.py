@@ -66,9 +66,8 @@ class NodeRunner(BatchRunner):
         self._ports = ports
         self._results = results
 
-    def open(self, ctx: WorkerContext) -> None:
-        """Make the model and load it."""
-        super().open(ctx)
+    def _loaded(self) -> None:
+        super()._loaded()
         if self._ports is not None and len(self._ports) > 1:
             predict = self._predict
 
