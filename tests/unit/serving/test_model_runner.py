@@ -226,12 +226,20 @@ class StreamsAsync(Model):
             yield [ValueError("no") if sample == "bad" else f"{sample}{step}" for sample in batch]
 
 
-@pytest.mark.parametrize("model", [Streams, StreamsAsync])
+class StreamsWithHook(Streams):
+    async def postprocess(self, part):
+        return part
+
+
+STREAMS = [Streams, StreamsAsync, StreamsWithHook]
+
+
+@pytest.mark.parametrize("model", STREAMS)
 def test_each_step_has_a_part_for_each(model, opened):
     assert list(opened(model).run([request("a"), request("b")])) == [[b'"a0"', b'"b0"'], [b'"a1"', b'"b1"']]
 
 
-@pytest.mark.parametrize("model", [Streams, StreamsAsync])
+@pytest.mark.parametrize("model", STREAMS)
 def test_a_bad_sample_leaves_the_streams_of_the_others_alone(model, opened):
     steps = list(opened(model).run([request("a"), request(b"nope"), request("bad")]))
     assert type(steps[0][1].error) is InvalidRequest

@@ -335,7 +335,9 @@ class BatchRunner(ABC):
         finally:
             close(steps)
 
-    async def _stream_async(self, batch: Samples, steps: AsyncIterator[Any]) -> AsyncIterator[Sequence[Any]]:
+    async def _stream_async(self, batch: Samples, steps: Any) -> AsyncIterator[Sequence[Any]]:
+        if hasattr(steps, "__next__"):  # the hooks alone are coroutine functions
+            steps = _each(steps)
         try:
             for refused in batch.refused():
                 yield refused
@@ -446,6 +448,14 @@ class Samples:
         pairs = [(o, s) for o, s in zip(self.owners, samples, strict=True) if o not in self.failures]
         self.owners = [owner for owner, _ in pairs]
         self.samples = [sample for _, sample in pairs]
+
+
+async def _each(steps: Iterator[Any]) -> AsyncIterator[Any]:
+    try:
+        for step in steps:
+            yield step
+    finally:
+        close(steps)
 
 
 def _in_context(step: Callable[..., Any], sample: Any, context: Context) -> Any:
