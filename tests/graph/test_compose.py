@@ -676,6 +676,50 @@ def test_one_bad_sample_does_not_fail_its_neighbours():
     assert bad.message.startswith("ValueError: invalid literal for int()")
 
 
+def passed_on(function):
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        return function(*arguments, **named)
+
+    return call
+
+
+def waited_for(function):
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        return asyncio.run(function(*arguments, **named))
+
+    return call
+
+
+def test_a_function_behind_a_plain_decorator_is_of_the_kind_that_it_wraps():
+    @node
+    @passed_on
+    async def later(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    @node(batched=True)
+    @passed_on
+    async def doubled(numbers: list[int]) -> list[int]:
+        return [2 * number for number in numbers]
+
+    for one, told in ((later, [1, 2]), (doubled, [2, 4])):
+        assert answers(alone(one), [1, 2]) == told
+        assert [one(1), one(2)] == told
+
+
+def test_a_coroutine_that_its_decorator_waits_for_is_a_plain_function():
+    @node(worker_kind="thread")
+    @waited_for
+    async def later(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    assert answers(alone(later), [1, 2]) == [1, 2]
+    assert later(1) == 1
+
+
 def test_a_model_of_two_inputs_may_load_by_a_coroutine():
     class Sum(Model):
         async def load(self):

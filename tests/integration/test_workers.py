@@ -63,6 +63,17 @@ def test_a_worker_killed_under_load_costs_no_answer(serve, eventually):
     assert server.client.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_decorator_that_is_a_plain_function_changes_nothing_of_how_a_method_is_called(launch, kind):
+    server = launch("decorated.py", "--worker-kind", kind)
+    for path, told in {"coroutine": "a!", "coroutine/length": 1, "hooks": "<A>!", "isolating": "a!"}.items():
+        assert server.call(path, "a").json() == told
+    for name in ("generator", "async-generator", "generator-with-hook", "steps"):
+        answer = server.call(name, "a")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert [line for line in answer.text.splitlines() if line.startswith("data:")] == ['data: "a0"', 'data: "a1"']
+
+
 def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, tmp_path, eventually):
     until = tmp_path / "until"
     server = serve("single.py")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from forebay.workers import user_code
@@ -41,6 +42,15 @@ class Coroutines:
         # The caller's context goes along, so that `forebay.is_cancelled()` works in coroutines as well.
         return self._runner().run(_bounded(awaitable, asks=self._asks), context=contextvars.copy_context())
 
+    def waiting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that waits for what this one returns; where a loop runs, one of its tasks has to."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            made = function(*arguments, **named)
+            return self.run(made) if inspect.isawaitable(made) and not _is_on_loop() else made
+
+        return call
+
     def steps(self, steps: AsyncIterator[T]) -> Iterator[T]:
         """Follow an async generator on this thread's loop; closed with the iterator, at once."""
         runner, context = self._runner(), contextvars.copy_context()
@@ -61,6 +71,14 @@ class Coroutines:
             runner = self._here.runner = asyncio.Runner()
             self._all.append(runner)
         return runner
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _next(steps: AsyncIterator[Any]) -> Any:

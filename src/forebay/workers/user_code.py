@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import BadOutcome
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from forebay.workers.runner import Runner
 
 log = logging.getLogger("forebay.workers")
+
+
+_LAZY: Final = frozenset({AsyncGeneratorType, CoroutineType, GeneratorType})
+_WRAPPED: Final = " (a decorator of `async def` or of a generator needs functools.wraps)"
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -162,7 +167,7 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
         # What has keys would give them instead of its values: mappings of every kind, and tables of columns.
         has_keys = hasattr(results, "keys") and getattr(results, "ndim", 2) != 1
         if has_keys or isinstance(results, (str, bytes, bytearray)) or not hasattr(results, "__getitem__"):
-            raise BadOutcome(f"predict returned a {name}; {_needed(count)}")
+            raise BadOutcome(f"predict returned a {name}; {_needed(count)}{_WRAPPED if type(results) in _LAZY else ''}")
         if getattr(results, "ndim", 1) == 0:
             raise BadOutcome(f"predict returned one {name}; {_needed(count)}")
     results = cast("Sequence[Any]", results)

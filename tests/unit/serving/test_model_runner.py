@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import warnings
@@ -63,6 +64,39 @@ class PickyAsync(Picky):
 
     async def postprocess(self, result):
         return super().postprocess(result)
+
+
+def passed_on(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        return function(*arguments, **named)
+
+    return call
+
+
+def waited_for(function: Any) -> Any:
+    """Makes a plain function of a coroutine function, as people write it who do not know that they need not."""
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        return asyncio.run(function(*arguments, **named))
+
+    return call
+
+
+class PickyPassedOn(PickyAsync):
+    preprocess = passed_on(PickyAsync.preprocess)
+    predict = passed_on(PickyAsync.predict)
+    postprocess = passed_on(PickyAsync.postprocess)
+
+
+class PickyWaitedFor(PickyAsync):
+    preprocess = waited_for(PickyAsync.preprocess)
+    predict = waited_for(PickyAsync.predict)
+    postprocess = waited_for(PickyAsync.postprocess)
+
+
+PICKY = [Picky, PickyAsync, PickyPassedOn, PickyWaitedFor]
 
 
 class Rows(Model):
@@ -127,7 +161,7 @@ def test_a_batch_of_bad_samples_only_is_not_predicted(opened):
     assert not hasattr(runner._model, "seen")
 
 
-@pytest.mark.parametrize("model", [Picky, PickyAsync])
+@pytest.mark.parametrize("model", PICKY)
 @pytest.mark.parametrize(
     "bad, error, message",
     [
@@ -145,13 +179,13 @@ def test_whatever_fails_in_a_sample_fails_alone(model, bad, error, message, open
     assert message in outcomes[1].message
 
 
-@pytest.mark.parametrize("model", [Picky, PickyAsync])
+@pytest.mark.parametrize("model", PICKY)
 def test_what_predict_raises_fails_the_batch(model, opened):
     with pytest.raises(RuntimeError, match="in predict"):
         run(opened(model), "a", "all")
 
 
-@pytest.mark.parametrize("model", [Picky, PickyAsync])
+@pytest.mark.parametrize("model", PICKY)
 def test_a_wrong_number_of_results_names_both_numbers(model, opened):
     """G4."""
     with pytest.raises(BadOutcome, match="returned 2 results for 3 samples"):
@@ -226,12 +260,20 @@ class StreamsAsync(Model):
             yield [ValueError("no") if sample == "bad" else f"{sample}{step}" for sample in batch]
 
 
+class StreamsPassedOn(Streams):
+    predict = passed_on(Streams.predict)
+
+
+class StreamsAsyncPassedOn(Streams):
+    predict = passed_on(StreamsAsync.predict)
+
+
 class StreamsWithHook(Streams):
     async def postprocess(self, part):
         return part
 
 
-STREAMS = [Streams, StreamsAsync, StreamsWithHook]
+STREAMS = [Streams, StreamsAsync, StreamsPassedOn, StreamsAsyncPassedOn, StreamsWithHook]
 
 
 @pytest.mark.parametrize("model", STREAMS)
@@ -245,6 +287,27 @@ def test_a_bad_sample_leaves_the_streams_of_the_others_alone(model, opened):
     assert type(steps[0][1].error) is InvalidRequest
     assert [step[0] for step in steps[1:]] == [b'"a0"', b'"a1"']
     assert type(steps[1][2].error) is RunnerFailed
+
+
+@pytest.mark.parametrize("base", [Streams, StreamsAsyncPassedOn])
+def test_a_decorator_that_makes_no_generator_of_one_is_told(base, opened):
+    class Listed(base):
+        @functools.wraps(base.predict)
+        def predict(self, batch):
+            return [["all"] * len(batch)]
+
+    with pytest.raises(
+        BadOutcome, match=r"Listed\.predict returned a list and no generator, though .* functools\.wraps"
+    ):
+        list(opened(Listed).run([request("a")]))
+
+
+def test_a_decorator_that_hides_what_it_wraps_is_told(opened):
+    class Hiding(Model):
+        predict = lambda self, batch: Streams.predict(self, batch)  # noqa: E731, PLW0108 - it is to hide it
+
+    with pytest.raises(BadOutcome, match=r"predict returned a generator; .* needs functools\.wraps"):
+        run(opened(Hiding), "a")
 
 
 @pytest.mark.parametrize("step", [["one"], "ab", None, [1, 2, 3]])

@@ -22,6 +22,7 @@ from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, pl
 from forebay.graph.composition.types_fit import element_of, fits, spell
 from forebay.graph.spec import OUT
 from forebay.graph.values import SKIP
+from forebay.serving.models.function_kinds import may_await
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
 from forebay.types.did_you_mean import meant
@@ -153,7 +154,7 @@ class NodeDefinition:
     def is_async(self) -> bool:
         """Whether it is made of coroutines, and may share a loop with others."""
         hooks = (getattr(self.model, hook, None) for hook in ("preprocess", "postprocess"))
-        return self.model_settings.is_async or any(inspect.iscoroutinefunction(hook) for hook in hooks)
+        return self.model_settings.is_async or any(map(may_await, hooks))
 
     @property
     def key_of(self) -> Callable[..., Hashable] | None:
@@ -267,7 +268,7 @@ class NodeDefinition:
         return any(not ports[port].is_optional for port in skipped) or 0 < len(skipped) == len(bound)
 
     def _outcome(self, inputs: Mapping[str, Any]) -> Any:
-        if (self.is_async or inspect.iscoroutinefunction(getattr(self.model, "load", None))) and _is_on_loop():
+        if (self.is_async or may_await(getattr(self.model, "load", None))) and _is_on_loop():
             raise ConfigError(
                 f"{place()}: '{self.name}' has coroutines, and is called where an event loop runs, which cannot wait "
                 "for them; call it, or the composition, in a thread: `await asyncio.to_thread(function, ...)`"

@@ -239,4 +239,6 @@ def _by_name(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]
     def call(inputs: Mapping[str, Any]) -> Any:
         return function(**inputs)
 
+    # Its kind is that of the function, its parameters are not.
+    vars(call).update(__wrapped__=function, __signature__=inspect.signature(call))
     return call

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 
 from forebay.errors import ConfigError
 from forebay.serving.models.class_places import with_place
+from forebay.serving.models.function_kinds import generates
 from forebay.serving.models.schema import WireType, is_union, spell, unwrap
 from forebay.types.call import Last
 from forebay.types.context import PARAM
@@ -77,7 +78,7 @@ def _io_types(model_class: type, method: ModelMethod | None) -> tuple[WireType, 
     if method is None:
         preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
     given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
-    streams = predict.generates()
+    streams = predict.generates
     answer = (postprocess or predict).wire_type("output", element=postprocess is None, part=streams)
     batchable = getattr(model_class, "batchable", False) if method is None else method.batchable
     where = media_in_parts(batchable=batchable, streams=streams) if answer.has_media else ""
@@ -144,11 +145,14 @@ def _part_type(annotation: Any) -> Any:
 class _Method:
     """One method of the user's, and where to look up the names in its annotations."""
 
-    def __init__(self, model_class: type, owner: type, function: types.FunctionType, *, bound: bool) -> None:
+    def __init__(
+        self, model_class: type, owner: type, function: types.FunctionType, *, bound: bool, generates: bool
+    ) -> None:
         self.place = f"{model_class.__qualname__}.{function.__name__}"
         self.owner = owner
         self.function = function
         self.bound = bound  # whether the first parameter is `self` or `cls`
+        self.generates = generates
 
     def wire_type(
         self, direction: Literal["input", "output"], *, element: bool = False, part: bool = False
@@ -199,7 +203,7 @@ class _Method:
         """Return the type of one sample of a batch."""
         batch = unwrap(annotation)
         origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
-        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self.generates())):
+        if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self.generates)):
             if not arguments:
                 return Any
             batch = unwrap(arguments[0])
@@ -220,10 +224,6 @@ class _Method:
                 advice = "predict gets a list of samples; write list[...], or name the type of one in `preprocess`"
         raise ConfigError(f"{self.place}: {what} is annotated {spell(annotation)}, but {advice}")
 
-    def generates(self) -> bool:
-        """Whether it is a generator."""
-        return inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function)
-
 
 def _method(model_class: type, name: str) -> _Method | None:
     for owner in model_class.__mro__:
@@ -231,7 +231,8 @@ def _method(model_class: type, name: str) -> _Method | None:
         if found is None and name not in vars(owner):
             continue
         bound = not isinstance(found, staticmethod)
-        function = inspect.unwrap(getattr(found, "__func__", found)) if found is not None else None
+        method: Any = getattr(found, "__func__", found)
+        function = inspect.unwrap(method)
         if not isinstance(function, types.FunctionType):
             if found is None:
                 return None
@@ -239,7 +240,7 @@ def _method(model_class: type, name: str) -> _Method | None:
         # The identity hooks a base class of forebay's may define say nothing about the user's types.
         if function.__module__.startswith("forebay.serving."):
             return None
-        return _Method(model_class, owner, function, bound=bound)
+        return _Method(model_class, owner, function, bound=bound, generates=generates(method))
     return None
 
 

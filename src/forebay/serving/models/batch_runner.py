@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
+from forebay.serving.models.function_kinds import awaits, may_await
 from forebay.serving.models.model import takes_context
 from forebay.serving.models.padding import Padded, require_numpy
+from forebay.serving.models.spelling import STEPS
 from forebay.serving.models.steps import Stream
 from forebay.types.call import Failure
 from forebay.types.context import PARAM, context_of
@@ -40,11 +42,9 @@ class BatchRunner(ABC):
     """A `Runner` for one model class; subclasses read bodies and write outcomes.
 
     Attributes:
-        awaits: Whether the model has coroutine functions.
+        awaits: Whether the model has functions that return something to wait for.
         silent: Streams that got nothing in the last steps; see `Stepping`.
     """
-
-    awaits = False
 
     def __init__(
         self,
@@ -85,13 +85,17 @@ class BatchRunner(ABC):
         self._worker = 0
         self._coroutines = Coroutines()
         self.silent: dict[Stream, tuple[int, float]] = {}
-        if settings.is_async or any(
-            inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in self._hooks
-        ):
+        functions = [
+            getattr(model_class, name, None) for name in (*(STEPS if settings.steps else (method,)), *self._hooks)
+        ]
+        self.awaits = any(map(may_await, functions))
+        # A decorator may wait for what it wraps by `asyncio.run`, which is refused where a loop runs.
+        self._calls_apart = self.awaits and not settings.streams and not any(map(awaits, functions))
+        if self.awaits:
             self.run_async = self._run_async
-            self.run = self._run_blocking
-            self.awaits = True
-        if any(inspect.iscoroutinefunction(getattr(model_class, name, None)) for name in ("load", "unload")):
+            if not self._calls_apart:
+                self.run = self._run_blocking
+        if any(may_await(getattr(model_class, name, None)) for name in ("load", "unload")):
             self.open_async = self._open_async
             self.close_async = self._close_async
 
@@ -157,9 +161,14 @@ class BatchRunner(ABC):
         return self._model.load() if self._files is None else self._model.load(Path(self._files))
 
     def _loaded(self) -> None:
-        self._predict = getattr(self._model, self._method)
+        self._predict = self._called(self._method)
         if self._hooks:
-            self._preprocess, self._postprocess = (getattr(self._model, name, None) for name in self._hooks)
+            self._preprocess, self._postprocess = map(self._called, self._hooks)
+
+    def _called(self, name: str) -> Any:
+        """Return a method as it is called, None if there is none."""
+        function = getattr(self._model, name, None)
+        return self._coroutines.waiting(function) if self._calls_apart and function is not None else function
 
     def _unload(self) -> Any:
         unload = getattr(self._model, "unload", None)
@@ -317,6 +326,7 @@ class BatchRunner(ABC):
         try:
             yield from batch.refused()
             if batch.samples:
+                self._check_generator(steps, "__next__")
                 write = None if batch.failures else self.writer([item.params for item in batch.items])
                 for step in steps:
                     self._check_step(batch, step)
@@ -342,6 +352,7 @@ class BatchRunner(ABC):
             for refused in batch.refused():
                 yield refused
             if batch.samples:
+                self._check_generator(steps, "__anext__")
                 async for step in steps:
                     self._check_step(batch, step)
                     told = batch.contexts() if self._context_in["postprocess"] else None
@@ -354,6 +365,13 @@ class BatchRunner(ABC):
                     )
         finally:
             await aclose(steps)
+
+    def _check_generator(self, steps: Any, wanted: str) -> None:
+        if not hasattr(steps, wanted):
+            raise BadOutcome(
+                f"{self._class.__name__}.{self._method} returned a {type(steps).__name__} and no generator, though its "
+                "decorator says that it wraps one; return what that returns, or leave out functools.wraps"
+            )
 
     def _check_step(self, batch: Samples, step: Any) -> None:
         count = len(step) if type(step) in {list, tuple} else -1

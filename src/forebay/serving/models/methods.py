@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.serving.models.function_kinds import generates, may_await
 from forebay.types.context import PARAM
 from forebay.types.did_you_mean import nearest
 
@@ -158,7 +159,7 @@ def _read(model: type[Any], name: str, mark: _Mark) -> ModelMethod:
     if problem:
         raise ConfigError(f"{where}: the path {problem}")
     verbs = _verbs(where, mark.methods)
-    streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    streams = generates(function)
     batchable = (model.batchable and not streams and "GET" not in verbs) if mark.batchable is None else mark.batchable
     if batchable and (streams or "GET" in verbs):
         what = "an answer is an array or a stream" if streams else "the query of a GET has one sample"
@@ -170,7 +171,7 @@ def _read(model: type[Any], name: str, mark: _Mark) -> ModelMethod:
         verbs=verbs,
         batchable=batchable,
         streams=streams,
-        is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
+        is_async=may_await(function),
         has_context=PARAM in inspect.signature(function).parameters,
         description=inspect.getdoc(function) or "",
     )

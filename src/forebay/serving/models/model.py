@@ -19,6 +19,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.serving.models.class_places import shown_path, with_place
+from forebay.serving.models.function_kinds import generates, may_await
 from forebay.serving.models.methods import ModelMethod, methods_of
 from forebay.serving.models.padding import Pad
 from forebay.serving.models.spelling import STEPS, check_called_bare, check_spelling, like_predict
@@ -230,7 +231,7 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
                 devices = value
         except ValueError as error:
             raise ConfigError(f"{where}.{setting.name} is {value!r}; {error}") from error
-    streams = steps or inspect.isgeneratorfunction(predict) or inspect.isasyncgenfunction(predict)
+    streams = steps or generates(predict)
     how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
         raise ConfigError(f"{where} is batchable and {how}; an answer is an array or a stream, not both")
@@ -253,9 +254,7 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         pad=model.pad,
         isolate_errors=model.isolate_errors,
         streams=streams,
-        is_async=any(inspect.iscoroutinefunction(getattr(model, name, None)) for name in STEPS)
-        if steps
-        else inspect.iscoroutinefunction(predict) or inspect.isasyncgenfunction(predict),
+        is_async=any(may_await(getattr(model, name, None)) for name in (STEPS if steps else ("predict",))),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
         steps=steps,
         has_context=one_input
@@ -398,7 +397,7 @@ def _check_steps(model: type[Model]) -> None:
         function = getattr(model, name, None)
         if function is None:
             continue
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if generates(function):
             msg = f"{where}.{name} is a generator; write a function that returns, or a `predict` that yields instead"
             raise ConfigError(msg)
         _check_parameters(model, name, takes, may_have_context=name == "start")
@@ -410,7 +409,7 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
     if key_of is not None:
         if not callable(key_of):
             raise ConfigError(f"{where}.batch_key is {key_of!r}; a function of one sample is needed")
-        if inspect.iscoroutinefunction(key_of):
+        if may_await(key_of):
             msg = f"{where}.batch_key is a coroutine function; it runs before a request is queued and must not wait"
             raise ConfigError(msg)
         if one_input:
