@@ -40,7 +40,7 @@ with early_hangup():
 def status_of(code):
     """How a program ends that says "ready", after which its terminal is closed."""
     terminal, inside = os.openpty()
-    command = ["setsid", "--ctty", sys.executable, "-c", code]
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, "-c", code]
     server = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
     said = b""
