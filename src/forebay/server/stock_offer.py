@@ -219,7 +219,7 @@ class StockOffer:
         said = self._preferred.get(name)
         if said is None or said.number not in among:
             return chosen
-        if chosen and self.there(name)[chosen[0]] != said.there.get(chosen[0]):  # it has come since
+        if chosen and self.there(name).get(chosen[0]) != said.there.get(chosen[0]):  # it has come since
             return chosen
         return [said.number, *(number for number in chosen if number not in {said.number, said.instead_of})]
 
