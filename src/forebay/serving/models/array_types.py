@@ -17,6 +17,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +77,7 @@ class ArrayType(msgspec.Struct, frozen=True):
 def _of_texts(value: Any, scalar: Any) -> Any:
     """Return the numbers of a list of texts; anything else as it is."""
     if isinstance(value, list) and value and isinstance(cast("list[Any]", value)[0], str):
-        return msgspec.convert(value, list[scalar], strict=False)
+        return msgspec.convert(value, known(list[scalar]), strict=False)
     return cast("Any", value)
 
 
