@@ -47,7 +47,7 @@ class Coroutines:
 
         def call(*arguments: Any, **named: Any) -> Any:
             made = function(*arguments, **named)
-            return self.run(made) if inspect.isawaitable(made) and not _is_on_loop() else made
+            return self.run(made) if inspect.isawaitable(made) and not is_on_loop() else made
 
         return call
 
@@ -73,7 +73,8 @@ class Coroutines:
         return runner
 
 
-def _is_on_loop() -> bool:
+def is_on_loop() -> bool:
+    """Tell whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

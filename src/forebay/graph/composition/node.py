@@ -28,6 +28,7 @@ from forebay.types.call import Failure
 from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known
 from forebay.types.settings import keywords_of, only_keywords_of
+from forebay.workers.coroutines import is_on_loop
 from forebay.workers.runner import WorkerContext
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ class NodeDefinition:
         return any(not ports[port].is_optional for port in skipped) or 0 < len(skipped) == len(bound)
 
     def _outcome(self, inputs: Mapping[str, Any]) -> Any:
-        if (self.is_async or may_await(getattr(self.model, "load", None))) and _is_on_loop():
+        if (self.is_async or may_await(getattr(self.model, "load", None))) and is_on_loop():
             raise ConfigError(
                 f"{place()}: '{self.name}' has coroutines, and is called where an event loop runs, which cannot wait "
                 "for them; call it, or the composition, in a thread: `await asyncio.to_thread(function, ...)`"
@@ -289,14 +290,6 @@ class NodeDefinition:
         if type(outcome) is Failure:
             raise outcome.error
         return outcome
-
-
-def _is_on_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _parts_of(steps: Any) -> list[Any]:
