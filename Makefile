@@ -14,8 +14,9 @@ ANY_PYTHON_WHEELS := rapidocr-onnxruntime==1.4.4
 ENVIRONMENTS := $(wildcard tests/environments/*.txt)
 # What is installed into one of them without its own requirements.
 ENVIRONMENTS_NO_DEPS := $(wildcard tests/environments/*.no-deps)
-# A build of torch that is offered beside the package index (PIP_FIND_LINKS) is small enough to test with.
-TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-*.whl)
+# A build of torch that is offered beside the package index (PIP_FIND_LINKS), for this Python, is small enough to test with.
+PYTHON_TAG = $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+TORCH = $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-$(PYTHON_TAG)-*.whl)
 # Many tests wait for a moment to come, so more of them fit on a core than one.
 TEST_PROCESSES ?= 3
 # How long all fuzzers together run, and where they begin.
@@ -51,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 			$(ANY_PYTHON_WHEELS) \
 		&& if [ -n "$(TORCH)" ]; then install $(firstword $(TORCH)); \
-		else echo "no CPU build of torch in PIP_FIND_LINKS: what needs torch is not tested"; fi
+		else echo "no CPU build of torch for this Python in PIP_FIND_LINKS: what needs torch is not tested"; fi
 	@touch $@
 
 # Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so. The tests

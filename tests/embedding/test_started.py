@@ -160,8 +160,9 @@ def test_a_server_that_nobody_stops_answers_threads_that_outlive_the_main_one(tm
 
 
 FORK = """
-    import os, sys
+    import os, sys, warnings
 
+    warnings.simplefilter("ignore")  # newer Pythons advise against what is done here
     if (child := os.fork()) == 0:
         print(server)
         try:

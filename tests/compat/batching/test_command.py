@@ -22,7 +22,7 @@ def test_help_names_the_original_s_options_with_their_defaults(cli):  # B1
         "protocol": "unix",
         "timeout": "5000",
     }.items():
-        assert re.search(rf"^  -{name} .*--{name} [^\n]*\s+[^(]*\({re.escape(default)}\)", told, re.MULTILINE), name
+        assert re.search(rf"^  -{name}[ ,].*--{name} [^\n]*\s+[^(]*\({re.escape(default)}\)", told, re.MULTILINE), name
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_what_forebay_has_no_use_for_is_a_warning(read, tmp_path):  # O103
 
 
 WRONG = {
-    "no JSON": ('{"model_config_list": [],\n}', ":2: it is no JSON"),
+    "no JSON": ('{"model_config_list": [],\n]', ":2: it is no JSON"),
     "a list": ("[]", "a mapping of keys to values is needed"),
     "no models": ('{"mediapipe_config_list": []}', "there is no model_config_list"),
     "an unknown key": ('{"model_config_list": [],\n"mediapipe_config_lst": []}', ":2: .*did you mean mediapipe_config_list"),

@@ -11,6 +11,11 @@ from forebay.arrays.hooks import collecting
 from forebay.arrays.trees import concatenate, slice_rows, to_host
 
 
+@pytest.fixture(autouse=True)
+def _only_with_torch():
+    pytest.importorskip("torch")
+
+
 @pytest.fixture(name="without_numpy")
 def _without_numpy(monkeypatch):
     def refuse(*args, **kwargs):

@@ -16,6 +16,7 @@ from forebay.graph.composition.types_fit import element_of, spell
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.model import settings_of
 from forebay.types.failures import text_of
+from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class _Reader:
 
     def signature(self, *, batched: bool) -> NodeSignature:
         try:
-            signature = inspect.signature(self._function)
+            signature = signature_of(self._function)
         except (TypeError, ValueError) as error:
             msg = f"{self._where} does not tell what it takes; wrap it in a function: def {self._where}(...)"
             raise ConfigError(msg) from error
@@ -151,7 +152,7 @@ class _Reader:
     @property
     def first(self) -> str:
         """The name of its first parameter."""
-        return list(inspect.signature(self._function).parameters)[self._skip]
+        return list(signature_of(self._function).parameters)[self._skip]
 
     def _resolved(self, what: str, annotation: Any) -> Any:
         if annotation is inspect.Signature.empty:

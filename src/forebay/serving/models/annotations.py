@@ -25,6 +25,7 @@ from forebay.serving.models.schema import WireType, is_union, spell, unwrap
 from forebay.types.call import Last
 from forebay.types.context import PARAM
 from forebay.types.failures import words_of
+from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if typing.TYPE_CHECKING:
@@ -179,7 +180,7 @@ class _Method:
 
     def _signature(self) -> inspect.Signature:
         # From Python 3.14 on, annotations are evaluated when somebody looks.
-        signature, error = caught(inspect.signature, self.function)
+        signature, error = caught(signature_of, self.function)
         if error is not None:
             raise ConfigError(f"{self.place}: its annotations cannot be resolved: {words_of(error)}") from error
         return signature

@@ -14,6 +14,7 @@ from forebay.errors import ConfigError
 from forebay.serving.models.function_kinds import generates, may_await
 from forebay.types.context import PARAM
 from forebay.types.did_you_mean import nearest
+from forebay.types.signature import signature_of
 
 CALL: Final = "call"
 """Where the params of a request name the method that is asked; what names none asks `predict`."""
@@ -172,7 +173,7 @@ def _read(model: type[Any], name: str, mark: _Mark) -> ModelMethod:
         batchable=batchable,
         streams=streams,
         is_async=may_await(function),
-        has_context=PARAM in inspect.signature(function).parameters,
+        has_context=PARAM in signature_of(function).parameters,
         description=inspect.getdoc(function) or "",
     )
 

@@ -28,6 +28,7 @@ from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
 from forebay.types.names import endpoint_name, version_name
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
+from forebay.types.signature import signature_of
 
 
 class Model:
@@ -287,14 +288,14 @@ def _check_load(model: type[Model], *, one_input: bool) -> None:
 
 
 def _takes_path(model: type[Model]) -> bool:
-    parameters = list(inspect.signature(model.load).parameters.values())
+    parameters = list(signature_of(model.load).parameters.values())
     return [one.name for one in parameters if one.default is one.empty][1:] == ["path"]
 
 
 def takes_context(model: type[Model], method: str) -> bool:
     """Tell whether a method asks for the context of requests: it has a parameter of that name."""
     try:
-        return PARAM in inspect.signature(getattr(model, method, None)).parameters  # pyright: ignore[reportArgumentType]
+        return PARAM in signature_of(getattr(model, method, None)).parameters  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
         return False  # there is none, or it has no signature
 
@@ -436,7 +437,7 @@ def _key_of(model: type[Model]) -> Callable[[Any], Hashable] | None:
 
 def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable]) -> None:
     try:
-        signature = inspect.signature(key_of)
+        signature = signature_of(key_of)
     except (TypeError, ValueError):
         return  # a callable without a signature: found out when it is called
     try:
@@ -452,7 +453,7 @@ def _check_parameters(model: type[Model], method: str, takes: str, *, may_have_c
     function = inspect.getattr_static(model, method)
     static = isinstance(function, staticmethod)
     try:
-        parameters = list(inspect.signature(getattr(model, method)).parameters.values())
+        parameters = list(signature_of(getattr(model, method)).parameters.values())
     except (TypeError, ValueError):
         return  # a callable without a signature: found out when it is called
     if may_have_context:
@@ -464,6 +465,6 @@ def _check_parameters(model: type[Model], method: str, takes: str, *, may_have_c
     if (len(needed) != expected and not starred) or any(
         p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters
     ):
-        written = f"{method}{inspect.signature(getattr(model, method))}"
+        written = f"{method}{signature_of(getattr(model, method))}"
         msg = f"{model.__qualname__}.{written} cannot be called with one argument; write `def {method}(self, {takes})`"
         raise ConfigError(msg)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from forebay.errors import ConfigError
 from forebay.serving.models.methods import is_marked
 from forebay.types.did_you_mean import distance
+from forebay.types.signature import signature_of
 
 HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
 """Methods that are called if a class has them."""
@@ -84,7 +85,7 @@ def check_called_bare(model: type[Any], method: str) -> None:
         ConfigError: If it needs some.
     """
     try:
-        parameters = list(inspect.signature(getattr(model, method)).parameters.values())
+        parameters = list(signature_of(getattr(model, method)).parameters.values())
     except (TypeError, ValueError):
         return  # a callable without a signature: found out when it is called
     rest = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
 
 from forebay.errors import ConfigError
+from forebay.types.signature import signature_of
 
 if TYPE_CHECKING:
     from forebay.arrays.batch import Batch
@@ -127,7 +128,7 @@ class Jitted:
 def arity(fn: Callable[..., Any]) -> int:
     """Return with how many arguments a function is to be called: 2 only if it needs two."""
     try:
-        parameters = inspect.signature(fn).parameters.values()
+        parameters = signature_of(fn).parameters.values()
     except (TypeError, ValueError):
         return 1  # written in C: found out when it is called
     positional = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]

@@ -75,14 +75,17 @@ def find_config(target: str | None) -> Path | None:
         return None
     if not target:
         raise ConfigError("TARGET is an empty text; a file or a folder is needed, and . is the one you are in")
-    path = Path(target)
     try:
-        if path.is_dir():
-            path /= FILE
-        return path if path.name == FILE and path.is_file() else None
+        os.stat(f"{target}/.")  # of a folder, whether one may look into it as well
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what it is else, others know
     except OSError as error:
         shown = target if len(target) <= _SHOWN else f"{target[:_SHOWN]}..."
         raise ConfigError(f"{shown} cannot be looked at: {error.strerror}") from error
+    path = Path(target)
+    if path.is_dir():
+        path /= FILE
+    return path if path.name == FILE and path.is_file() else None
 
 
 def read_config(path: Path) -> ConfigFile:

@@ -21,6 +21,7 @@ from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
 from forebay.surfaces.nucleus.settings import NO_PYTHON_CLIENT
 from forebay.types.failures import text_of, trace_of
 from forebay.types.first_use import known
+from forebay.types.signature import signature_of
 from forebay.workers.coroutines import Coroutines
 from forebay.workers.user_code import caught
 
@@ -190,7 +191,7 @@ def _check_models(cls: type, plan: Arguments, key: str) -> None:
     Raises:
         ModelError: If not.
     """
-    if key == "models" and "python_client" not in inspect.signature(cls.__init__).parameters:
+    if key == "models" and "python_client" not in signature_of(cls.__init__).parameters:
         raise ModelError(NO_PYTHON_CLIENT)
     if "model_client" not in plan.wanted:
         raise ModelError(
@@ -210,7 +211,7 @@ def constructor_arguments(cls: type) -> Arguments:
     """
     if cls.__init__ is object.__init__:
         return Arguments((), ())
-    signature = inspect.signature(cls.__init__)
+    signature = signature_of(cls.__init__)
     parameters = list(signature.parameters.values())[1:]
     offered = {name: name for name in CONSTRUCTOR_ARGUMENTS} | ALIASES
     return match(parameters, offered, CONSTRUCTOR_ARGUMENTS, shown("__init__", signature))

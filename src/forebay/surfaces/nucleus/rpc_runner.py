@@ -29,6 +29,7 @@ from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, UNAVAILABLE, Aborted, RpcContext
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
+from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def _arguments(cls: type, name: str) -> Arguments:
             f"method {name} hasn't been defined in the Handler class; define one called {name} to match the RPC method "
             "from the protobuf definition"
         )
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = list(signature_of(function).parameters.values())
     if inspect.isfunction(inspect.getattr_static(cls, name)):
         parameters = parameters[1:]
     found, unknown = matched(parameters, {name: name for name in RPC_ARGUMENTS}, RPC_ARGUMENTS)

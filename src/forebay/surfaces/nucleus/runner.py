@@ -26,6 +26,7 @@ from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
 from forebay.types.failures import text_of, words_of
+from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def verbs_of(cls: type, *, batched: bool) -> dict[str, Arguments]:
 
 def _verb_arguments(cls: type, name: str) -> Arguments:
     function = getattr(cls, name)
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     parameters = list(signature.parameters.values())
     if inspect.isfunction(inspect.getattr_static(cls, name)):
         parameters = parameters[1:]

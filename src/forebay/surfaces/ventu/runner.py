@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.pages import reply_to
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _made(value: Any, what: str) -> Ventu | None:
     if found is not None or not callable(value):
         return found
     try:
-        inspect.signature(value).bind()
+        signature_of(value).bind()
     except TypeError:
         raise ConfigError(f"{what} needs arguments; a function that is called without any is needed") from None
     except ValueError:  # something written in C, which does not say

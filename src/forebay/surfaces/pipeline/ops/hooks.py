@@ -19,6 +19,7 @@ from forebay.surfaces.pipeline.codes import OK, CustomException, CustomException
 from forebay.surfaces.pipeline.ops import packing
 from forebay.surfaces.pipeline.ops.channel import is_texts
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
+from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ def form_of(op: Op, hook: HookName) -> Form:
     forms = _FORMS[hook]
     longest = forms[-1]
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):  # something written in C
         return Form(function, longest, (), is_open=True)
     by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
@@ -370,7 +371,7 @@ def _must_be_named(parameter: inspect.Parameter) -> bool:
 def _taken(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, ...]:
     """Return which of the names a function takes as keywords; all of them if it does not say."""
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = signature_of(function).parameters
     except (TypeError, ValueError):
         return names
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
