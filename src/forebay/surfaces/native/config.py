@@ -76,7 +76,7 @@ def find_config(target: str | None) -> Path | None:
     if not target:
         raise ConfigError("TARGET is an empty text; a file or a folder is needed, and . is the one you are in")
     try:
-        os.stat(f"{target}/.")  # of a folder, whether one may look into it as well
+        os.stat(f"{target}/.")  # noqa: PTH116 - whether one may look into a folder; a Path drops the dot
     except (FileNotFoundError, NotADirectoryError):
         pass  # what it is else, others know
     except OSError as error:
