@@ -20,7 +20,7 @@ include_patterns = [
     "examples/**.md",
     "src/forebay/surfaces/*/README.md",
 ]
-exclude_patterns = [".venv", ".git", "site", "dist", "build", "benchmarks/.venv*", "**/node_modules"]
+exclude_patterns = [".venv", ".git", "site", "dist", "build", "benchmarks/.venv*", "**/node_modules", "examples/*/out"]
 
 # A link to a heading that is gone is an error, as one to a file is.
 myst_heading_anchors = 4

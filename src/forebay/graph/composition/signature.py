@@ -17,6 +17,7 @@ from forebay.serving.models.annotations import io_types
 from forebay.serving.models.model import settings_of
 from forebay.types.failures import text_of
 from forebay.types.signature import signature_of
+from forebay.types.type_alias import expanded
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -162,7 +163,9 @@ class _Reader:
         scope: dict[str, Any] = getattr(self._function, "__globals__", {})
         hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
         if error is None:
-            return hints["it"]
+            found, error = caught(expanded, hints["it"])
+            if error is None:
+                return found
         self._warnings.append(
             f"{self._where}: {what} is annotated {annotation}, which is not checked ({text_of(error)})"
         )

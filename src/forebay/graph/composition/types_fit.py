@@ -12,6 +12,8 @@ import types
 import typing
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
+from forebay.types.type_alias import named_by
+
 _UNION: Final = (typing.Union, types.UnionType)
 
 _PROMOTIONS: Final[dict[Any, tuple[type, ...]]] = {float: (int,), complex: (int, float)}
@@ -23,7 +25,7 @@ _ELEMENTWISE: Final = (list, tuple, set, frozenset, collections.abc.Collection)
 
 def fits(given: Any, wanted: Any) -> bool:
     """Tell whether a value annotated `given` may go where `wanted` is annotated."""
-    given, wanted = _bare(given), _bare(wanted)
+    given, wanted = bare(given), bare(wanted)
     if _is_open(given) or _is_open(wanted) or given == wanted:
         return True
     if typing.get_origin(given) in _UNION:
@@ -43,13 +45,13 @@ def fits(given: Any, wanted: Any) -> bool:
 
 def element_of(annotation: Any) -> tuple[bool, Any]:
     """Return whether an annotation can be one of a list, and that of its elements."""
-    bare = _bare(annotation)
-    if _is_open(bare):
+    annotation = bare(annotation)
+    if _is_open(annotation):
         return True, Any
-    if typing.get_origin(bare) in _UNION:
-        found = [element_of(member) for member in typing.get_args(bare) if _bare(member) is not types.NoneType]
+    if typing.get_origin(annotation) in _UNION:
+        found = [element_of(member) for member in typing.get_args(annotation) if bare(member) is not types.NoneType]
         return any(is_list for is_list, _ in found), found[0][1] if len(found) == 1 else Any
-    kind, arguments = typing.get_origin(bare) or bare, typing.get_args(bare)
+    kind, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if kind is tuple:
         return True, arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else Any
     if not isinstance(kind, type):
@@ -76,13 +78,13 @@ def spell(annotation: Any) -> str:
     return inspect.formatannotation(annotation).removeprefix("typing.")
 
 
-def _bare(annotation: Any) -> Any:
+def bare(annotation: Any) -> Any:
     """Strip what says nothing about the kind of value: `Annotated`, aliases, None instead of its type."""
     while True:
         if typing.get_origin(annotation) is Annotated:
             annotation = annotation.__origin__
-        elif type(annotation).__name__ == "TypeAliasType":
-            annotation = annotation.__value__
+        elif (value := named_by(annotation)) is not None:
+            annotation = value
         else:
             return types.NoneType if annotation is None else annotation
 

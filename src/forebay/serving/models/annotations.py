@@ -26,6 +26,7 @@ from forebay.types.call import Last
 from forebay.types.context import PARAM
 from forebay.types.failures import words_of
 from forebay.types.signature import signature_of
+from forebay.types.type_alias import expanded
 from forebay.workers.user_code import caught
 
 if typing.TYPE_CHECKING:
@@ -195,7 +196,9 @@ class _Method:
         scope = self.function.__globals__
         hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
         if error is None:
-            return hints["it"]
+            found, error = caught(expanded, hints["it"])
+            if error is None:
+                return found
         raise ConfigError(
             f"{self.place}: {what} is annotated {spell(annotation)}, which cannot be resolved: {words_of(error)}"
         ) from error

@@ -41,6 +41,7 @@ from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
 from forebay.types.first_use import known
+from forebay.types.type_alias import named_by
 from forebay.workers.landing import own
 from forebay.workers.user_code import caught
 
@@ -429,7 +430,7 @@ def _parts(annotation: Any, seen: dict[int, Any]) -> Iterator[Any]:
     if is_array(annotation):
         return
     children: list[Any] = list(typing.get_args(annotation))
-    children += [typing.get_origin(annotation), getattr(annotation, "__supertype__", None), _alias_value(annotation)]
+    children += [typing.get_origin(annotation), getattr(annotation, "__supertype__", None), named_by(annotation)]
     if isinstance(annotation, type) and any(hasattr(annotation, mark) for mark in _FIELDED):
         hints, unresolved = caught(partial(typing.get_type_hints, include_extras=True), annotation)
         if unresolved is None:  # else the decoder reports it, in better words
@@ -438,19 +439,12 @@ def _parts(annotation: Any, seen: dict[int, Any]) -> Iterator[Any]:
         yield from _parts(child, seen)
 
 
-def _alias_value(annotation: Any) -> Any:
-    """Return what a `type X = ...` statement names."""
-    if type(annotation).__name__ != "TypeAliasType":
-        return None
-    return annotation.__value__
-
-
 def unwrap(annotation: Any) -> Any:
     """Strip `Annotated` and type aliases."""
     while True:
         if typing.get_origin(annotation) is Annotated:
             annotation = annotation.__origin__
-        elif (value := _alias_value(annotation)) is not None:
+        elif (value := named_by(annotation)) is not None:
             annotation = value
         else:
             return annotation

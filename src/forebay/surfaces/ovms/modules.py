@@ -72,8 +72,9 @@ class HandlerFolder:
     def close(self) -> None:
         """Forget the modules."""
         _open.pop(self.name, None)
-        for name in [name for name in sys.modules if name == self.name or name.startswith(f"{self.name}.")]:
-            sys.modules.pop(name, None)
+        for name in list(sys.modules):  # in one go: other threads may import
+            if name == self.name or name.startswith(f"{self.name}."):
+                sys.modules.pop(name, None)
         with _lock:
             if self.folder in _on_path and self.folder not in {one.folder for one in list(_open.values())}:
                 _on_path.discard(self.folder)
