@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,3 +27,11 @@ if sys.version_info >= (3, 14):
 
 else:
     signature_of = inspect.signature
+
+
+_REFERENCE: Final = re.compile(r"ForwardRef\('([^']*)'(?:, [^)]*)?\)")
+
+
+def as_written(annotations: object) -> str:
+    """Return the text of a signature or an annotation in which forward references are the names that were written."""
+    return _REFERENCE.sub(r"\1", str(annotations))

@@ -16,7 +16,7 @@ from forebay.graph.composition.types_fit import element_of, spell
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.model import settings_of
 from forebay.types.failures import text_of
-from forebay.types.signature import signature_of
+from forebay.types.signature import as_written, signature_of
 from forebay.types.type_alias import expanded
 from forebay.workers.user_code import caught
 
@@ -167,7 +167,7 @@ class _Reader:
             if error is None:
                 return found
         self._warnings.append(
-            f"{self._where}: {what} is annotated {annotation}, which is not checked ({text_of(error)})"
+            f"{self._where}: {what} is annotated {as_written(annotation)}, which is not checked ({text_of(error)})"
         )
         return Any
 

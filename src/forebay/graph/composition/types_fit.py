@@ -12,6 +12,7 @@ import types
 import typing
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
+from forebay.types.signature import as_written
 from forebay.types.type_alias import named_by
 
 _UNION: Final = (typing.Union, types.UnionType)
@@ -75,7 +76,7 @@ def spell(annotation: Any) -> str:
     if isinstance(kind, type) and arguments:
         inner = ", ".join("..." if argument is Ellipsis else spell(argument) for argument in arguments)
         return f"{kind.__qualname__}[{inner}]"
-    return inspect.formatannotation(annotation).removeprefix("typing.")
+    return as_written(inspect.formatannotation(annotation)).removeprefix("typing.")
 
 
 def bare(annotation: Any) -> Any:

@@ -28,7 +28,7 @@ from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
 from forebay.types.names import endpoint_name, version_name
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
-from forebay.types.signature import signature_of
+from forebay.types.signature import as_written, signature_of
 
 
 class Model:
@@ -444,8 +444,8 @@ def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable])
         signature.bind(None)
     except TypeError:
         raise ConfigError(
-            f"{model.__qualname__}.batch_key{signature} cannot be called with one sample; it runs where there is no "
-            "model: write `@staticmethod` and `def batch_key(sample)`"
+            f"{model.__qualname__}.batch_key{as_written(signature)} cannot be called with one sample; it runs where there "
+            "is no model: write `@staticmethod` and `def batch_key(sample)`"
         ) from None
 
 
@@ -465,6 +465,6 @@ def _check_parameters(model: type[Model], method: str, takes: str, *, may_have_c
     if (len(needed) != expected and not starred) or any(
         p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters
     ):
-        written = f"{method}{signature_of(getattr(model, method))}"
+        written = f"{method}{as_written(signature_of(getattr(model, method)))}"
         msg = f"{model.__qualname__}.{written} cannot be called with one argument; write `def {method}(self, {takes})`"
         raise ConfigError(msg)

@@ -41,6 +41,7 @@ from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
 from forebay.types.first_use import known
+from forebay.types.signature import as_written
 from forebay.types.type_alias import named_by
 from forebay.workers.landing import own
 from forebay.workers.user_code import caught
@@ -458,5 +459,5 @@ def spell(annotation: Any) -> str:
     """Write an annotation as the user wrote it."""
     if annotation is types.NoneType:
         return "`None`"
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = as_written(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
     return f"`{_OUR_MODULES.sub('', text)}`"
