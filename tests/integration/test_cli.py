@@ -162,7 +162,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path, command):
     gone = tmp_path / "gone"
     gone.mkdir()
     program = f"import os; os.rmdir({str(gone)!r}); from forebay.cli.main import main; raise SystemExit(main())"
-    arguments = [sys.executable, "-c", program, command, "model.py"]
+    arguments = [sys.executable, "-P", "-c", program, command, "model.py"]  # as the script starts it
     found = subprocess.run(arguments, cwd=gone, capture_output=True, text=True, check=False)
     assert "is gone; go to another one" in sentence(found)
 

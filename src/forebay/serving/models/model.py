@@ -443,9 +443,10 @@ def _check_key_parameters(model: type[Model], key_of: Callable[[Any], Hashable])
     try:
         signature.bind(None)
     except TypeError:
+        written = f"{model.__qualname__}.batch_key{as_written(signature)}"
         raise ConfigError(
-            f"{model.__qualname__}.batch_key{as_written(signature)} cannot be called with one sample; it runs where there "
-            "is no model: write `@staticmethod` and `def batch_key(sample)`"
+            f"{written} cannot be called with one sample; it runs where there is no model: write `@staticmethod` and "
+            "`def batch_key(sample)`"
         ) from None
 
 
