@@ -17,7 +17,7 @@ from forebay.serving.models.annotations import io_types
 from forebay.serving.models.model import settings_of
 from forebay.types.failures import text_of
 from forebay.types.signature import as_written, signature_of
-from forebay.types.type_alias import expanded
+from forebay.types.type_names import expanded
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typing
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from forebay.types.signature import as_written
-from forebay.types.type_alias import named_by
+from forebay.types.type_names import named_by
 
 _UNION: Final = (typing.Union, types.UnionType)
 

@@ -26,7 +26,7 @@ from forebay.types.call import Last
 from forebay.types.context import PARAM
 from forebay.types.failures import words_of
 from forebay.types.signature import signature_of
-from forebay.types.type_alias import expanded
+from forebay.types.type_names import bound_in, expanded
 from forebay.workers.user_code import caught
 
 if typing.TYPE_CHECKING:
@@ -152,6 +152,7 @@ class _Method:
     ) -> None:
         self.place = f"{model_class.__qualname__}.{function.__name__}"
         self.owner = owner
+        self.types = bound_in(model_class, owner)  # if the owner is generic
         self.function = function
         self.bound = bound  # whether the first parameter is `self` or `cls`
         self.generates = generates
@@ -196,7 +197,7 @@ class _Method:
         scope = self.function.__globals__
         hints, error = caught(lambda: typing.get_type_hints(holder, scope, names, include_extras=True))
         if error is None:
-            found, error = caught(expanded, hints["it"])
+            found, error = caught(expanded, hints["it"], self.types)
             if error is None:
                 return found
         raise ConfigError(

@@ -42,7 +42,7 @@ from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
 from forebay.types.first_use import known
 from forebay.types.signature import as_written
-from forebay.types.type_alias import named_by
+from forebay.types.type_names import named_by
 from forebay.workers.landing import own
 from forebay.workers.user_code import caught
 

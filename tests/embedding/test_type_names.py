@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types by the names that `type X = ...` statements give them, wherever a model or a node has an annotation."""
+"""Types by the names that statements and generic classes give them, wherever a model or a node has an annotation."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from typing_extensions import TypeAliasType
 import forebay.testing
 from forebay import Last, Model, compose, node
 from forebay.errors import ConfigError
-from forebay.types.type_alias import expanded
+from forebay.types.type_names import expanded
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -62,6 +62,23 @@ class Steps(Model):
         return [Last(state[0]) for state in states]
 
 
+class Listed(Model, Generic[T, K]):
+    def predict(self, batch: list[T]) -> list[tuple[T, K | None]]:
+        return [(one, None) for one in batch]
+
+
+class Alike(Listed[K, K]):
+    pass
+
+
+class Ints(Alike[int]):
+    pass
+
+
+class Open(Listed):
+    pass
+
+
 @pytest.mark.parametrize(
     "model, sample, said",
     [
@@ -69,6 +86,8 @@ class Steps(Model):
         (Modes, {"x": [1.0], "mode": "b"}, "b"),
         (Doubles, [1, 2], [2.0, 4.0]),
         (Counts, [1, 2], 2),
+        (Ints, 1, [1, None]),
+        (Open, "x", ["x", None]),
     ],
 )
 def test_a_model_names_its_types(model, sample, said):
@@ -82,6 +101,7 @@ def test_a_model_names_its_types(model, sample, said):
         (Sums, [1, "two"], "$[1]"),
         (Modes, {"x": [1.0], "mode": "c"}, "$.mode"),
         (Counts, [1, 2, 3], "2"),
+        (Ints, "x", "Expected `int`"),
     ],
 )
 def test_what_is_not_of_such_a_type_is_refused(model, sample, where):

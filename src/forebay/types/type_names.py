@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `type X = ...` statement names, and annotations without such names."""
+"""What a `type X = ...` statement names, what a generic class was made of, and annotations without such names."""
 
 from __future__ import annotations
 
 import types
 import typing
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forebay.errors import ConfigError
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def named_by(annotation: Any) -> Any | None:
@@ -32,32 +36,50 @@ def named_by(annotation: Any) -> Any | None:
     return value[tuple(given.get(one, one) for one in parameters)] if given and parameters else value
 
 
-def expanded(annotation: Any) -> Any:
-    """Return an annotation with what its aliases name in their places; one that names itself stays within itself.
+def bound_in(cls: type, owner: type) -> Mapping[Any, Any]:
+    """Return what the parameters of a generic class are in one that inherits from it, as `T` in `Ints(Base[int])`."""
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin: Any = typing.get_origin(base) or base
+        if isinstance(origin, type) and origin is not cls and issubclass(origin, owner):
+            here = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False))
+            if origin is owner:
+                return here
+            return {parameter: expanded(one, here) for parameter, one in bound_in(origin, owner).items()}
+    return {}
+
+
+def expanded(annotation: Any, bound: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+    """Return an annotation with what its names stand for in their places; an alias of itself stays within itself.
 
     The fields of classes are left as they are.
+
+    Args:
+        annotation: Any.
+        bound: What its type variables are.
 
     Raises:
         ConfigError: An alias names what is not there.
     """
-    return _expanded(annotation, ())
+    return _expanded(annotation, bound, ())
 
 
-def _expanded(annotation: Any, within: tuple[Any, ...]) -> Any:
+def _expanded(annotation: Any, bound: Mapping[Any, Any], within: tuple[Any, ...]) -> Any:
+    if isinstance(annotation, typing.TypeVar):
+        return bound.get(annotation, annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if (value := named_by(annotation)) is not None:
         alias = origin if arguments else annotation
         if alias in within:
             return annotation
         if arguments:  # first, or an alias of its own would look like one that names itself
-            value = named_by(alias[tuple(_expanded(one, within) for one in arguments)])
-        return _expanded(value, (*within, alias))
+            value = named_by(alias[tuple(_expanded(one, bound, within) for one in arguments)])
+        return _expanded(value, bound, (*within, alias))
     if not arguments or origin is Literal or any(isinstance(one, list) for one in arguments):  # those of a callable
         return annotation
     if origin is Annotated:
-        found = _expanded(annotation.__origin__, within), *annotation.__metadata__
+        found = _expanded(annotation.__origin__, bound, within), *annotation.__metadata__
         return annotation if found[0] is annotation.__origin__ else Annotated[found]
-    found = tuple(_expanded(one, within) for one in arguments)
+    found = tuple(_expanded(one, bound, within) for one in arguments)
     if all(one is before for one, before in zip(found, arguments, strict=True)):
         return annotation
     if origin in (typing.Union, types.UnionType):
