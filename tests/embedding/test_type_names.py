@@ -79,6 +79,10 @@ class Open(Listed):
     pass
 
 
+class Vectors(Listed[Batch[Vector], int]):
+    pass
+
+
 @pytest.mark.parametrize(
     "model, sample, said",
     [
@@ -88,6 +92,7 @@ class Open(Listed):
         (Counts, [1, 2], 2),
         (Ints, 1, [1, None]),
         (Open, "x", ["x", None]),
+        (Vectors, [[1.0]], [[[1.0]], None]),
     ],
 )
 def test_a_model_names_its_types(model, sample, said):
@@ -102,6 +107,7 @@ def test_a_model_names_its_types(model, sample, said):
         (Modes, {"x": [1.0], "mode": "c"}, "$.mode"),
         (Counts, [1, 2, 3], "2"),
         (Ints, "x", "Expected `int`"),
+        (Vectors, [["x"]], "$[0][0]"),
     ],
 )
 def test_what_is_not_of_such_a_type_is_refused(model, sample, where):

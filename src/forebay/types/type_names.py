@@ -65,7 +65,7 @@ def expanded(annotation: Any, bound: Mapping[Any, Any] = MappingProxyType({})) -
 
 def _expanded(annotation: Any, bound: Mapping[Any, Any], within: tuple[Any, ...]) -> Any:
     if isinstance(annotation, typing.TypeVar):
-        return bound.get(annotation, annotation)
+        return _expanded(bound[annotation], {}, within) if annotation in bound else annotation
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if (value := named_by(annotation)) is not None:
         alias = origin if arguments else annotation

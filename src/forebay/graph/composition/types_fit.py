@@ -26,7 +26,7 @@ _ELEMENTWISE: Final = (list, tuple, set, frozenset, collections.abc.Collection)
 
 def fits(given: Any, wanted: Any) -> bool:
     """Tell whether a value annotated `given` may go where `wanted` is annotated."""
-    given, wanted = bare(given), bare(wanted)
+    given, wanted = _bare(given), _bare(wanted)
     if _is_open(given) or _is_open(wanted) or given == wanted:
         return True
     if typing.get_origin(given) in _UNION:
@@ -46,13 +46,13 @@ def fits(given: Any, wanted: Any) -> bool:
 
 def element_of(annotation: Any) -> tuple[bool, Any]:
     """Return whether an annotation can be one of a list, and that of its elements."""
-    annotation = bare(annotation)
-    if _is_open(annotation):
+    bare = _bare(annotation)
+    if _is_open(bare):
         return True, Any
-    if typing.get_origin(annotation) in _UNION:
-        found = [element_of(member) for member in typing.get_args(annotation) if bare(member) is not types.NoneType]
+    if typing.get_origin(bare) in _UNION:
+        found = [element_of(member) for member in typing.get_args(bare) if _bare(member) is not types.NoneType]
         return any(is_list for is_list, _ in found), found[0][1] if len(found) == 1 else Any
-    kind, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    kind, arguments = typing.get_origin(bare) or bare, typing.get_args(bare)
     if kind is tuple:
         return True, arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else Any
     if not isinstance(kind, type):
@@ -79,7 +79,7 @@ def spell(annotation: Any) -> str:
     return as_written(inspect.formatannotation(annotation)).removeprefix("typing.")
 
 
-def bare(annotation: Any) -> Any:
+def _bare(annotation: Any) -> Any:
     """Strip what says nothing about the kind of value: `Annotated`, aliases, None instead of its type."""
     while True:
         if typing.get_origin(annotation) is Annotated:
