@@ -26,9 +26,11 @@ from forebay.transports.body_reader import TURN_BYTES as LONG_READ_BYTES
 from forebay.transports.body_reader import read_bodies
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, too_long
+from forebay.transports.grpc.control_frames import GOODBYE
 from forebay.transports.grpc.frames import ConnectionFault, Reason
+from forebay.transports.grpc.manners import Manners
 from forebay.transports.grpc.messages import PREFIX_BYTES
-from forebay.transports.grpc.receiving import GOODBYE, Receiver
+from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
 
@@ -69,7 +71,8 @@ class GrpcConnection(asyncio.Protocol):
         self._calls: dict[int, OpenCall] = {}
         self._transport: asyncio.Transport | None = None
         self._sender = Sender()
-        self._receiver = Receiver(self, self._calls, self._sender)
+        self._manners = Manners(self._sender)
+        self._receiver = Receiver(self, self._calls, self._sender, self._manners)
         # Writing.
         self._is_due = False
         self._is_paused = False
@@ -336,7 +339,7 @@ class GrpcConnection(asyncio.Protocol):
     def sweep(self, epoch: int) -> None:
         """Cut off what is slow or stuck; called once a second."""
         config, receiver = self.port.config, self._receiver
-        receiver.next_second()
+        self._manners.next_second()
         if self._is_stuck(epoch):
             if epoch - self._moved > config.write_timeout_s:
                 self.abort()
@@ -420,7 +423,7 @@ class GrpcConnection(asyncio.Protocol):
         """Count a call that came to nothing because of what the client sent."""
         if not self._is_deaf:
             try:
-                self._receiver.waste()
+                self._manners.waste()
             except ConnectionFault as fault:  # frames may be being read, which does not end here
                 self.port.loop.call_soon(self._refuse, fault.reason, str(fault))
 

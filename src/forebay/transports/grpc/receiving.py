@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one client says: acts on its frames, and holds it to the rules of HTTP/2 and of good manners.
+"""What one client says: acts on its frames, begins its calls, and holds it to the rules of HTTP/2.
 
 What breaks a rule of one stream raises `StreamFault` and ends that stream; what leaves nothing to believe raises
-`ConnectionFault`. Frames that move no call forward (pings, settings, empty ones) are counted: each call and each frame
-of an answer explains a few of them, and a second may have some more. Calls that come to nothing through the client's
-doing are counted too, whoever ends them: calls it cancels, calls that are refused, and calls in which it breaks a rule.
+`ConnectionFault`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, ended
+from forebay.transports.grpc.control_frames import ControlFrames
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
@@ -27,32 +26,19 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.heads import CallHead
+    from forebay.transports.grpc.manners import Manners
     from forebay.transports.grpc.sending import Sender
 
-LONGEST_FRAME_BYTES: Final = 64 * 1024
-"""Longest frame that is written, whatever the client takes: calls take turns."""
 MAX_PIECES: Final = 64
 """Short answers that are gathered before they are written, so that a client that reads none is noticed early."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest list of fields that is remembered."""
-MAX_CONTROL: Final = 10_000
-"""Frames between two sweeps that move no call forward, and are not explained by what does."""
-CONTROL_OF_ONE: Final = 4
-"""How many of them a call or a frame of an answer explains: clients make room for it, and some measure the line."""
-SETTINGS_WEIGHT: Final = 100
-"""What a SETTINGS frame counts as: it may change the window of every call."""
-MAX_WASTED: Final = 2_000
-"""Calls between two sweeps that may come to nothing by what the client says, and calls that need no key."""
-WASTE_BYTES: Final = 1024
-"""A header block that had to be read for one of them counts once more for each of these in its list of fields."""
 MAX_PUBLIC: Final = 16
 """Calls that need no key, at a time."""
 MAX_SKIPPED: Final = 64
 """Ranges of streams that were passed over; older ones count as closed."""
 MAX_ENDED: Final = 1_024
 """Streams ended by the server whose last frames may still come; older ones are forgotten."""
-GOODBYE: Final = b"goodbye?"
-"""A PING whose answer says that the client knows that the server is leaving."""
 
 
 class Receiver:
@@ -63,24 +49,28 @@ class Receiver:
         last_stream: The last call that it began.
     """
 
-    def __init__(self, connection: GrpcConnection, calls: dict[int, OpenCall], sender: Sender) -> None:
+    def __init__(
+        self, connection: GrpcConnection, calls: dict[int, OpenCall], sender: Sender, manners: Manners
+    ) -> None:
         """Begin to listen.
 
         Args:
             connection: Where the client is.
             calls: Its open calls, by stream.
             sender: Where answers go.
+            manners: Where what the client does for nothing is counted.
         """
         port = self._port = connection.port
         self._connection = connection
         self._calls = calls
         self._sender = sender
+        self._manners = manners
+        self._control = ControlFrames(connection, calls, sender, manners)
         self._reader = frames.Http2FrameReader(4 * port.config.max_metadata_bytes)
         self._segment = b""
         self._untold = 0
         # Where the conversation is.
         self.is_greeted = False
-        self._has_settings = False
         self.last_stream = 0
         self._ended: dict[int, None] = {}
         self._skipped: deque[tuple[int, int]] = deque(maxlen=MAX_SKIPPED)
@@ -92,16 +82,11 @@ class Receiver:
         self._block_stream = 0
         self._block_flags = 0
         self._held_since = port.epoch
-        # Manners.
-        self._control = 0
-        self._begun = 0
-        self._credited = 0
-        self._wasted = 0
 
     @property
     def is_ready(self) -> bool:
         """Whether the client has said what it must say before its first call."""
-        return self._has_settings
+        return self._control.has_settings
 
     @property
     def is_inside(self) -> bool:
@@ -148,8 +133,10 @@ class Receiver:
                     self._take_data(flags, stream, payload)
                 elif kind == frames.HEADERS:
                     self._take_headers(flags, stream, payload)
+                elif kind == frames.CONTINUATION:
+                    self._take_continuation(flags, stream, payload)
                 else:
-                    self._take_control(kind, flags, stream, payload)
+                    self._control.take(kind, flags, stream, payload, self.last_stream)
             except StreamFault as fault:
                 self._fault(fault)
             if len(out) > MAX_PIECES and not connection.write_some():
@@ -243,12 +230,7 @@ class Receiver:
         connection = self._connection
         connection.reset(fault.stream, fault.reason)
         self._port.refused(connection.peer, str(fault))
-        self.waste()
-
-    def next_second(self) -> None:
-        """Begin to count anew."""
-        self._control = self._wasted = 0
-        self._credited = self._progress()
+        self._manners.waste()
 
     def end_early(self, stream: int) -> None:
         """Ignore what still comes of a stream that the server has ended before its client."""
@@ -320,7 +302,7 @@ class Receiver:
         self._count_data(size)
         self.last_stream = stream
         call = self._calls[stream] = OpenCall(connection, stream, head, self._sender.first_window, port.epoch)
-        self._begun += 1
+        self._manners.begun += 1
         port.calls += 1
         if head.timeout_s is not None:
             port.expect(call, head.timeout_s)
@@ -348,7 +330,7 @@ class Receiver:
             payload = frames.unpadded(flags & frames.PADDED, payload)
             size = len(payload)
         if not size:
-            self._count_control()
+            self._manners.idle_frame()
         if (
             flags & frames.END_STREAM
             and PREFIX_BYTES <= size <= self._port.max_small_bytes
@@ -369,14 +351,13 @@ class Receiver:
             msg = f"DATA on stream {stream}, which is not open"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
         frames.unpadded(flags & frames.PADDED, payload)
-        self._count_control()
+        self._manners.idle_frame()
         if stream not in self._ended:
             msg = f"DATA on stream {stream}, which is closed"
             raise StreamFault(stream, Reason.STREAM_CLOSED, msg)
 
     def _take_headers(self, flags: int, stream: int, payload: bytes) -> None:
-        if not self._has_settings:
-            self._miss_settings()
+        self._control.check_settings()
         if not stream & 1:
             msg = f"HEADERS on stream {stream}, which is no client's"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
@@ -394,7 +375,7 @@ class Receiver:
         if block is None or stream != self._block_stream:
             msg = "CONTINUATION of nothing"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
-        self._count_control()
+        self._manners.idle_frame()
         if len(block) + len(payload) > 4 * self._port.config.max_metadata_bytes:
             msg = "a header block is far too long"
             raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
@@ -419,7 +400,7 @@ class Receiver:
             port.refused(self._connection.peer, head.reason)
             if port.tells:
                 port.tell_ended(ended(head, self._connection.peer, head.status))
-            self.waste()
+            self._manners.waste()
         elif len(calls) >= port.config.max_streams or self._connection.is_leaving:
             if not self._connection.is_leaving:
                 msg = f"more than {port.config.max_streams} calls at a time"
@@ -432,7 +413,7 @@ class Receiver:
             self._turn_away_now(stream, head, text, is_last=bool(is_last))
         else:
             call = calls[stream] = OpenCall(self._connection, stream, head, self._sender.first_window, port.epoch)
-            self._begun += 1
+            self._manners.begun += 1
             if not head.is_public:
                 port.calls += 1
             else:
@@ -456,10 +437,10 @@ class Receiver:
         try:
             head = self._port.heads.read(fields, size)
         except Malformed as error:
-            self.waste(size // WASTE_BYTES)
+            self._manners.waste_block(size)
             raise StreamFault(stream, Reason.PROTOCOL_ERROR, str(error)) from None
         if head.refusal is not None or head.is_public:
-            self.waste(size // WASTE_BYTES)
+            self._manners.waste_block(size)
         if is_same and size <= MAX_HEAD_BYTES:
             self._usual.heads[block] = head
         return head
@@ -475,7 +456,7 @@ class Receiver:
 
     def _why_not_public(self, head: CallHead) -> str | None:
         """Return why a call that needs no key may not begin now; None if it may."""
-        self.waste()
+        self._manners.waste()
         max_watches = self._port.config.max_watches
         if head.is_stream and self._port.public_streams >= max_watches:
             return f"all {max_watches} calls that may watch at a time do"
@@ -504,9 +485,9 @@ class Receiver:
         self._forget_heads()
         call = self._calls.get(stream)
         if call is None:
-            self.waste(size // WASTE_BYTES)
+            self._manners.waste_block(size)
             if stream in self._ended:
-                self._count_control()
+                self._manners.idle_frame()
                 return
         if call is None or call.is_half_closed:
             msg = f"HEADERS on stream {stream}, which is closed"
@@ -515,7 +496,7 @@ class Receiver:
             msg = "HEADERS within a call must end it"
             raise StreamFault(stream, Reason.PROTOCOL_ERROR, msg)
         if size > self._port.config.max_metadata_bytes:
-            self.waste(size // WASTE_BYTES)
+            self._manners.waste_block(size)
             msg = f"trailers of {size} bytes"
             raise StreamFault(stream, Reason.ENHANCE_YOUR_CALM, msg)
         try:
@@ -523,156 +504,3 @@ class Receiver:
         except Malformed as error:
             raise StreamFault(stream, Reason.PROTOCOL_ERROR, str(error)) from None
         call.close_early()
-
-    # Frames that are about the connection
-
-    def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if not self._has_settings and kind != frames.SETTINGS:
-            self._miss_settings()
-        if kind == frames.CONTINUATION:
-            self._take_continuation(flags, stream, payload)
-            return
-        self._count_control(SETTINGS_WEIGHT if kind == frames.SETTINGS else 1)
-        if kind == frames.WINDOW_UPDATE:
-            self._take_window_update(stream, payload)
-        elif kind == frames.SETTINGS:
-            self._take_settings(flags, stream, payload)
-        elif kind == frames.PING:
-            self._take_ping(flags, stream, payload)
-        elif kind == frames.RST_STREAM:
-            self._take_rst_stream(stream, payload)
-        elif kind == frames.PRIORITY:
-            if not stream:
-                _refuse_stream(kind, stream)
-            if len(payload) != 5:
-                msg = "PRIORITY of a wrong length"
-                if stream > self.last_stream:  # what is not open cannot be reset
-                    raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
-                raise StreamFault(stream, Reason.FRAME_SIZE_ERROR, msg)
-        elif kind == frames.GOAWAY:
-            if stream:
-                _refuse_stream(kind, stream)
-            _check_length(kind, payload[:8], 8)
-        elif kind == frames.PUSH_PROMISE:
-            msg = "clients do not push"
-            raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
-
-    def _take_window_update(self, stream: int, payload: bytes) -> None:
-        _check_length(frames.WINDOW_UPDATE, payload, 4)
-        more = frames.number(payload) & frames.MAX_WINDOW
-        sender = self._sender
-        if not stream:
-            if not more or sender.window + more > frames.MAX_WINDOW:
-                reason = Reason.FLOW_CONTROL_ERROR if more else Reason.PROTOCOL_ERROR
-                msg = f"the window of the connection cannot grow by {more}"
-                raise ConnectionFault(reason, msg)
-            sender.window += more
-            return
-        call = self._calls.get(stream)
-        if call is None:
-            if stream > self.last_stream or not stream & 1:
-                _refuse_stream(frames.WINDOW_UPDATE, stream)
-            return
-        if not more or call.window + more > frames.MAX_WINDOW:
-            reason = Reason.FLOW_CONTROL_ERROR if more else Reason.PROTOCOL_ERROR
-            msg = f"the window of stream {stream} cannot grow by {more}"
-            raise StreamFault(stream, reason, msg)
-        call.window += more
-        sender.wake(call)
-
-    def _take_settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream:
-            _refuse_stream(frames.SETTINGS, stream)
-        if len(payload) % 6 or (flags & frames.ACK and payload):
-            msg = "SETTINGS of a wrong length"
-            raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
-        if flags & frames.ACK:
-            if not self._has_settings:
-                self._miss_settings()
-            return
-        self._has_settings = True
-        sender = self._sender
-        window = sender.first_window
-        for name, value in frames.settings_in(payload):
-            if name == frames.INITIAL_WINDOW_SIZE:
-                if value > frames.MAX_WINDOW:
-                    msg = f"a window cannot have {value} bytes"
-                    raise ConnectionFault(Reason.FLOW_CONTROL_ERROR, msg)
-                window = value
-            elif name == frames.MAX_FRAME_SIZE:
-                if not frames.MIN_FRAME_BYTES <= value <= frames.MAX_FRAME_BYTES:
-                    msg = f"frames cannot have {value} bytes"
-                    raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
-                sender.max_frame_bytes = min(value, LONGEST_FRAME_BYTES)
-            elif name == frames.ENABLE_PUSH and value > 1:
-                msg = "ENABLE_PUSH is neither 0 nor 1"
-                raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
-        if window != sender.first_window:
-            more, sender.first_window = window - sender.first_window, window
-            for call in self._calls.values():
-                call.window += more
-                if call.window > frames.MAX_WINDOW:
-                    msg = f"the window of stream {call.stream} cannot grow by {more}"
-                    raise ConnectionFault(Reason.FLOW_CONTROL_ERROR, msg)
-                sender.wake(call)
-        sender.out.append(frames.SETTINGS_ACK)
-
-    def _take_ping(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream:
-            _refuse_stream(frames.PING, stream)
-        _check_length(frames.PING, payload, 8)
-        if not flags & frames.ACK:
-            self._sender.out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif payload == GOODBYE:
-            self._connection.understood()
-
-    def _take_rst_stream(self, stream: int, payload: bytes) -> None:
-        _check_length(frames.RST_STREAM, payload, 4)
-        if stream > self.last_stream or not stream & 1:
-            _refuse_stream(frames.RST_STREAM, stream)
-        call = self._calls.pop(stream, None)
-        if call is None:
-            return
-        self._connection.drop(call)
-        if call.is_young(self._port.epoch):
-            self.waste()
-
-    def waste(self, weight: int = 1) -> None:
-        """Count a call that came to nothing through the client's doing.
-
-        Raises:
-            ConnectionFault: If it is one too many.
-        """
-        self._wasted += weight
-        if self._wasted > MAX_WASTED:
-            msg = f"more than {MAX_WASTED} calls within a second were called off, refused or broke a rule"
-            raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
-
-    def _miss_settings(self) -> None:
-        msg = "the first frame is not SETTINGS"
-        raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
-
-    def _count_control(self, weight: int = 1) -> None:
-        """Count a frame that moves no call forward; each that did allows for a few."""
-        self._control += weight
-        if self._control > MAX_CONTROL:
-            self._control -= CONTROL_OF_ONE * (self._progress() - self._credited)
-            self._credited = self._progress()
-            if self._control > MAX_CONTROL:
-                msg = f"more than {MAX_CONTROL} frames within a second that are about no call"
-                raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
-
-    def _progress(self) -> int:
-        """How many calls there were, and frames of answers."""
-        return self._begun + self._sender.sent
-
-
-def _refuse_stream(kind: int, stream: int) -> NoReturn:
-    msg = f"a frame of kind {kind} on stream {stream}"
-    raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
-
-
-def _check_length(kind: int, payload: bytes, length: int) -> None:
-    if len(payload) != length:
-        msg = f"a frame of kind {kind} with {len(payload)} bytes instead of {length}"
-        raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)
