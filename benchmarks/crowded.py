@@ -29,7 +29,7 @@ import msgspec
 from benchmarks import proc
 from benchmarks.flood import Flood, Phase
 from benchmarks.h2load import HEADERS, prefixed
-from benchmarks.launch import ROOT, environment, free_port, pinned, stop
+from benchmarks.launch import ROOT, environment, free_port, need, pinned, stop
 from benchmarks.overload import (
     ACCEPTED_BAR,
     BARE,
@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, help="file with the rounds of earlier runs; those of this one are added")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-crowded.md"))
     options = parser.parse_args()
+    need(h2load="nghttp2-client")
     os.sched_setaffinity(0, LOAD_CORES)
     rounds = earlier(options.raw)
     for door in doors():

@@ -37,7 +37,7 @@ import grpc
 import numpy as np
 
 from benchmarks.h2load import HEADERS, prefixed
-from benchmarks.launch import ROOT, environment, free_port, pinned, stop
+from benchmarks.launch import ROOT, environment, free_port, need, pinned, stop
 from benchmarks.overload import LOAD_CORES, SERVER_CORES
 from benchmarks.proc import cpu_s, tree
 from benchmarks.report import machine, table
@@ -376,6 +376,7 @@ def main() -> None:
     parser.add_argument("--copies", action="store_true", help="count copied bytes instead")
     parser.add_argument("--write", action="store_true", help="append to RESULTS-kserve.md")
     options = parser.parse_args()
+    need(h2load="nghttp2-client")
     os.sched_setaffinity(0, LOAD_CORES)
     text: list[str] = []
     if options.copies:

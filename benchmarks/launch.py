@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,6 +38,13 @@ class ServerFailed(Exception):
 
 def pinned(command: list[str], cores: Cores) -> list[str]:
     return ["taskset", "-c", ",".join(map(str, cores)), *command]
+
+
+def need(**packages: str) -> None:
+    """Make sure that programs are there before anything is measured; each is named with its package in Debian."""
+    for program, package in packages.items():
+        if shutil.which(program) is None:
+            raise SystemExit(f"the program {program} is missing; on Debian: apt-get install {package}")
 
 
 def environment() -> dict[str, str]:

@@ -26,7 +26,7 @@ from statistics import median
 import httpx
 
 from benchmarks.h2load import run_h2load
-from benchmarks.launch import ROOT, environment, free_port
+from benchmarks.launch import ROOT, environment, free_port, need
 from benchmarks.load import SCRIPT
 from benchmarks.report import table
 
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--connections", type=int, default=16)
     options = parser.parse_args()
+    need(h2load="nghttp2-client")
     rates: dict[tuple[str, str, bool], list[float]] = {}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -47,7 +48,9 @@ def write(path: Path, records: Records, facts: dict[str, str]) -> None:
 def machine() -> dict[str, str]:
     cpu = next(text for text in Path("/proc/cpuinfo").read_text().splitlines() if text.startswith("model name"))
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout.split()[1]
+    wrk = "missing"
+    if shutil.which("wrk"):
+        wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout.split()[1]
     return {
         "machine": f"{os.cpu_count()} cores, {cpu.partition(':')[2].strip()}, {memory_gib:.0f} GiB",
         "system": f"Linux {platform.release()}, Python {platform.python_version()}, wrk {wrk}",

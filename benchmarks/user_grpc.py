@@ -25,7 +25,7 @@ from statistics import median
 
 from benchmarks import proc
 from benchmarks.h2load import run_h2load
-from benchmarks.launch import ROOT, environment, free_port, pinned, stop
+from benchmarks.launch import ROOT, environment, free_port, need, pinned, stop
 from benchmarks.report import installed, machine, table
 from benchmarks.work import batchmodel
 
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of them, the first ones")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    need(h2load="nghttp2-client")
     rows: list[list[str]] = []
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
