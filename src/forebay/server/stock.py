@@ -357,6 +357,8 @@ class Stock:
         is_wanted = not self.is_lazy or self._memory.versions_of(revision.model)
         if self._loop is not None and is_wanted:
             self._tend_at(refusal.again_s, revision.model)
+        if revision.number not in self.offer.there(revision.model):  # it was removed while it was loaded
+            self._forget_gone()
         return found
 
     def _tend_at(self, when_s: float, name: str) -> None:
@@ -390,9 +392,12 @@ class Stock:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
             self._loop.call_soon_threadsafe(self._tend_all)
 
-    def _tend_all(self) -> None:
+    def _forget_gone(self) -> None:
         self.offer.keep_only_what_is_there()
         self._app.forget_failed(lambda name: [str(one) for one in self.offer.there(name)], is_stocked=True)
+
+    def _tend_all(self) -> None:
+        self._forget_gone()
         names = [name for name, _ in self._memory.loaded]
         for name in dict.fromkeys(names if self.is_lazy else [*names, *self.offer.names]):
             self._tend_soon(name)

@@ -741,6 +741,28 @@ async def test_files_that_change_while_they_are_loaded_are_not_taken(files):
 
 
 @run
+async def test_a_version_that_is_removed_while_it_is_loaded_is_not_told_of(files):
+    files.put("cat/1", "meow")
+    async with serving(files) as here:
+        await here.ask("cat")
+        files.may_load.clear()
+        files.put("cat/2", "bad")
+        for _ in range(2):
+            await asyncio.to_thread(here.repository.look)
+        here.stock._tend_all()
+        await reached(lambda: ("cat", 2) in files.loads)
+        files.remove("cat/2")
+        for _ in range(2):
+            await asyncio.to_thread(here.repository.look)
+        here.stock._tend_all()
+        assert here.versions("cat") == {"1": "ready", "2": "loading"}
+        files.may_load.set()
+        await here.rest()
+        assert here.versions("cat") == {"1": "ready"}
+        assert await here.ask("cat") == "meow"
+
+
+@run
 async def test_a_name_that_something_else_has(files):
     files.put("a/1", "one")
     async with serving(files) as found:
