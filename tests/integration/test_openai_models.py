@@ -89,6 +89,91 @@ def test_an_array_of_samples_is_for_the_native_protocol_only():
         assert (status, found["error"]["param"]) == (400, "input")
 
 
+CLIENTS_SAY = [
+    # LangChain's `OpenAI` sends this with every request.
+    ("completions", {"prompt": ["once"], "temperature": 0.7, "max_tokens": 256, "logprobs": None}),
+    ("completions", {"prompt": "once", "best_of": 1, "echo": False, "suffix": None}),
+    ("chat/completions", {"response_format": {"type": "text"}}),
+    ("chat/completions", {"response_format": {"type": "text"}, "stream": True}),
+    # OpenAI's Agents SDK sends a choice of tools also where there are none.
+    ("chat/completions", {"tool_choice": "auto", "store": False, "metadata": {"a": "b"}}),
+    ("chat/completions", {"tools": None, "tool_choice": None, "parallel_tool_calls": True, "logprobs": False}),
+    ("chat/completions", {"modalities": ["text"], "reasoning_effort": None}),
+    ("embeddings", {"input": ["a"], "dimensions": None, "encoding_format": None, "user": None}),
+]
+
+
+class Several(forebay.Model):
+    name = "several"
+
+    def predict(self, batch: list[ChatRequest]) -> list[str]:
+        return ["hello"] * len(batch)
+
+    @forebay.endpoint("/complete")
+    def complete(self, batch: list[CompletionRequest]) -> list[str]:
+        return ["upon a time"] * len(batch)
+
+    @forebay.endpoint("/embed")
+    def embed(self, batch: list[Text]) -> list[list[float]]:
+        return [[1.0]] * len(batch)
+
+
+@pytest.mark.parametrize("path, said", CLIENTS_SAY)
+def test_undeclared_fields_that_say_nothing_are_no_error(path, said):
+    messages = {"messages": [{"role": "user", "content": "a"}]} if path == "chat/completions" else {}
+    with client(Several) as served:
+        body = json.dumps({"model": "several", **messages, **said}).encode()
+        answer = served.request("POST", f"/v1/{path}", body, {"content-type": "application/json"})
+        assert answer.status == 200, answer.body
+
+
+@pytest.mark.parametrize(
+    "path, said, param",
+    [
+        ("chat/completions", {"response_format": {"type": "json_object"}, "logprobs": None}, "response_format"),
+        ("chat/completions", {"logprobs": 0}, "logprobs"),
+        ("chat/completions", {"logprobs": True}, "logprobs"),
+        ("chat/completions", {"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ("chat/completions", {"tool_choice": "none", "response_format": {"type": "text"}}, "tool_choice"),
+        ("chat/completions", {"tools": [{"type": "function", "function": {"name": "add"}}]}, "tools"),
+        ("chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("completions", {"prompt": "a", "logprobs": 0}, "logprobs"),  # zero asks for those of the text itself
+        ("completions", {"prompt": "a", "best_of": 2}, "best_of"),
+        ("completions", {"prompt": "a", "response_format": {"type": "text"}}, "response_format"),
+        ("completions", {"prompt": "a", "stop": None, "top_q": [[]] * 40}, "top_q"),
+        ("chat/completions", {"stream": True, "stream_options": {"usage": None}}, "stream_options.usage"),
+    ],
+)
+def test_undeclared_fields_that_say_something_are_refused(path, said, param):
+    messages = {"messages": [{"role": "user", "content": "a"}]} if path == "chat/completions" else {}
+    with client(Several) as served:
+        status, found = ask(served, path, model="several", **messages, **said)
+        assert (status, found["error"]["param"]) == (400, param)
+
+
+def test_declared_fields_reach_the_model_as_they_were_sent():
+    class Odd(ChatRequest, frozen=True, rename={"how": "response_format"}):
+        how: dict[str, str] | None = None
+        logprobs: bool | None = True
+
+    class Told(forebay.Model):
+        def predict(self, batch: list[Odd]) -> list[str]:
+            return [f"{one.how} {one.logprobs}" for one in batch]
+
+    with client(Told) as served:
+        messages = [{"role": "user", "content": "a"}]
+        for said, told in (
+            ({"response_format": {"type": "text"}, "logprobs": False}, "{'type': 'text'} False"),
+            ({"response_format": None, "logprobs": None, "tool_choice": "auto"}, "None None"),
+            ({"tool_choice": "auto"}, "None True"),
+        ):
+            status, found = ask(served, "chat/completions", model="told", messages=messages, **said)
+            assert (status, found["choices"][0]["message"]["content"]) == (200, told)
+        packed = msgspec.msgpack.encode({"messages": messages, "tool_choice": "auto", "logprobs": None})
+        answer = served.request("POST", "/models/told", packed, {"content-type": "application/msgpack"})
+        assert (answer.status, b"None None" in answer.body) == (200, True)
+
+
 def test_the_same_model_is_asked_in_forebays_own_protocol():
     class Echo(forebay.Model):
         def predict(self, batch: list[ChatRequest]) -> list[TextPart]:

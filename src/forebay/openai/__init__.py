@@ -16,7 +16,8 @@
 
 A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
 or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
-subclass declares: `class Sampling(ChatRequest): top_k: int = 40`. Everything else it says is refused by its name.
+subclass declares: `class Sampling(ChatRequest): top_k: int = 40`. Everything else it says is refused by its name,
+unless it says no more than its absence would: `null`, or the default of the protocol.
 
 A model that calls tools, or tells how likely its tokens were, declares that as well:
 

@@ -32,6 +32,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from forebay.serving.models import unsaid
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
@@ -113,6 +114,8 @@ class WireType:
     def decoder(self, format: str) -> Decode:
         """Return what reads a body; for msgspec types it is the bound method of a C decoder, and nothing around it.
 
+        Only samples of OpenAI's protocol have something around it: see `unsaid`.
+
         It raises what msgspec, pydantic and the interpreter (`RecursionError` for a nesting bomb) raise: catch
         `Exception` and ask `explain`.
         """
@@ -185,9 +188,9 @@ class WireType:
             convert = partial(msgspec.convert, type=known(self.annotation))  # Annotated[bytes, Meta(max_length=...)]
             return lambda body: convert(own(body))
         if self._adapter is None:
-            if format == "json":
-                return msgspec.json.Decoder(known(self.annotation), dec_hook=self._hook).decode
-            return msgspec.msgpack.Decoder(known(self.annotation), dec_hook=self._hook).decode
+            codec = msgspec.json if format == "json" else msgspec.msgpack
+            decode = codec.Decoder(known(self.annotation), dec_hook=self._hook).decode
+            return unsaid.reader(decode, unwrap(self.annotation), self.openai, codec) if self.openai else decode
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)

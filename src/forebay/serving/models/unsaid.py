@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of OpenAI's protocol that say no more than their absence would; clients send them without being asked to.
+
+A type of samples refuses what it does not declare, so that nothing is ignored in silence. A field that is `null`, or
+has the value that the protocol gives it where it is left out, asks for nothing that could be ignored. Fields that are
+declared always reach the model as they were sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+
+    from forebay.serving.models.schema import Buffer, Decode
+
+_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    "chat/completions": {
+        "logprobs": False,
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "tool_choice": "auto",
+    },
+    "completions": {"best_of": 1, "echo": False},
+}
+"""By path, what fields mean where they are left out."""
+_MAX_BYTES: Final = 64
+"""Longest value that is looked at: all of these are shorter."""
+
+
+def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleType) -> Decode:
+    """Return what reads a sample, also where undeclared fields say nothing.
+
+    Args:
+        decode: Reads what has no such fields.
+        kind: What it makes.
+        path: At which it is asked.
+        codec: `msgspec.json` or `msgspec.msgpack`.
+    """
+    declared = {field.encode_name for field in msgspec.structs.fields(kind)}
+    defaults = {name: codec.encode(value) for name, value in _DEFAULTS.get(path, {}).items()}
+    fields = codec.Decoder(dict[str, msgspec.Raw]).decode
+
+    def read(body: Buffer) -> Any:
+        try:
+            return decode(body)
+        except msgspec.ValidationError as error:
+            if not str(error).startswith("Object contains unknown field"):
+                raise
+            said = _said(body, fields, declared, defaults, codec)
+            if said is None:
+                raise
+        return decode(said)
+
+    return read
+
+
+def _said(
+    body: Buffer,
+    fields: Callable[[Buffer], dict[str, msgspec.Raw]],
+    declared: set[str],
+    defaults: Mapping[str, bytes],
+    codec: ModuleType,
+) -> bytes | None:
+    """Return the body without undeclared fields that say nothing; None if there are none, or it cannot be read."""
+    nothing = codec.encode(None)
+    try:
+        found = fields(body)
+        kept = {
+            name: value
+            for name, value in found.items()
+            if name in declared
+            or len(value) > _MAX_BYTES
+            or codec.encode(codec.decode(value)) not in {nothing, defaults.get(name)}
+        }
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return codec.encode(kept) if len(kept) < len(found) else None
