@@ -89,6 +89,21 @@ def test_an_array_of_samples_is_for_the_native_protocol_only():
         assert (status, found["error"]["param"]) == (400, "input")
 
 
+def test_tokens_for_a_model_of_texts_are_called_so():
+    class Lengths(forebay.Model):
+        def predict(self, batch: list[Text]) -> list[list[float]]:
+            return [[len(one.input)] for one in batch]
+
+    with client(Lengths) as served:
+        for given, param in (([[5, 6], [7]], "input[0]"), (["a", [7]], "input[1]"), ([5, 6], "input")):
+            # LangChain's `OpenAIEmbeddings` sends the first of these unless it is told otherwise.
+            status, found = ask(served, "embeddings", model="lengths", input=given, encoding_format="base64")
+            assert (status, found["error"]["param"]) == (400, param)
+            assert found["error"]["message"].endswith("is the tokens of a text, and this model takes texts only")
+        status, found = ask(served, "embeddings", model="lengths", input=["a", 3])
+        assert (status, "tokens" in found["error"]["message"]) == (400, False)
+
+
 CLIENTS_SAY = [
     # LangChain's `OpenAI` sends this with every request.
     ("completions", {"prompt": ["once"], "temperature": 0.7, "max_tokens": 256, "logprobs": None}),

@@ -123,18 +123,21 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
 
 
 def placed(error: ForebayError, path: str, asked: Asked, number: int) -> ForebayError:
-    """Return the error of a sample with its place among several, as `input[1]`."""
+    """Return the error of a sample with its place among several, as `input[1]`; it calls tokens so."""
+    if path == CHAT or type(error) is not ValidationError:
+        return error
     name = "input" if path == EMBEDDINGS else "prompt"
-    given = bytes(asked.input if path == EMBEDDINGS else asked.prompt)
-    if path == CHAT or type(error) is not ValidationError or given[:1] != b"[" or given[1:].lstrip()[:1] in _DIGITS:
-        return error
     wrong, detail = f"$.{name}", cast("dict[str, Any]", error.detail) if isinstance(error.detail, dict) else {}
-    if not str(detail.get("path")).startswith(wrong):
+    inside = str(detail.get("path"))
+    if not inside.startswith(wrong):
         return error
-    place = f"{wrong}[{number // (1 if path == EMBEDDINGS else asked.choices)}]"
-    return ValidationError(
-        error.message.replace(wrong, place), detail={"path": detail["path"].replace(wrong, place, 1)}
-    )
+    message, place = error.message, wrong
+    given = bytes(asked.input if path == EMBEDDINGS else asked.prompt)
+    if given[:1] == b"[" and given[1:].lstrip()[:1] not in _DIGITS:
+        place += f"[{number // (1 if path == EMBEDDINGS else asked.choices)}]"
+    if inside == wrong and message.startswith("Expected `str`, got `array`"):
+        message += "; an array here is the tokens of a text, and this model takes texts only"
+    return ValidationError(message.replace(wrong, place), detail={"path": inside.replace(wrong, place, 1)})
 
 
 def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
