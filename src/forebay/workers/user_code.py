@@ -21,7 +21,7 @@ from forebay.errors import BadOutcome
 from forebay.types.call import After, Failure
 from forebay.types.caught import caught, is_ours
 from forebay.types.counted import counted
-from forebay.types.failures import failure_in, failure_of
+from forebay.types.failures import failure_in, failure_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -162,16 +162,18 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
     Raises:
         BadOutcome: Naming both numbers otherwise.
     """
+    name = type(results).__name__
     if type(results) is not list:
-        name = type(results).__name__
-        # What has keys would give them instead of its values: mappings of every kind, and tables of columns.
-        has_keys = hasattr(results, "keys") and getattr(results, "ndim", 2) != 1
+        # What has keys or columns would give these instead of its values or rows: mappings of every kind, and tables.
+        has_keys = (hasattr(results, "keys") or hasattr(results, "columns")) and getattr(results, "ndim", 2) != 1
         if has_keys or isinstance(results, (str, bytes, bytearray)) or not hasattr(results, "__getitem__"):
             raise BadOutcome(f"predict returned a {name}; {_needed(count)}{_WRAPPED if type(results) in _LAZY else ''}")
         if getattr(results, "ndim", 1) == 0:
             raise BadOutcome(f"predict returned one {name}; {_needed(count)}")
     results = cast("Sequence[Any]", results)
-    found = len(results)
+    found, error = caught(len, results)
+    if error is not None:  # as of a sparse matrix
+        raise BadOutcome(f"predict returned a {name}, which has no length ({words_of(error)}); {_needed(count)}")
     if found != count:
         raise BadOutcome(f"predict returned {_for(found, count)}")
     return results

@@ -92,12 +92,41 @@ class Table:
         return [1, 2]
 
 
+class ColumnTable:
+    """As a data frame of another library: neither keys nor a number of axes, rows counted and columns walked over."""
+
+    columns = ("a", "b")
+
+    def __iter__(self):
+        return iter([[1, 2], [3, 4]])
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, key):
+        return [1, 2]
+
+
+class Sparse:
+    """As a sparse matrix, which does not tell how many rows it has."""
+
+    ndim = 2
+
+    def __len__(self):
+        raise TypeError("sparse array length is ambiguous")
+
+    def __getitem__(self, key):
+        return [1, 2]
+
+
 RETURNED = {
     "dict": {"a": 1, "b": 2},
     "OrderedDict": collections.OrderedDict(a=1, b=2),
     "ModelOutput": ModelOutput(a=1, b=2),
     "ChainMap": collections.ChainMap({"a": 1, "b": 2}),
     "Table": Table(),
+    "ColumnTable": ColumnTable(),
+    "Sparse": Sparse(),
     "str": "ab",
     "bytearray": bytearray(b"ab"),
     "set": {1, 2},
