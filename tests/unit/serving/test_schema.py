@@ -242,6 +242,125 @@ def test_what_cannot_be_sent_is_named():
         plain(np.complex128(1j).item())
 
 
+class Tensor:
+    """As TensorFlow's: an array by protocol only."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+
+class Table(Tensor):
+    columns = ("a", "b")
+
+
+class Itself:
+    def __array__(self, dtype=None, copy=None):
+        found = np.empty((), object)
+        found[()] = self
+        return found
+
+
+class Instant(dt.datetime):
+    """As the times of pandas and pendulum, which are no plain ones."""
+
+
+class NoInstant(Instant):
+    """As NaT: of the type, and no time."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other):
+        return False
+
+    def date(self):
+        raise ValueError("NaT has no date")
+
+
+class Day(dt.date):
+    pass
+
+
+class Span(dt.timedelta):
+    pass
+
+
+class Word(str):
+    __slots__ = ()
+
+    def __str__(self):
+        return "another"
+
+
+class Count(int):
+    pass
+
+
+class Score(float):
+    pass
+
+
+UTC = dt.UTC
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "value,base",
+    [
+        (Instant(2024, 1, 2, 3, 4, 5, 6), dt.datetime(2024, 1, 2, 3, 4, 5, 6)),  # noqa: DTZ001
+        (Instant(2024, 1, 2, tzinfo=UTC), dt.datetime(2024, 1, 2, tzinfo=UTC)),
+        (NoInstant(2024, 1, 2), None),
+        (Day(2024, 1, 2), dt.date(2024, 1, 2)),
+        (Span(days=-1, microseconds=7), dt.timedelta(days=-1, microseconds=7)),
+        (Word("a"), "a"),
+        (Count(-3), -3),
+        (Score(0.5), 0.5),
+        (Tensor([[1, 2]]), [[1, 2]]),
+        (Tensor(0.5), 0.5),
+    ],
+)
+def test_what_inherits_from_a_plain_type_or_is_an_array_by_protocol_is_sent(value, base, format):
+    for around in (lambda one: one, lambda one: {"a": [one]}):
+        encode = WireType(Any, "output").encoder(format)
+        assert encode(around(value)) == encode(around(base))
+
+
+def test_keys_may_inherit_from_texts_and_numbers():
+    assert WireType(Any, "output").encoder("json")({Word("a"): 1, Count(2): 3}) == b'{"a":1,"2":3}'
+
+
+@pytest.mark.parametrize("key,kind", [((1, 2), "tuple"), (None, "None"), (True, "bool")])
+def test_a_key_that_cannot_be_sent_is_called_a_key(key, kind):
+    with pytest.raises(TypeError, match=f"a dict with a key that is `{kind}`; only texts and numbers can be"):
+        WireType(Any, "output").encoder("json")({key: 1})
+
+
+@pytest.mark.parametrize("value", [Table([[1, 2]]), Itself()])
+def test_a_table_would_lose_the_names_of_its_columns(value):
+    with pytest.raises(TypeError, match=f"{type(value).__name__}`, which cannot be sent"):
+        WireType(Any, "output").encoder("json")(value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_pydantic_result_without_annotation_may_hold_arrays(format):
+    class Loose(pydantic.BaseModel):
+        values: Any
+
+    class Own(pydantic.BaseModel):
+        a: int
+
+        def model_dump(self, *, mode, by_alias):
+            return {"b": self.a}
+
+    encode = WireType(Any, "output").encoder(format)
+    assert UNPACK[format](encode(Loose(values=np.arange(2)))) == {"values": [0, 1]}
+    assert UNPACK[format](encode(Own(a=1))) == {"b": 1}
+    with pytest.raises(Exception, match="a result holds `object`, which cannot be sent"):
+        encode(Loose(values=[object()]))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_pydantic_output_by_alias_and_checked(format):
     encode = WireType(list[Fish], "output").encoder(format)

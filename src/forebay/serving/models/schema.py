@@ -19,12 +19,13 @@ JSON has no NaN and no infinity: in results they become `null`. msgpack carries 
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast, final
 
@@ -262,10 +263,12 @@ def without_media(annotation: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Turn an array or scalar of numpy (or what quacks like one) or a pydantic model into what JSON can carry.
+    """Turn what encoders do not know into what JSON can carry.
 
-    The hook of the encoders, called only for objects they do not know. Numpy lists `datetime64[ns]` as an integer of
-    nanoseconds, and so it is sent; of a `longdouble` the digits beyond a double are lost.
+    That is arrays and scalars of numpy and what quacks like one, pydantic models, and objects of classes that inherit
+    from a text, a number or a time, such as the times of pandas. Numpy lists `datetime64[ns]` as an integer of
+    nanoseconds, and so it is sent; of a `longdouble` the digits beyond a double are lost, of a time of another library
+    those beyond microseconds.
     """
     listed = getattr(value, "tolist", None)
     if listed is not None:
@@ -274,10 +277,43 @@ def plain(value: Any) -> Any:
         return float(result) if type(result) is type(value) else result
     dump = getattr(value, "model_dump", None)
     if dump is not None:
-        return dump(mode="json", by_alias=True)
+        dumped, error = caught(partial(dump, mode="json", by_alias=True))
+        # What pydantic does not know, such as an array. Not asked for at once: a `model_dump` of the user's own need
+        # not have the argument.
+        return dumped if error is None else dump(mode="json", by_alias=True, fallback=plain)
+    if type(value) in _ONLY_AS_KEYS:
+        raise TypeError(f"a result holds a dict with a key that is {spell(type(value))}; only texts and numbers can be")
+    for kind, made in _INHERITED.items():
+        if isinstance(value, kind) and type(value) is not kind:
+            return made(value)
+    # A table gives its cells without the names of its columns: nobody would know what is what.
+    if hasattr(value, "__array__") and not hasattr(value, "columns"):
+        import numpy as np
+
+        result = np.asarray(value).tolist()
+        if result is not value:
+            return result
     if isinstance(value, Media):
         raise TypeError("a result holds a forebay.Media; only a whole result can be one")
     raise TypeError(f"a result holds {spell(type(value))}, which cannot be sent; return plain values or arrays")
+
+
+def _base_time(value: dt.datetime) -> dt.datetime | None:
+    # As NaN, NaT of pandas is of its type and no time, and not equal to itself; numpy's own is None as well.
+    return dt.datetime.combine(value.date(), value.timetz()) if value == value else None  # noqa: PLR0124
+
+
+# The encoders take objects of these very classes only. In this order: a datetime is a date as well.
+_INHERITED: Final[Mapping[type, Callable[[Any], Any]]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    dt.datetime: _base_time,
+    dt.date: lambda value: dt.date.fromordinal(value.toordinal()),
+    dt.timedelta: lambda value: dt.timedelta(value.days, value.seconds, value.microseconds),
+}
+_ONLY_AS_KEYS: Final = frozenset({types.NoneType, bool, tuple})
+"""What encoders know as values; they ask for it only where it is a key."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
