@@ -418,3 +418,32 @@ def test_a_file_that_changes_the_working_folder_is_found_by_its_workers(serve, t
     )
     server = serve(None, "graph.py")
     assert server.call("chain", 2).json() == 4
+
+
+PARALLEL = """
+import atexit, threading
+from forebay import Model
+
+class Parallel(Model):
+    def load(self):
+        self.told, self.ended = threading.Event(), threading.Event()
+        threading.Thread(target=self.manage, daemon=True).start()
+        atexit.register(self.ended.wait)
+        threading._register_atexit(self.told.set)
+
+    def manage(self):
+        self.told.wait()
+        self.ended.set()
+
+    def predict(self, batch):
+        return batch
+"""
+
+
+def test_an_executor_is_told_to_end_before_its_processes_are_waited_for(serve, tmp_path):
+    """As joblib's, which has a daemon thread: the server took as long as a drain may, and left its processes behind."""
+    (tmp_path / "parallel.py").write_text(PARALLEL)
+    server = serve(str(tmp_path / "parallel.py"), "--worker-kind", "thread", "--drain-s", "0.5")
+    server.signal()
+    assert server.wait() == 0
+    assert "did not end in time" not in server.log

@@ -128,7 +128,9 @@ def _ended(status: int) -> int:
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     if others and all(thread.daemon for thread in others):  # for others the interpreter waits
-        # What the interpreter does first as well.
+        # What the interpreter does first as well, in this order: the first has executors (of joblib, for one) tell
+        # their processes to end, and the second waits for these processes.
+        threading._shutdown()  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # it is closed
