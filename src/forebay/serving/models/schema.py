@@ -15,6 +15,7 @@ Results are held to the declared type (`outputs.py`, or pydantic): another value
 the like are sent as lists, and count as such. Types that nothing could read back are not enforced.
 
 JSON has no NaN and no infinity: in results they become `null`. msgpack carries them as they are.
+A NaT of pandas is `null` in both.
 """
 
 from __future__ import annotations
