@@ -34,7 +34,10 @@ log = logging.getLogger("forebay.workers")
 
 
 _LAZY: Final = frozenset({AsyncGeneratorType, CoroutineType, GeneratorType})
-_WRAPPED: Final = " (a decorator of `async def` or of a generator needs functools.wraps)"
+_WRAPPED: Final = (
+    " (`list(...)` makes one of a generator that is no stream; a decorator of `async def` or of a generator needs "
+    "functools.wraps)"
+)
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:

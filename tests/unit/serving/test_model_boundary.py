@@ -24,6 +24,7 @@ from forebay.types.call import Request
 from forebay.workers.inline import InlinePool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
+from forebay.workers.user_code import one_each
 
 JSON = {"in": "json", "out": "json"}
 
@@ -158,6 +159,12 @@ def test_what_is_no_list_of_results_is_told_so(kind, name, is_async):  # F28
             assert "a list with one result for each of 2 samples" in failed[0].message
 
     run(main())
+
+
+def test_a_generator_that_is_returned_may_be_made_a_list():
+    """As that of `nlp.pipe(batch)`, which is no stream."""
+    with pytest.raises(BadOutcome, match=r"predict returned a generator; .* for each of 2 samples .*`list\(...\)`"):
+        one_each((each for each in "ab"), 2)
 
 
 @both
