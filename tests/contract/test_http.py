@@ -323,6 +323,13 @@ def test_an_http_1_0_client_is_answered_and_closed(wire):
     assert wire.is_closed_by_server()
 
 
+@pytest.mark.parametrize("method, path, body", [("POST", ECHO, b"1"), ("GET", "/healthz", b"")])
+def test_an_http_1_0_client_that_asks_to_keep_the_connection_waits_for_no_end(wire, method, path, body):
+    answer = wire.ask(method, path, body, version="1.0", headers=["connection: Keep-Alive"])
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert wire.is_closed_by_server()
+
+
 def test_pipelined_requests_are_answered_in_order(wire):
     wire.send(b"".join(wire.request("POST", ECHO, str(number).encode()) for number in range(50)))
     assert [wire.read().body for _ in range(50)] == [str(number).encode() for number in range(50)]

@@ -269,7 +269,8 @@ class ReadingConnection(AnsweringConnection):
         head.target = target
         if problem is not None:
             raise problem
-        head.keep_alive = parser.should_keep_alive() and not upgrades
+        # A client of HTTP/1.0 waits for the close unless its answer says that there is none; the slow lane closes too.
+        head.keep_alive = parser.should_keep_alive() and not upgrades and version == "1.1"
         head.is_simple = head.is_simple and head.keep_alive
         head.chunked = version == "1.1"
         route = head.route
