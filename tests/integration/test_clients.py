@@ -57,6 +57,8 @@ def test_a_client_that_resets_is_like_one_that_closes(zoo, eventually):
     "beginning, told",
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "this port speaks HTTP/1.1, and HTTP/2 came; gRPC has a port of its own"),
+        (b"PROXY TCP4 127.0.0.1 127.0.0.1 40000 8080\r\n", "this port does not read the PROXY protocol"),
+        (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12), "this port does not read the PROXY protocol"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), "this port speaks plain HTTP, and TLS came"),
     ],
 )

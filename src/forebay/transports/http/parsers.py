@@ -85,8 +85,11 @@ def with_path(target: bytes) -> bytes:
     return target if host is None else host[0] + b"/" + target[host.end() :]
 
 
+_PROXIED: Final = "this port does not read the PROXY protocol; have the proxy pass connections on without it"
 _OTHER_PROTOCOLS: Final = {
     b"PRI * HTTP/2": "this port speaks HTTP/1.1, and HTTP/2 came; gRPC has a port of its own, --grpc-port",
+    b"PROXY ": _PROXIED,
+    b"\r\n\r\n\0\r\nQUIT\n": _PROXIED,
     b"\x16\x03": "this port speaks plain HTTP, and TLS came; ask for it with http://, or give the server a --certfile",
 }
 """What is told of a beginning that is another protocol's."""
