@@ -137,6 +137,10 @@ class Told:
         note(started, "cancelled")
         return ["told"] * len(items)
 
+    def do_end_by_cancelling(self, items, started):
+        self.do_until_cancelled(items, started)
+        raise asyncio.CancelledError
+
     def do_meet(self, items):
         return [self.barrier.wait(PATIENCE_S)] * len(items)
 
@@ -205,6 +209,9 @@ class ToldAsync(Told):
                 if is_cancelled():
                     note(rest[0], "cancelled")
                 return ["told"] * len(items)
+        if what == "end_by_cancelling":
+            note(rest[0])
+            await asyncio.Event().wait()
         if what == "stream":
             return self.stream_async(len(items), *rest)
         await asyncio.sleep(0)

@@ -590,6 +590,20 @@ def test_a_long_predict_sees_that_it_is_cancelled(kind, tmp_path):
     run(main())
 
 
+@pytest.mark.parametrize("kind", ["async", "threads", "processes", "attached"])
+def test_a_coroutine_that_was_ended_with_its_batch_has_not_failed(kind, tmp_path):
+    async def main():
+        started = tmp_path / "started"
+        async with Rig(pool_of(kind)) as rig:
+            batch = rig.submit(["end_by_cancelling", str(started)])
+            await eventually(started.exists)
+            call_off(batch)
+            (outcome,) = await rig.outcomes(batch)
+            assert (type(outcome.error), outcome.error.message) == (Unavailable, "the request was called off")
+
+    run(main())
+
+
 # Large bodies
 
 

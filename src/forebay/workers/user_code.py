@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import inspect
 import logging
+from asyncio import CancelledError
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import BadOutcome
+from forebay.errors import BadOutcome, Unavailable
 from forebay.types.call import After, Failure
 from forebay.types.caught import caught, is_ours
 from forebay.types.counted import counted
 from forebay.types.failures import failure_in, failure_of, words_of
+from forebay.workers.cancel import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +122,8 @@ def answered(
     except BaseException as error:
         if is_ours(error):
             raise
+        if isinstance(error, CancelledError) and is_cancelled():  # the worker ended it: the model is not at fault
+            return [Failure(Unavailable("the request was called off"))] * count, []
         return [failure_of(error)] * count, []
     return [None] * count, []
 

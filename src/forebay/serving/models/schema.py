@@ -279,9 +279,11 @@ def plain(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         dumped, error = caught(partial(dump, mode="json", by_alias=True))
-        # What pydantic does not know, such as an array. Not asked for at once: a `model_dump` of the user's own need
-        # not have the argument.
-        return dumped if error is None else dump(mode="json", by_alias=True, fallback=plain)
+        if error is not None:  # what pydantic does not know, such as an array; a user's own method may not ask for it
+            dumped, again = caught(partial(dump, mode="json", by_alias=True, fallback=plain))
+            if again is not None:
+                raise error
+        return dumped
     if type(value) in _ONLY_AS_KEYS:
         raise TypeError(f"a result holds a dict with a key that is {spell(type(value))}; only texts and numbers can be")
     for kind, made in _INHERITED.items():
