@@ -132,6 +132,17 @@ def test_the_configuration_has_no_axis_of_samples(server):  # O142
     assert CLIENT.get(f"{server.url}/v2/models/words/config").json()["model_transaction_policy"] == {"decoupled": True}
 
 
+def test_no_tensor_of_a_configuration_is_without_dims(server):
+    told = CLIENT.get(f"{server.url}/v2/models/measured/config").json()
+    assert told["input"] == [{"name": "input", "data_type": "TYPE_STRING", "dims": [1], "reshape": {"shape": []}}]
+    assert told["output"] == [{"name": "output", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}]
+
+
+@pytest.mark.parametrize("data", [["a", "bcd"], [["a"], ["bcd"]]], ids=["flat", "nested"])
+def test_a_sample_without_axes_may_have_the_one_that_its_configuration_tells(server, data):
+    assert outputs(ask(server, "measured", tensor("input", "BYTES", [2, 1], data)))["output"] == ("INT64", [2], [1, 9])
+
+
 @pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6.5], [[1, 2, 3], [4, 5, 6.5]]], ids=["flat", "nested"])
 def test_lists_are_flat_or_nested(server, data):  # O126, O127
     answer = ask(server, "doubled", tensor("input", "FP32", [2, 3], data), id="seven")

@@ -141,22 +141,26 @@ _KINDS: Final = {"BOOL": bool, "UINT": int, "INT": int, "FP": float, "BF": float
 
 
 def _read_list(tensor: Tensor, kind: type) -> list[Any]:
-    """Read a flat list, or lists in lists as deep and as long as the shape says."""
+    """Read a flat list, or lists in lists as deep and as long as the shape says.
+
+    Where the shape has a single axis its elements may be lists of one: an axis that the model does not see.
+    """
     listed: Any = list[kind]
     try:
         return msgspec.json.decode(tensor.data, type=listed)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as flat:
         why: Exception = flat
     nested: Any = kind
-    for axis in reversed(tensor.shape):
+    shape = tensor.shape if len(tensor.shape) != 1 else (*tensor.shape, 1)
+    for axis in reversed(shape):
         nested = Annotated[list[nested], msgspec.Meta(min_length=min(axis, 2**62), max_length=min(axis, 2**62))]
-    if len(tensor.shape) > 1 and _NESTED.match(tensor.data):  # else what is wrong with a flat list is to be told
+    if len(shape) > 1 and _NESTED.match(tensor.data):  # else what is wrong with a flat list is to be told
         try:
             found: list[Any] = msgspec.json.decode(tensor.data, type=nested)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             why = error
         else:
-            for _ in tensor.shape[1:]:
+            for _ in shape[1:]:
                 found = [*itertools.chain.from_iterable(found)]
             return found
     raise ValidationError(

@@ -14,7 +14,7 @@ from forebay.observe.log import JsonFormatter
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -99,31 +99,30 @@ def model_metadata(app: App, name: str, version: str = "") -> dict[str, Any]:
 
 def config_of(one: Served) -> dict[str, Any]:
     """Return what Triton calls the configuration of a model: what it takes and gives, and how it is batched."""
-    face = one.tensors
-    has_rows = face is not None and face.has_rows
-    sides: Sequence[Sequence[TensorMetadata]] = () if face is None else (face.inputs, face.outputs)
-    told = [
-        [
-            {
-                "name": each.name,
-                "data_type": _TYPES.get(each.datatype, f"TYPE_{each.datatype}"),
-                "dims": each.shape[1:] if has_rows else each.shape,
-            }
-            for each in side
-        ]
-        for side in sides
-    ]
+    face = one.tensors or TensorFace()
+    has_rows = one.tensors is not None and face.has_rows
     return {
         "name": one.endpoint.name,
         "platform": "forebay",
         "backend": "forebay",
         "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
-        "input": told[0] if told else [],
-        "output": told[1] if told else [],
-        "model_transaction_policy": {
-            "decoupled": one.in_tensors.contract.streams or (face is not None and face.is_decoupled)
-        },
+        "input": [_port(each, face.unranked, has_rows=has_rows) for each in face.inputs],
+        "output": [_port(each, face.unranked_outputs, has_rows=has_rows) for each in face.outputs],
+        "model_transaction_policy": {"decoupled": one.in_tensors.contract.streams or face.is_decoupled},
     }
+
+
+def _port(port: TensorMetadata, unranked: Collection[str], *, has_rows: bool) -> dict[str, Any]:
+    """Return what a configuration says of a tensor. Its `dims` may not be empty, and clients refuse one where they are.
+
+    So a sample without axes is told as Triton tells it, with one axis of one element that the model does not see, and
+    a sample of any number of axes as one of any length.
+    """
+    dims = port.shape
+    if has_rows:
+        dims = (-1,) if port.name in unranked else port.shape[1:]
+    told = {"name": port.name, "data_type": _TYPES.get(port.datatype, f"TYPE_{port.datatype}"), "dims": dims or (1,)}
+    return told if dims else {**told, "reshape": {"shape": []}}
 
 
 def statistics_of(one: Served) -> dict[str, Any]:

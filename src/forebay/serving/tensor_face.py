@@ -92,11 +92,13 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         known = {one.name: one for one in self.inputs}
         seen: dict[str, Tensor] = {}
         rows = None
-        for tensor in inputs:
-            if tensor.name in seen:
-                raise InvalidRequest(f"input '{tensor.name[:80]}' came twice")
+        for sent in inputs:
+            if sent.name in seen:
+                raise InvalidRequest(f"input '{sent.name[:80]}' came twice")
+            declared = known.get(sent.name)
+            is_plain = declared is not None and len(declared.shape) == 1 and sent.name not in self.unranked
+            tensor = _without_spare_axis(sent) if is_plain and self.has_rows else sent
             seen[tensor.name] = tensor
-            declared = known.get(tensor.name)
             if declared is None and not self.is_open:
                 raise InvalidRequest(_unknown("input", tensor.name, known))
             _check(tensor, declared, is_ranked=tensor.name not in self.unranked)
@@ -112,7 +114,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "in": TENSORS,
             "out": TENSORS,
-            "given": [[one.name, one.datatype, list(one.shape), one.is_json] for one in inputs],
+            "given": [[one.name, one.datatype, list(one.shape), one.is_json] for one in seen.values()],
             "wanted": [[name, (in_json or {}).get(name, is_json)] for name in outputs],
             "is_json": is_json,
         }, rows or 1
@@ -239,6 +241,12 @@ def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) 
             raise ValidationError(msg) from None
     if declared is not None and is_ranked:
         check_shape(name, tensor.shape, declared.shape)
+
+
+def _without_spare_axis(tensor: Tensor) -> Tensor:
+    """Return a tensor of samples without axes as one; clients of Triton give each an axis, of one element."""
+    has_one = len(tensor.shape) == 2 and tensor.shape[1] == 1
+    return msgspec.structs.replace(tensor, shape=tensor.shape[:1]) if has_one else tensor
 
 
 def check_shape(name: str, found: Sequence[int], declared: Sequence[int]) -> None:

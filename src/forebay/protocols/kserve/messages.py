@@ -53,8 +53,9 @@ _LAYOUT: Final = {
     "ModelConfigRequest": _NAMED,
     "ModelConfigResponse": "1 ModelConfig config",
     # What there is of a configuration here; whoever reads it passes over what is not.
-    "ModelInput": "1 string name, 2 !DataType data_type, 4 int64* dims, 8 bool optional",
-    "ModelOutput": "1 string name, 2 !DataType data_type, 3 int64* dims",
+    "ModelInput": "1 string name, 2 !DataType data_type, 4 int64* dims, 5 ModelTensorReshape reshape, 8 bool optional",
+    "ModelOutput": "1 string name, 2 !DataType data_type, 3 int64* dims, 5 ModelTensorReshape reshape",
+    "ModelTensorReshape": "1 int64* shape",
     "ModelDynamicBatching": "1 int32* preferred_batch_size, 2 uint64 max_queue_delay_microseconds",
     "ModelTransactionPolicy": "1 bool decoupled",
     "ModelInstanceGroup": "1 string name, 2 int32 count",
