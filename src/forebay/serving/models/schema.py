@@ -278,12 +278,9 @@ def plain(value: Any) -> Any:
         return float(result) if type(result) is type(value) else result
     dump = getattr(value, "model_dump", None)
     if dump is not None:
-        dumped, error = caught(partial(dump, mode="json", by_alias=True))
-        if error is not None:  # what pydantic does not know, such as an array; a user's own method may not ask for it
-            dumped, again = caught(partial(dump, mode="json", by_alias=True, fallback=plain))
-            if again is not None:
-                raise error
-        return dumped
+        # For what pydantic does not know, such as an array; a method of the user's own need not take it.
+        more = {"fallback": plain} if getattr(dump, "__module__", "") == "pydantic.main" else {}
+        return dump(mode="json", by_alias=True, **more)
     if type(value) in _ONLY_AS_KEYS:
         raise TypeError(f"a result holds a dict with a key that is {spell(type(value))}; only texts and numbers can be")
     for kind, made in _INHERITED.items():
