@@ -339,6 +339,10 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
         ("iris.py --keep-alives 5", "unrecognized arguments: --keep-alives 5; did you mean --keep-alive-s?"),
         ("iris.py --timeout 5", "unrecognized arguments: --timeout 5; did you mean --timeout-ms?"),
         ("iris.py --worker 5", "unrecognized arguments: --worker 5; did you mean --workers?"),
+        (
+            "iris.py rose.py",
+            "unrecognized arguments: rose.py; there is one TARGET, and the file of --config names several; see forebay",
+        ),
         ("iris.py --poll-s 5", "unrecognized arguments: --poll-s 5; did you mean --repository-poll-s?"),
         (
             "iris.py --timeout-ms 50 --max-timeout-ms 49",

@@ -50,12 +50,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong and end with status 2."""
         choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        known = [option for action in self._actions for option in action.option_strings]
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
+        hint = None
         if choice is not None:
             hint = nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
-        else:
-            unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            hint = nearest(unknown, known) if unknown.startswith("-") else None
+        elif unknown.startswith("-"):
+            hint = nearest(unknown, known)
+        elif message.startswith("unrecognized arguments: ") and "--config" in known:
+            message += "; there is one TARGET, and the file of --config names several"
         did_you_mean = f"; did you mean {hint}?" if hint else f"; see {self.prog} --help"
         sys.stderr.write(f"forebay: {message}{did_you_mean}\n")
         raise SystemExit(USAGE_ERROR)
