@@ -447,3 +447,27 @@ def test_an_executor_is_told_to_end_before_its_processes_are_waited_for(serve, t
     server.signal()
     assert server.wait() == 0
     assert "did not end in time" not in server.log
+
+
+EXECUTING = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from forebay import Model
+
+class Executing(Model):
+    def load(self):
+        self.pool = ThreadPoolExecutor(1)
+
+    def predict(self, batch):
+        self.pool.submit(time.sleep, 3600)
+        return batch
+"""
+
+
+def test_an_executor_whose_thread_hangs_does_not_keep_the_server(serve, tmp_path):
+    (tmp_path / "executing.py").write_text(EXECUTING)
+    server = serve(str(tmp_path / "executing.py"), "--worker-kind", "thread")
+    assert server.call("executing", 1).json() == 1
+    server.signal()
+    assert server.wait() == 0
+    assert "did not end in time" not in server.log

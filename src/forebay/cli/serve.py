@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.flags import add_flags, told_in
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.surfaces.contract import Options
+
+TELL_S: Final = 1.0
+"""How long executors may take to tell their threads and processes to end."""
 
 USAGE = "%(prog)s [OPTIONS] [TARGET]"
 DESCRIPTION = """\
@@ -129,8 +132,10 @@ def _ended(status: int) -> int:
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     if others and all(thread.daemon for thread in others):  # for others the interpreter waits
         # What the interpreter does first as well, in this order: the first has executors (of joblib, for one) tell
-        # their processes to end, and the second waits for these processes.
-        threading._shutdown()  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        # their processes to end, and the second waits for these. Executors also wait for their threads, which may hang.
+        telling = threading.Thread(target=threading._shutdown, daemon=True)  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        telling.start()
+        telling.join(TELL_S)
         atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # it is closed
