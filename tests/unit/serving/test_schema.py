@@ -351,7 +351,7 @@ def test_a_pydantic_result_without_annotation_may_hold_arrays(format):
     class Own(pydantic.BaseModel):
         a: int
 
-        def model_dump(self, *, mode, by_alias):
+        def model_dump(self, *, mode, by_alias):  # pyright: ignore[reportIncompatibleMethodOverride]
             return {"b": self.a}
 
     encode = WireType(Any, "output").encoder(format)
