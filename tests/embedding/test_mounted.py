@@ -88,6 +88,66 @@ def test_mounted_it_answers_below_its_prefix(kind):
         assert client.post("/models/shout", json="a").status_code in {404, 405}
 
 
+async def asked(app, method, path, *, root_path, raw_path, **more: Any):
+    async def as_the_framework_does(scope, receive, send):
+        raw = (raw_path or path).encode()
+        await app({**scope, "path": path, "root_path": root_path, "raw_path": raw}, receive, send)
+
+    transport = httpx.ASGITransport(as_the_framework_does)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.request(method, path, **more)
+
+
+def ask(app, method, path, root_path="", raw_path="", **more: Any):
+    async def ask():
+        async with app.lifespan():
+            return await asked(app, method, path, root_path=root_path, raw_path=raw_path, **more)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("root_path", ["/m", "/model", "/ml"])
+def test_a_prefix_that_a_proxy_has_taken_off_the_path_is_not_looked_for_in_it(root_path):
+    app = forebay.asgi(Shout, Slow)
+    assert ask(app, "POST", "/models/shout", root_path, json="a").json() == "A"
+    assert ask(app, "GET", "/models/shout", root_path).json()["name"] == "shout"
+
+
+def test_the_index_names_paths_as_a_client_writes_them():
+    app = forebay.asgi(Shout, Slow)
+    told = ask(app, "GET", "/ml/", "/ml").json()
+    assert (told["docs"], told["call"]) == ("/ml/docs", "POST /ml/models/{name}")
+    assert ask(app, "GET", "/").json()["docs"] == "/docs"
+
+
+def test_a_framework_that_shortens_the_path_alone_and_ends_it_with_a_slash():  # Litestar mounts in this way
+    app = forebay.asgi(Shout)
+    assert ask(app, "GET", "/v2/", raw_path="/ml/v2").json()["name"] == "forebay"
+    assert ask(app, "GET", "/v2/models/shout/ready/", raw_path="/ml/v2/models/sh%6fut/ready").json()["ready"]
+    assert ask(app, "GET", "/ui/", raw_path="/ml/ui").status_code == 200
+    assert ask(app, "GET", "/ui/", raw_path="/ml/ui/").headers["location"] == "../ui"
+
+
+@pytest.mark.parametrize(
+    "models, path, root_path, raw_path, page",
+    [
+        ([Shout], "/", "", "/", "/ui"),
+        ([Shout], "/", "", "/ml", "/ml/ui"),
+        ([Shout], "/ml", "/ml", "/ml", "/ml/ui"),
+        ([Shout], "/ml/", "/ml", "/ml/", "/ml/ui"),
+        ([Shout], "/a/m:l", "/a/m:l", "/a/m:l", "/a/m:l/ui"),
+        ([Shout, Slow], "/", "", "/ml", "/ml/ui"),
+        ([Shout, Slow], "/ml/", "/ml", "/ml/", "/ml/ui"),
+        ([Shout, Slow], "/ml", "/ml", "/ml", "/ml/"),  # Starlette adds the slash there, and the page is the next step
+    ],
+)
+def test_a_browser_finds_the_dashboard_from_the_root_with_and_without_a_slash(models, path, root_path, raw_path, page):
+    app = forebay.asgi(*models)
+    answer = ask(app, "GET", path, root_path, raw_path, headers={"accept": "text/html"})
+    assert answer.status_code == 307
+    assert httpx.URL("http://test" + raw_path).join(answer.headers["location"]).path == page
+
+
 def test_in_a_lifespan_of_the_programs_own():
     models = forebay.asgi(Shout)
 
@@ -107,6 +167,32 @@ def test_without_its_lifespan_it_says_what_to_write():
     app.mount("/ml", forebay.asgi(Shout))
     with TestClient(app) as client, pytest.raises(ConfigError, match=r"FastAPI\(lifespan=models.lifespan\)"):
         client.post("/ml/models/shout", json="a")
+
+
+def test_under_a_server_that_runs_no_lifespans_it_says_so():  # Daphne
+    app = forebay.asgi(Shout)
+    with pytest.raises(ConfigError, match="The server must run lifespans"):
+        asyncio.run(asked(app, "GET", "/", root_path="", raw_path="/"))
+
+
+def test_where_no_loop_of_asyncio_runs_it_says_so():  # as under trio
+    def begin(coroutine):
+        with contextlib.suppress(StopIteration):
+            coroutine.send(None)
+
+    with pytest.raises(ConfigError, match=r"models run on asyncio.*hypercorn --worker-class asyncio"):
+        begin(forebay.asgi(Shout).lifespan().__aenter__())
+    sent: list[Any] = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "lifespan.startup"}
+
+    begin(forebay.asgi(Shout)({"type": "lifespan"}, receive, send))
+    assert sent[0]["type"] == "lifespan.startup.failed"
+    assert sent[0]["message"].startswith("models run on asyncio")
 
 
 def test_its_lifespan_is_entered_once():

@@ -114,6 +114,14 @@ def test_what_keeps_it_from_starting_is_raised():
     assert "forebay-server" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_where_threads_were_replaced_it_says_so_and_does_not_stand_still(monkeypatch):  # as gevent and eventlet do
+    monkeypatch.setattr(threading, "get_ident", lambda: 1)  # each task has an ident of its own
+    with pytest.raises(ConfigError, match=r"a server beside a program needs threads.*monkey patching by gevent"):
+        forebay.start(Shout, port=0)
+    monkeypatch.undo()
+    assert "forebay-server" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_who_loads_a_version_while_another_thread_stops_the_server_is_told_so():
     begun, go = threading.Event(), threading.Event()
 

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final, TypeVar
 
 from forebay.types.caught import caught
+from forebay.workers.os_threads import require_os_threads
 
 T = TypeVar("T")
 
@@ -53,7 +54,12 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def start(self) -> None:
-        """Return once the coroutine is up; what it raises before that is raised here."""
+        """Return once the coroutine is up; what it raises before that is raised here.
+
+        Raises:
+            ConfigError: If threads of this program were replaced by tasks of one thread, which the loop would stop.
+        """
+        require_os_threads("a server beside a program")
         self._pid = os.getpid()
         self._thread.start()
         self._up.result()

@@ -28,6 +28,7 @@ from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.partition_worker import place_of
 from forebay.workers.blocking_slot import BlockingSlot
+from forebay.workers.os_threads import require_os_threads
 from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
@@ -212,9 +213,10 @@ def process_partitions(serving: Serving[Any, Any], options: ProcessOptions, coun
     """Start the processes of a serving and wait until its module is initialised in each.
 
     Raises:
-        ConfigError: Another process cannot find the serving, or an option cannot travel to it.
+        ConfigError: Another process cannot find the serving, an option cannot travel to it, or threads were replaced.
         ModelError: The module could not be initialised.
     """
+    require_os_threads("a serving in processes")
     factory, kwargs = place_of(serving)
     given = _plain({name: value for name, value in msgspec.structs.asdict(options).items() if value is not None})
     partitions: list[ProcessPartition] = []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,10 +75,17 @@ class Mounted:
 
         Raises:
             ModelError: If a model cannot be loaded.
-            ConfigError: If it is entered twice.
+            ConfigError: If it is entered twice, or where no loop of asyncio runs.
         """
         if self._running is not None:
             raise ConfigError("the lifespan of this forebay.asgi() has begun already; it is entered in one place")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            msg = (
+                "models run on asyncio, and the server that runs this forebay.asgi() uses another library, such as trio"
+            )
+            raise ConfigError(f"{msg}; start it with asyncio, for example `hypercorn --worker-class asyncio`") from None
         project, self._next = self._next or self._build(), None  # what was drained does not start again
         self._running = project
         try:
@@ -122,6 +130,7 @@ class Mounted:
         if self._running is None:
             raise ConfigError(
                 "the models of this forebay.asgi() are not loaded: its lifespan has not begun. Where it is mounted, "
-                "write FastAPI(lifespan=models.lifespan), or `async with models.lifespan():` in a lifespan of your own"
+                "write FastAPI(lifespan=models.lifespan), or `async with models.lifespan():` in a lifespan of your "
+                "own. The server must run lifespans: Daphne does not, nor uvicorn with --lifespan off"
             )
         return self._running

@@ -27,7 +27,7 @@ from forebay.protocols.openai.reading import PATHS
 from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import kserve_calls, tfserving
-from forebay.transports.http.asgi_calls import failed, id_of
+from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.errors import (
@@ -38,7 +38,7 @@ from forebay.transports.http.errors import (
 from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault, unspoken
-from forebay.transports.http.pages import ServerPages, path_of, response_of
+from forebay.transports.http.pages import ServerPages, response_of
 from forebay.transports.http.route import whole_number
 from forebay.types.did_you_mean import nearest
 
@@ -161,11 +161,13 @@ def _dashboard(board: Dashboard) -> list[PathRoute]:
 
 
 def _without_last_slash(app: ASGIApp) -> ASGIApp:
-    """Treat a path with a trailing slash as the same path without it."""
+    """Treat a path with a trailing slash as the same path without it; some frameworks add one when they mount."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].endswith("/") and path_of(scope) not in {"/", PREFIX + "/"}:
-            scope = {**scope, "path": scope["path"][:-1]}
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            own = {"/", PREFIX + "/"} if path_as_sent(scope).endswith("/") else {"/"}
+            if path_of(scope) not in own:
+                scope = {**scope, "path": scope["path"][:-1]}
         await app(scope, receive, send)
 
     return answer

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from forebay.errors import UserCodeError
 from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
@@ -31,6 +31,25 @@ TOLD: Final = "forebay.call"
 def path_as_sent(scope: Scope) -> str:
     """Return the path as it was asked for: percent-encoded, and without the query."""
     return (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+
+
+def path_of(scope: Scope) -> str:
+    """Return what follows the place where the application is mounted; some servers leave that place out of the path."""
+    path, mount = scope["path"], scope.get("root_path", "")
+    return path[len(mount) :] or "/" if path == mount or path.startswith(f"{mount}/") else path
+
+
+def path_of_as_sent(scope: Scope) -> str:
+    """Return the same percent-encoded, without a slash at its end.
+
+    Some frameworks shorten the path and leave `root_path` and `raw_path` as they were, so it is looked for at the end.
+    """
+    path, sent = path_of(scope).rstrip("/"), path_as_sent(scope).rstrip("/")
+    start = len(sent)
+    while (start := sent.rfind("/", 0, start)) >= 0:
+        if unquote(sent[start:]) == path:
+            return sent[start:]
+    return quote(path)
 
 
 def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:

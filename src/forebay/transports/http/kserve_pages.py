@@ -23,7 +23,7 @@ from forebay.server.kserve_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import Region
-from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent
+from forebay.transports.http.asgi_calls import failed, id_of, path_of_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
@@ -83,9 +83,7 @@ class InferencePages:
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        root = scope.get("root_path", "")
-        path = path_as_sent(scope)
-        path = path.removeprefix(quote(root)).rstrip("/")
+        path = path_of_as_sent(scope)
         segments = [unquote(segment) for segment in path.split("/")[1:]]
         target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
         if segments[-1:] == ["infer"] and (route := self._route(target, segments)) is not None:

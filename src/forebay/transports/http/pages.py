@@ -23,8 +23,8 @@ from forebay.server import stock_report
 from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
 from forebay.transports.http import kserve_calls, tfserving
-from forebay.transports.http.asgi_calls import failed, id_of
-from forebay.transports.http.dashboard.page import Dashboard, to_page, wants_page
+from forebay.transports.http.asgi_calls import failed, id_of, path_of
+from forebay.transports.http.dashboard.page import Dashboard, from_root, wants_page
 from forebay.transports.http.management import ACTIONS, Management
 from forebay.transports.http.openai import fault, model_page, models_page
 from forebay.transports.http.trace_page import TracePage
@@ -69,11 +69,10 @@ class ServerPages:
     async def index(self, request: HttpRequest) -> Response:
         """Say where to go when several models are served; a browser is sent to the dashboard."""
         if self.dashboard is not None and wants_page(request):
-            return to_page()
+            return from_root(request)
         names = [] if self._app.stock is None else self._app.stock.offer.names
-        return _json(
-            {"models": list(dict.fromkeys([*self._app.served, *names])), "docs": "/docs", "call": "POST /models/{name}"}
-        )
+        models, root = list(dict.fromkeys([*self._app.served, *names])), request.scope.get("root_path", "")
+        return _json({"models": models, "docs": f"{root}/docs", "call": f"POST {root}/models/{{name}}"})
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the models."""
@@ -88,7 +87,7 @@ class ServerPages:
         name = request.path_params.get("name") or path.removeprefix("/models/")
         if path == "/" and only is not None:
             if self.dashboard is not None and wants_page(request):
-                return to_page()
+                return from_root(request)
             name = only.endpoint.name
         name, _, version = name.partition("/versions/")
         version, _, action = version.partition("/")
@@ -243,12 +242,6 @@ class _Pieces(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b""})
-
-
-def path_of(scope: Scope) -> str:
-    """Return what follows the place where the application is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def response_of(answer: tuple[int, list[tuple[bytes, bytes]], bytes]) -> Response:

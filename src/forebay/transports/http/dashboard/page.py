@@ -22,6 +22,7 @@ from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
 from forebay.observe.exposition import finish_in_turns
 from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
+from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
 from forebay.transports.http.foreign_page import refuse_foreign_page
 
@@ -74,6 +75,12 @@ def wants_page(request: Request) -> bool:
 def to_page(address: str = PREFIX[1:]) -> Response:
     """Send a browser to the page; the address is relative, so that it holds below the prefix of a proxy."""
     return Response(status_code=307, headers={"location": address, "vary": "accept", "cache-control": "no-store"})
+
+
+def from_root(request: Request) -> Response:
+    """Send a browser from the root to the page; where that is mounted it may be asked for without a slash."""
+    last = path_as_sent(request.scope).rpartition("/")[2]
+    return to_page(f"./{last}{PREFIX}" if last else PREFIX[1:])
 
 
 class Dashboard:
