@@ -139,7 +139,8 @@ def wrong_fields(path: str, body: dict[str, Any]) -> set[str]:
     """The names of the fields that are wrong."""
     taken = TAKEN[path] | (TEXTS if path != EMBEDDINGS else set())
     found = {name for name, value in body.items() if name in taken and not CHECKS[name](value)}
-    found |= {name for name in body if name not in taken and name != "model"}
+    # One that is not taken, and is null, says nothing.
+    found |= {name for name, value in body.items() if name not in taken and name != "model" and value is not None}
     if NEEDED[path] not in body:
         found.add(NEEDED[path])
     if not isinstance(body.get("model"), str):

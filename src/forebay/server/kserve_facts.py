@@ -106,23 +106,23 @@ def config_of(one: Served) -> dict[str, Any]:
         "platform": "forebay",
         "backend": "forebay",
         "max_batch_size": one.endpoint.batching.max_size if has_rows else 0,
-        "input": [_port(each, face.unranked, has_rows=has_rows) for each in face.inputs],
+        "input": [_port(each, face.unranked, has_rows=has_rows, spares=face.spares_axis(each)) for each in face.inputs],
         "output": [_port(each, face.unranked_outputs, has_rows=has_rows) for each in face.outputs],
         "model_transaction_policy": {"decoupled": one.in_tensors.contract.streams or face.is_decoupled},
     }
 
 
-def _port(port: TensorMetadata, unranked: Collection[str], *, has_rows: bool) -> dict[str, Any]:
-    """Return what a configuration says of a tensor. Its `dims` may not be empty, and clients refuse one where they are.
+def _port(port: TensorMetadata, unranked: Collection[str], *, has_rows: bool, spares: bool = True) -> dict[str, Any]:
+    """Return what a configuration says of a tensor. Clients refuse one whose `dims` are empty.
 
     So a sample without axes is told as Triton tells it, with one axis of one element that the model does not see, and
-    a sample of any number of axes as one of any length.
+    a sample of any number of axes as one of any length. An input is only told so if it may come so.
     """
     dims = port.shape
     if has_rows:
         dims = (-1,) if port.name in unranked else port.shape[1:]
-    told = {"name": port.name, "data_type": _TYPES.get(port.datatype, f"TYPE_{port.datatype}"), "dims": dims or (1,)}
-    return told if dims else {**told, "reshape": {"shape": []}}
+    told = {"name": port.name, "data_type": _TYPES.get(port.datatype, f"TYPE_{port.datatype}"), "dims": dims}
+    return told if dims or not spares else {**told, "dims": (1,), "reshape": {"shape": []}}
 
 
 def statistics_of(one: Served) -> dict[str, Any]:

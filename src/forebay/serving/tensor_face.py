@@ -96,8 +96,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
             if sent.name in seen:
                 raise InvalidRequest(f"input '{sent.name[:80]}' came twice")
             declared = known.get(sent.name)
-            is_plain = declared is not None and len(declared.shape) == 1 and sent.name not in self.unranked
-            tensor = _without_spare_axis(sent) if is_plain and self.has_rows else sent
+            tensor = _without_spare_axis(sent) if declared is not None and self.spares_axis(declared) else sent
             seen[tensor.name] = tensor
             if declared is None and not self.is_open:
                 raise InvalidRequest(_unknown("input", tensor.name, known))
@@ -118,6 +117,10 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
             "wanted": [[name, (in_json or {}).get(name, is_json)] for name in outputs],
             "is_json": is_json,
         }, rows or 1
+
+    def spares_axis(self, given: TensorMetadata) -> bool:
+        """Whether an input has samples without axes, which may have one of one element; a file says what it takes."""
+        return self.has_rows and not self.is_bare and len(given.shape) == 1 and given.name not in self.unranked
 
 
 class TensorRequest(Request, gc=False, eq=False):
