@@ -175,6 +175,19 @@ def test_under_a_server_that_runs_no_lifespans_it_says_so():  # Daphne
         asyncio.run(asked(app, "GET", "/", root_path="", raw_path="/"))
 
 
+def test_a_request_on_another_loop_than_its_lifespan_is_told_so_and_does_not_hang():  # fixtures of a session
+    app = forebay.asgi(Shout)
+
+    async def elsewhere():
+        async with app.lifespan():
+            other = asyncio.to_thread(asyncio.run, asked(app, "POST", "/models/shout", root_path="", raw_path=""))
+            with pytest.raises(ConfigError, match=r"another event loop than this request came on.*`loop_scope`"):
+                await other
+            return await asked(app, "POST", "/models/shout", root_path="", raw_path="", json="a")
+
+    assert asyncio.run(elsewhere()).json() == "A"
+
+
 def test_where_no_loop_of_asyncio_runs_it_says_so():  # as under trio
     def begin(coroutine):
         with contextlib.suppress(StopIteration):

@@ -157,6 +157,7 @@ def test_undeclared_fields_that_say_nothing_are_no_error(path, said):
         ("completions", {"prompt": "a", "response_format": {"type": "text"}}, "response_format"),
         ("completions", {"prompt": "a", "stop": None, "top_q": [[]] * 40}, "top_q"),
         ("chat/completions", {"stream": True, "stream_options": {"usage": None}}, "stream_options.usage"),
+        ("completions", {"prompt": "a", **{f"f{number}": None for number in range(300)}}, "f0"),
     ],
 )
 def test_undeclared_fields_that_say_something_are_refused(path, said, param):

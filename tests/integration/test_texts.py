@@ -71,7 +71,7 @@ def test_a_port_in_use_is_told_before_the_model_is_imported(cli, write, tmp_path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         found = cli("serve", write(MODEL.format(type="int")), "--http-port", taken.getsockname()[1])
     assert found.returncode == 2
-    assert "is in use by another program" in found.stderr
+    assert "is in use already" in found.stderr
     assert not (tmp_path / "model.imported").exists()
 
 

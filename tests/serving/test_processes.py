@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -72,6 +73,12 @@ def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatc
         assert failed in (["the process of partition 0 ended by signal 9"] * n for n in (1, 2))
         assert len(answered) + len(failed) == 40
         assert inits.read_text() == "process seven 1\n" * 2
+
+
+def test_where_waits_were_replaced_it_says_so(monkeypatch):  # as gevent does, threads left alone
+    monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
+    with pytest.raises(ConfigError, match=r"has replaced select of this program: run it in threads"):
+        zoo.pids.start(worker_kind="process")
 
 
 def test_hooks_come_out_of_processes():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -394,6 +395,20 @@ def test_a_cancelled_task_withdraws_its_rows(gate, gated):
 
     assert asyncio.run(main()) == [[4], [6]]
     assert gate.rows == [[2, 3]]
+
+
+def test_where_no_loop_of_asyncio_runs_it_says_so_and_leaves_nothing_running():  # as under trio
+    def begin(coroutine):
+        with contextlib.suppress(StopIteration):
+            coroutine.send(None)
+
+    process = plain.start(batch_size=2)
+    with pytest.raises(ConfigError, match=r"batched_run_async runs on asyncio.*trio.to_thread.run_sync"):
+        begin(process.batched_run_async(cat(1)))
+    with pytest.raises(ConfigError, match="`async with` of a serving runs on asyncio"):
+        begin(process.__aenter__())
+    with pytest.raises(ServingNotFound):
+        process.batched_run(cat(1))
 
 
 def test_the_queue_is_bounded(gate, gated, pool):

@@ -134,8 +134,9 @@ def _ended(status: int) -> int:
         # What the interpreter does first as well, in this order: the first has executors (of joblib, for one) tell
         # their processes to end, and the second waits for these. Executors also wait for their threads, which may hang.
         telling = threading.Thread(target=threading._shutdown, daemon=True)  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
-        telling.start()
-        telling.join(TELL_S)
+        with contextlib.suppress(RuntimeError):  # no thread can be had
+            telling.start()
+            telling.join(TELL_S)
         atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # it is closed

@@ -91,9 +91,9 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
         said = (error.strerror or str(error)).lower()
         return f"the host '{host}' leads to no address: {said}; choose one of this machine, 0.0.0.0 takes all"
     if error.errno == errno.EADDRINUSE and source:
-        return f"{source} is {port}, which another program uses at {host}; choose another port"
+        return f"{source} is {port}, which is in use already at {host}; choose another port"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use by another program; choose another port, 0 takes a free one"
+        return f"{where} is in use already; choose another port, 0 takes a free one"
     if error.errno == errno.EACCES:
         return f"{where} needs privileges this user does not have; choose a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:

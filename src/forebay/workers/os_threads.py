@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells whether threads are the operating system's; gevent and eventlet can replace them by tasks of one thread."""
+"""Tells whether threads and waits are the operating system's; gevent and eventlet can replace both."""
 
 from __future__ import annotations
 
+import select
+import socket
+import subprocess
 import sys
 import threading
 
@@ -22,5 +25,23 @@ def require_os_threads(what: str) -> None:
         raise ConfigError(
             f"{what} needs threads, and this program has replaced them, as monkey patching by gevent and eventlet "
             "does: it would stand still; leave threads as they are (gevent's `monkey.patch_all(thread=False)`), or run "
+            "`forebay serve` as a program of its own"
+        )
+
+
+def require_os_waits(what: str) -> None:
+    """Refuse to go on in a program where what waits for processes and sockets was replaced: it waits in one thread.
+
+    Args:
+        what: What cannot be run then, for the message.
+
+    Raises:
+        ConfigError: If it was.
+    """
+    waits = {"select": select.select, "subprocess": subprocess.Popen, "socket": socket.socket}
+    if replaced := [name for name, one in waits.items() if one.__module__ != name]:
+        raise ConfigError(
+            f"{what} cannot run beside monkey patching by gevent or eventlet, which has replaced "
+            f"{', '.join(replaced)} of this program: run it in threads (`worker_kind='thread'`), or use "
             "`forebay serve` as a program of its own"
         )

@@ -443,7 +443,7 @@ def test_a_port_in_use_ends_the_start_with_its_number(pipeline):
         port = taken.getsockname()[1]
         server = pipeline(UNGUARDED, {"rpc_port": port}, ready=False)
         assert server.wait() == 2
-    assert f"rpc_port is {port}, which another program uses at 127.0.0.1" in server.log
+    assert f"rpc_port is {port}, which is in use already at 127.0.0.1" in server.log
 
 
 @pytest.mark.parametrize(

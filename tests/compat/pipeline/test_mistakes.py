@@ -225,7 +225,7 @@ def test_a_port_that_is_taken_is_named_with_its_key(folder, key):
         project = project_of(server, lambda: pytest.fail("threads need no script"), Options(http=HttpConfig()))
         with pytest.raises(ConfigError) as caught:
             server_of(project, drain_s=0.0, ready=lambda _address: None).run()
-    assert caught.value.message.startswith(f"config.yml:1: {key} is {port}, which another program uses")
+    assert caught.value.message.startswith(f"config.yml:1: {key} is {port}, which is in use already")
     assert "0 takes" not in caught.value.message
 
 

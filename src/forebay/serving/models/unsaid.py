@@ -31,6 +31,8 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 """By path, what fields mean where they are left out."""
 _MAX_BYTES: Final = 64
 """Longest value that is looked at: all of these are shorter."""
+_MAX_FIELDS: Final = 256
+"""Most fields of a sample that are looked through; the protocol has fewer than fifty."""
 
 
 def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleType) -> Decode:
@@ -71,6 +73,8 @@ def _said(
     nothing = codec.encode(None)
     try:
         found = fields(body)
+        if len(found) > _MAX_FIELDS:
+            return None
         kept = {
             name: value
             for name, value in found.items()

@@ -28,7 +28,7 @@ from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.partition_worker import place_of
 from forebay.workers.blocking_slot import BlockingSlot
-from forebay.workers.os_threads import require_os_threads
+from forebay.workers.os_threads import require_os_threads, require_os_waits
 from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
@@ -217,6 +217,7 @@ def process_partitions(serving: Serving[Any, Any], options: ProcessOptions, coun
         ModelError: The module could not be initialised.
     """
     require_os_threads("a serving in processes")
+    require_os_waits("a serving in processes")
     factory, kwargs = place_of(serving)
     given = _plain({name: value for name, value in msgspec.structs.asdict(options).items() if value is not None})
     partitions: list[ProcessPartition] = []

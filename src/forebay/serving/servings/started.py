@@ -166,7 +166,12 @@ class ServingProcess(Generic[In, Out]):
 
         The client pre- and postprocessing may be coroutine functions, and the input an async iterator of batches. A
         streaming serving returns an async iterator.
+
+        Raises:
+            ConfigError: Where no loop of asyncio runs.
+            ForebayError: See `batched_run`.
         """
+        _require_asyncio("batched_run_async")
         settings = self._settings
         deadline = _deadline(timeout_s)
         prepared, info = await client.prepare_async(settings, given)
@@ -260,6 +265,11 @@ class ServingProcess(Generic[In, Out]):
         self.stop()
 
     async def __aenter__(self) -> Self:
+        try:
+            _require_asyncio("`async with` of a serving")
+        except ConfigError:
+            self.stop()  # nobody else will
+            raise
         return self
 
     async def __aexit__(
@@ -383,6 +393,16 @@ def _borrow_lock() -> threading.Lock:
         lock = threading.Lock()
         lock.acquire()
     return lock
+
+
+def _require_asyncio(what: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError(
+            f"{what} runs on asyncio, and this task on another library, such as trio; a thread of its own may call "
+            "batched_run, for example by `trio.to_thread.run_sync(serving.batched_run, given)`"
+        ) from None
 
 
 def _deadline(timeout_s: float | None) -> float:

@@ -59,6 +59,7 @@ class Mounted:
         self._drain_s = drain_s
         self._next: Project | None = self._build()
         self._running: Project | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def app(self) -> App:
@@ -80,7 +81,7 @@ class Mounted:
         if self._running is not None:
             raise ConfigError("the lifespan of this forebay.asgi() has begun already; it is entered in one place")
         try:
-            asyncio.get_running_loop()
+            self._loop = asyncio.get_running_loop()
         except RuntimeError:
             msg = (
                 "models run on asyncio, and the server that runs this forebay.asgi() uses another library, such as trio"
@@ -104,7 +105,14 @@ class Mounted:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
-            await self._require().asgi(scope, receive, send)
+            project = self._require()
+            if asyncio.get_running_loop() is not self._loop:
+                raise ConfigError(
+                    "the lifespan of this forebay.asgi() has begun on another event loop than this request came on, "
+                    "and models answer on that one alone; run both on one (for pytest-asyncio, `loop_scope` of the "
+                    "fixture that enters the lifespan and of the test are the same then)"
+                )
+            await project.asgi(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -45,11 +45,12 @@ def path_of_as_sent(scope: Scope) -> str:
     Some frameworks shorten the path and leave `root_path` and `raw_path` as they were, so it is looked for at the end.
     """
     path, sent = path_of(scope).rstrip("/"), path_as_sent(scope).rstrip("/")
-    start = len(sent)
-    while (start := sent.rfind("/", 0, start)) >= 0:
-        if unquote(sent[start:]) == path:
-            return sent[start:]
-    return quote(path)
+    whole, start = unquote(sent), 0
+    before = len(whole) - len(path) if whole.endswith(path) else -1
+    while before > 0 and (end := sent.find("/", start + 1)) > 0:
+        before -= len(unquote(sent[start:end]))
+        start = end
+    return quote(path) if before else sent[start:]
 
 
 def answered_by(scope: Scope, endpoint: Answering, request: Request) -> None:
