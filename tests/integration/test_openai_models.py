@@ -322,6 +322,7 @@ def test_what_leads_nowhere_is_told_in_the_same_form():
             ("GET", "/v1/chat/completions", 405, "method_not_allowed", "POST"),
             ("PUT", "/v1/models", 405, "method_not_allowed", "GET"),
             ("POST", "/v1/chat/completion", 404, "not_found", "did you mean /v1/chat/completions?"),
+            ("POST", "/v1/responses", 404, "not_found", "models here are asked at /v1/chat/completions"),
         ):
             answer = served.request(method, path, b"{}")
             error = answer.json()["error"]

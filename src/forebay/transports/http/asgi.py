@@ -82,8 +82,10 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         prefix = request.scope["path"].removesuffix(path)
         hint = nearest(path, [*predictions.paths, *(route.path for route in routes if "{" not in route.path)])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
-        is_openai = path.startswith("/v1/") and any(f"/v1/{one}".encode() in by_target for one in PATHS)
-        return _error(request, NothingThere(msg), fault if is_openai else error_answer)
+        spoken = [f"/v1/{one}" for one in PATHS if path.startswith("/v1/") and f"/v1/{one}".encode() in by_target]
+        if spoken and not hint:
+            msg += f"; models here are asked at {' and '.join(prefix + one for one in spoken)}"
+        return _error(request, NothingThere(msg), fault if spoken else error_answer)
 
     async def refused(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, ForebayError)
