@@ -4,22 +4,25 @@
     benchmarks/.venv/bin/python -m benchmarks.refusal_cost
 
 Server on core 0, wrk with 400 connections on core 1, closed loop. One server echoes in a thread, one on the loop, and a
-bare one does nothing but read, decode, encode and write (`servers/raw.py`). The last one has a queue of one place,
-which is taken, and a model that sleeps: all it does is to refuse, and it is not paced (`servers/unpaced.py`), so that
-it is as busy as the others. Rounds alternate; CPU time and answers are summed up.
+bare one does nothing but read, decode, encode and write (`servers/raw.py`). One in C, which `gcc` compiles, shows what
+the system alone costs to take a request in and send an answer out (`servers/limit.c`). The last one has a queue of one
+place, which is taken, and a model that sleeps: all it does is to refuse, and it is not paced (`servers/unpaced.py`), so
+that it is as busy as the others. Rounds alternate; CPU time and answers are summed up.
 """
 
 from __future__ import annotations
 
 import argparse
 import socket
+import subprocess
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks import proc, report
 from benchmarks.client import post
-from benchmarks.launch import Running, ServerFailed, start
+from benchmarks.launch import Running, ServerFailed, need, start
 from benchmarks.load import run_wrk
 from benchmarks.servers import SERVERS, Server, forebay_command, module
 
@@ -28,6 +31,7 @@ CONNECTIONS = 400
 HELD_S = 100
 TAKEN = b'{"held_s": %d}' % HELD_S
 KINDS = {
+    "limit": "the system alone",
     "raw:inline": "bare echo",
     "forebay:inline": "echo, inline",
     "forebay:thread": "echo, thread",
@@ -38,6 +42,12 @@ KINDS = {
 def full(_job: str, port: int) -> list[str]:
     _, *told = forebay_command("thread", "--max-queue", "1", "--timeout-ms", str(1000 * HELD_S))("held", port)
     return module("unpaced", *told)
+
+
+def limit(stack: ExitStack) -> Server:
+    program = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "limit"))
+    subprocess.run(["gcc", "-O2", "-o", program, str(Path(__file__).with_name("servers") / "limit.c")], check=True)
+    return Server("limit", lambda _job, port: [program, str(port)])
 
 
 def fill(running: Running, stack: ExitStack) -> None:
@@ -57,9 +67,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-refusals.md"))
     options = parser.parse_args()
-    servers = [server for server in SERVERS if server.name in KINDS] + [Server("full", full)]
+    need(gcc="gcc", wrk="wrk")
     cpu_s, answers = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0)
     with ExitStack() as stack:
+        servers = [limit(stack), *(one for one in SERVERS if one.name in KINDS), Server("full", full)]
         up = [stack.enter_context(start(server, "echo", SERVER_CORES)) for server in servers]
         fill(up[-1], stack)
         for count in range(options.rounds + 1):  # the first one warms up
