@@ -220,6 +220,7 @@ class Port:
     def __init__(self, **config):
         self.echo = Echo()
         self.is_ready = True
+        self.models = {}
         self.surprises = []
         self.config = GrpcConfig(**config)
         self._loop = uvloop.new_event_loop()
@@ -248,7 +249,9 @@ class Port:
     def listen(self, port=None):
         """Opens the port, or opens it again."""
         config = self.config if port is None else msgspec.structs.replace(self.config, port=port)
-        self.listener = GrpcListener(config, [self.echo.service()], lambda: self.is_ready)
+        self.listener = GrpcListener(
+            config, [self.echo.service()], lambda: self.is_ready, is_model_ready=self.models.get
+        )
         self.host, self.number = self.run(self.listener.start())
         self.endpoint = f"{self.host}:{self.number}"
 

@@ -5,6 +5,7 @@ import asyncio
 import base64
 import concurrent.futures
 import itertools
+import json
 import random
 import threading
 import time
@@ -23,6 +24,7 @@ from tests.ports import free_port
 from tests.waiting import eventually
 
 from forebay.errors import ConfigError
+from forebay.transports.grpc.health import MAX_NAME
 
 Code = grpc.StatusCode
 COMES_BACK = [*ALONE, ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50)]
@@ -411,9 +413,34 @@ def test_health_is_that_of_the_app(port, service):
 def test_health_of_unknown_services(port):
     channel = port.connect()
     assert status_of(lambda: checked(channel, "other"))[0] == Code.NOT_FOUND
-    stub: Any = health_pb2_grpc.HealthStub(channel)
+    with pytest.raises(grpc.RpcError) as raised:
+        checked(channel, "x" * (MAX_NAME + 1))
+    assert raised.value.code() == Code.INVALID_ARGUMENT
+
+
+def test_who_watches_an_unknown_service_is_told_when_it_comes(port):
+    stub: Any = health_pb2_grpc.HealthStub(port.connect())
     watching = stub.Watch(health_pb2.HealthCheckRequest(service="other"), timeout=PATIENCE_S)
     assert next(watching).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    port.models["other"] = False
+    assert next(watching).status == NOT_SERVING
+    port.models["other"] = True
+    assert next(watching).status == SERVING
+    del port.models["other"]
+    assert next(watching).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watching.cancel()
+
+
+def test_clients_that_heed_the_health_of_an_unknown_service_ask_once(open_port, caplog):
+    """Whoever is told that it was all asks again at once."""
+    caplog.set_level("INFO", logger="forebay.access")
+    port = open_port(access_log=True)
+    heeds = json.dumps({"healthCheckConfig": {"serviceName": "other"}, "loadBalancingConfig": [{"round_robin": {}}]})
+    channel = port.connect([*COMES_BACK, ("grpc.service_config", heeds)])
+    assert status_of(lambda: ask(channel, "Echo"))[0] == Code.UNAVAILABLE
+    assert not [record for record in caplog.records if record.name == "forebay.access"]
+    port.models["other"] = True
+    assert ask(channel, "Echo", b"now", wait_for_ready=True) == b"now"
 
 
 def test_changes_of_health_are_told(port):

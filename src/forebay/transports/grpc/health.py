@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SERVICE: Final = "grpc.health.v1.Health"
 LOOK_AGAIN_S: Final = 0.5
 """How soon a change is told to those who watch."""
+MAX_NAME: Final = 1024
+"""Longest name that is asked for: those of which nothing is known are watched, too, and kept meanwhile."""
 
 _Answer: Final[Any] = health_pb2.HealthCheckResponse
 _UNKNOWN: Final[bytes] = _Answer(status=_Answer.SERVICE_UNKNOWN).SerializeToString()
@@ -80,13 +82,7 @@ class Health:
         call.reply(status)
 
     async def _watch(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
-        data = await anext(messages, None)
-        if data is None:
-            raise InvalidRequest("nothing was asked for")
-        asked = _asked(data)
-        if self._status(asked) == _UNKNOWN:
-            yield _UNKNOWN
-            return
+        asked = await _first_asked(messages)
         told = b""
         self._watching[asked] += 1
         try:
@@ -142,4 +138,15 @@ def _asked(data: bytes) -> str:
         request: Any = health_pb2.HealthCheckRequest.FromString(data)
     except DecodeError as error:
         raise InvalidRequest(f"the request is no {SERVICE} message: {error}") from error
-    return request.service
+    service: str = request.service
+    if len(service) > MAX_NAME:
+        raise InvalidRequest(f"a service cannot be called by {len(service)} characters, {MAX_NAME} are allowed")
+    return service
+
+
+async def _first_asked(messages: AsyncIterator[bytes]) -> str:
+    """Return what is watched; the message, which may be long, is not kept meanwhile."""
+    data = await anext(messages, None)
+    if data is None:
+        raise InvalidRequest("nothing was asked for")
+    return _asked(data)
