@@ -152,6 +152,16 @@ def test_the_blocks_of_answers_are_what_they_say():
     assert fields(odd) == [(b"grpc-status", b"13"), (b"grpc-message", b"50 %25 of %C3%A4%0A")]
 
 
+@pytest.mark.parametrize(
+    "text, written",
+    [(" a b ", b"%20a b%20"), ("  ", b"%20%20"), ("a\n ", b"a%0A%20"), (" " * 3000, b"%20" * 2000), ("a  b", b"a  b")],
+)
+def test_texts_neither_begin_nor_end_with_a_space(text, written):
+    """A field of HTTP/2 must not: clients of nghttp2 (Node.js) drop it."""
+    ((_, _), (_, found)) = fields(statuses.trailers(statuses.Status.INTERNAL, text))
+    assert found == written
+
+
 def test_long_texts_are_cut_between_characters():
     ((_, _), (_, text)) = fields(statuses.trailers(statuses.Status.INTERNAL, "ä" * 5000))
     assert text == b"%C3%A4" * 1000
