@@ -32,6 +32,7 @@ from forebay.errors import (
 from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.statuses import Status
 
 NAME = "test.Echo"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -76,6 +77,7 @@ class Echo:
                 "Raise": self.throw,
                 "Hang": self.hang,
                 "Look": self.look,
+                "Tell": self.tell,
             },
             unary={
                 "TaskEcho": self.task_echo,
@@ -127,6 +129,11 @@ class Echo:
             "hanging": self.hanging,
         }
         call.reply(msgspec.json.encode(seen))
+
+    def tell(self, message, call):
+        """Says as many bytes before its answer, and after it."""
+        call.begin_answer([("before", "b" * int(message))])
+        call.end(Status.OK, message=b"told", metadata=[("after", "a" * int(message))])
 
     async def task_echo(self, message, call):
         await asyncio.sleep(0)

@@ -231,6 +231,15 @@ def test_frames_are_as_long_as_the_client_allows(port, frame_bytes):
         assert client.longest <= frame_bytes
 
 
+@pytest.mark.parametrize("size", [1 << 14, 50_000])
+def test_metadata_of_an_answer_may_be_longer_than_a_frame(port, size):
+    with Client(port) as client:
+        answer = client.answer(client.open("Tell", b"%d" % size))
+        assert answer.message == b"told"
+        assert answer.headers["before"] == "b" * size
+        assert answer.trailers["after"] == "a" * size
+
+
 def test_an_answer_that_is_called_off_leaves_the_window_to_others(port):
     with Client(port, window=1 << 20) as client:
         given_up = client.open("Large", b"900000")

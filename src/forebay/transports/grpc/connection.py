@@ -297,7 +297,7 @@ class GrpcConnection(asyncio.Protocol):
         if not call.has_begun:
             call.has_begun = True
             head = statuses.HEADERS + fields
-            self._sender.out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, call.stream, head))
+            self._sender.out.append(frames.header_block(0, call.stream, head))
             self._schedule()
 
     def end(self, call: OpenCall, trailers: bytes, *, at_once: bool = False) -> None:
@@ -314,7 +314,7 @@ class GrpcConnection(asyncio.Protocol):
             out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, statuses.HEADERS))
         elif not call.has_begun:
             trailers = statuses.HEADERS + trailers
-        out.append(frames.frame(frames.HEADERS, frames.END_FLAGS, stream, trailers))
+        out.append(frames.header_block(frames.END_STREAM, stream, trailers))
         self._close(call)
         self._schedule()
 

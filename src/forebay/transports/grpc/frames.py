@@ -259,6 +259,16 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return head(len(payload), kind, flags, stream) + payload
 
 
+def header_block(flags: int, stream: int, block: bytes) -> bytes:
+    """Write a header block; one that is longer than a frame goes on in others."""
+    if len(block) <= MIN_FRAME_BYTES:
+        return frame(HEADERS, flags | END_HEADERS, stream, block)
+    first, *middle, last = (block[at : at + MIN_FRAME_BYTES] for at in range(0, len(block), MIN_FRAME_BYTES))
+    parts = [frame(HEADERS, flags & ~END_HEADERS, stream, first)]
+    parts += [frame(CONTINUATION, 0, stream, one) for one in middle]
+    return b"".join([*parts, frame(CONTINUATION, END_HEADERS, stream, last)])
+
+
 def settings(values: list[tuple[int, int]]) -> bytes:
     """Write a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values))
