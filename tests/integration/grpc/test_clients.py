@@ -230,6 +230,14 @@ def test_what_a_method_can_know(port):
     assert PATIENCE_S - spent - 0.1 <= seen["left_s"] <= PATIENCE_S * 1.1  # gRPC rounds times up
 
 
+def test_spaces_around_metadata_are_no_part_of_it(open_port):
+    port = open_port(api_keys=("secret",))
+    given = [("spaces", "  a  b "), ("tab-bin", b"\t x"), ("empty", " "), ("authorization", " Bearer secret ")]
+    seen = msgspec.json.decode(ask(port.connect(), "Look", metadata=given))
+    found = dict(seen["metadata"])
+    assert (found["spaces"], found["tab-bin"], found["empty"]) == ("a  b", base64.b64encode(b"\t x").decode(), "")
+
+
 def test_a_client_that_waits_for_ever(port):
     assert msgspec.json.decode(ask(port.connect(), "Look", timeout=None))["left_s"] is None
 

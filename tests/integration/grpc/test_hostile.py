@@ -368,8 +368,9 @@ MALFORMED = {
     "two lengths": [*header_list("Echo"), ("content-length", "6"), ("content-length", "7")],
     "two lengths of a refused call": [*header_list("None"), ("content-length", "6"), ("content-length", "7")],
     "a length that is none": [*header_list("None"), ("content-length", "x")],
-    "a space before a value": [*header_list("Echo"), ("name", " value")],
-    "a tab behind a value": [*header_list("Echo"), ("name", "value\t")],
+    "a space before a path": header_list("Echo", **{":path": " /test.Echo/Echo"}),
+    "a tab behind a method": header_list("Echo", **{":method": "POST\t"}),
+    "a line end behind a value": [*header_list("Echo"), ("name", "value\n")],
     "a path without a slash": header_list("Echo", **{":path": "test.Echo/Echo"}),
 }
 

@@ -150,6 +150,8 @@ class HeadReader:
             msg = f"the metadata is {size} bytes long, {self._max_bytes} are allowed"
             head.refuse(Status.RESOURCE_EXHAUSTED, msg)
             return head
+        # HTTP/2 calls spaces around a value malformed; gRPC has them stripped, and grpcio sends them.
+        fields = [(name, value if name[:1] == b":" else value.strip(b" \t")) for name, value in fields]
         asked = _sorted(fields)
         head.path = asked[b":path"]
         if asked.get(b":method") != b"POST":
