@@ -401,6 +401,15 @@ def test_what_is_no_grpc_gets_a_status_of_http(shared_port, unharmed, more, stat
         assert after(wire)
 
 
+@pytest.mark.parametrize("content_type", ["application/grpc+json", "Application/GRPC+JSON ;charset=utf-8"])
+def test_messages_of_json_are_refused(shared_port, unharmed, content_type):
+    with Wire(shared_port) as wire:
+        answer = wire.send(call("Echo", b"{}", content_type=content_type)).answer()
+        assert answer.status == UNIMPLEMENTED
+        assert "JSON" in answer.trailers["grpc-message"]
+        assert after(wire)
+
+
 @pytest.mark.parametrize("content_type", ["application/grpc", "application/grpc+proto", "application/grpc;charset=x"])
 def test_kinds_of_content(shared_port, content_type):
     with Wire(shared_port) as wire:

@@ -171,6 +171,11 @@ class HeadReader:
         if method is None:
             head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))
             return
+        if _is_json(asked[b"content-type"]):
+            head.refuse(
+                Status.UNIMPLEMENTED, "messages of JSON cannot be read here, those of protobuf can: application/grpc"
+            )
+            return
         head.begin, head.is_stream, head.is_public = method.begin, method.is_stream, method.is_public
         head.lands = method.lands
         encoding = asked.get(b"grpc-encoding", b"identity")
@@ -251,6 +256,10 @@ def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
 def _is_grpc(content_type: bytes) -> bool:
     kind = content_type.lower()
     return kind == b"application/grpc" or kind.startswith((b"application/grpc+", b"application/grpc;"))
+
+
+def _is_json(content_type: bytes) -> bool:
+    return content_type.lower().partition(b";")[0].strip() == b"application/grpc+json"
 
 
 def _metadata(fields: Sequence[Field]) -> Metadata:
