@@ -76,7 +76,7 @@ class Reflection:
         if asked == "file_by_filename":
             return _described(pool.FindFileByName(request.file_by_filename))
         if asked == "file_containing_symbol":
-            return _described(pool.FindFileContainingSymbol(request.file_containing_symbol))
+            return _described(self._file_containing(request.file_containing_symbol))
         if asked == "file_containing_extension":
             wanted = request.file_containing_extension
             kind = pool.FindMessageTypeByName(wanted.containing_type)
@@ -87,6 +87,18 @@ class Reflection:
             found = _messages.ExtensionNumberResponse(base_type_name=kind.full_name, extension_number=numbers)
             return {"all_extension_numbers_response": found}
         return {"error_response": _error(Status.INVALID_ARGUMENT, "nothing was asked for")}
+
+    def _file_containing(self, symbol: str) -> Any:
+        """Return the file that declares a type, a field, a service or a method.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:  # it does not look for methods
+            service, _, name = symbol.rpartition(".")
+            return self._pool.FindServiceByName(service).methods_by_name[name].containing_service.file
 
 
 def _name(version: str) -> str:

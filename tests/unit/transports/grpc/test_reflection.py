@@ -53,6 +53,16 @@ def test_both_versions_are_described(ask, version):
     assert method.input_type == f".grpc.reflection.{version}.ServerReflectionRequest"
 
 
+def test_methods_are_symbols(ask):
+    by_service = ask(file_containing_symbol=HEALTH).file_descriptor_response
+    assert ask(file_containing_symbol=f"{HEALTH}.Check").file_descriptor_response == by_service
+
+
+@pytest.mark.parametrize("symbol", ["", ".", "Check", f"{HEALTH}.Chek", f"{HEALTH}.", f".{HEALTH}", "other.Service.Do"])
+def test_unknown_symbols_are_not_found(ask, symbol):
+    assert ask(file_containing_symbol=symbol).error_response.error_code == 5
+
+
 def test_files_are_found_by_name(ask):
     by_symbol = ask(file_containing_symbol=HEALTH).file_descriptor_response.file_descriptor_proto
     file = descriptor_pb2.FileDescriptorProto.FromString(by_symbol[0])
