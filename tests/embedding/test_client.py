@@ -133,6 +133,14 @@ def test_who_stops_listening_has_gone_away(eventually):  # F58
         assert count.call(2) == [0, 1]
 
 
+def test_an_answer_that_is_no_stream_is_not_read_as_an_empty_one():
+    with client(Shout) as shout:
+        with pytest.raises(RuntimeError, match="no stream, but application/json"):
+            list(shout.stream("hey\n\nyou"))
+        with pytest.raises(CallFailed, match="the text is empty"):
+            list(shout.stream(""))
+
+
 @pytest.mark.parametrize("length", [3, 1_000_000_000])
 def test_a_stream_that_is_open_at_the_end_of_the_with_is_left(length, caplog):
     with client(Count) as count:

@@ -130,7 +130,7 @@ class AsyncClient:
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
-            RuntimeError: If the client was closed before the answer had ended.
+            RuntimeError: If the answer is no stream, or the client was closed before it had ended.
         """
         target, body = self._written(sample, model, "", path)
         rest = b""
@@ -138,12 +138,14 @@ class AsyncClient:
             self._streams.add(exchange)
             async for piece in exchange:
                 rest += piece
-                if exchange.status == 200:
+                if exchange.is_stream:
                     *events, rest = rest.split(b"\n\n")
                     for event in events:
                         yield self._answer(exchange, event).part(event)
-        if exchange.status != 200:
-            _ = self._answer(exchange, rest).value  # raises
+        if not exchange.is_stream:
+            _ = self._answer(exchange, rest).value  # raises if it is an error
+            media = exchange.headers.get("content-type", "empty")
+            raise RuntimeError(f"the answer is no stream, but {media}; a model streams if it yields. `call` reads both")
 
     def describe(self, model: str | None = None) -> dict[str, Any]:
         """Return what `/models/NAME` tells, such as the sizes of the batches there were."""
@@ -240,7 +242,7 @@ class Client:
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
-            RuntimeError: If the client was closed before the answer had ended.
+            RuntimeError: If the answer is no stream, or the client was closed before it had ended.
         """
         parts = self._inner.stream(sample, model=model, headers=headers, path=path)
         try:
@@ -331,6 +333,11 @@ class _Exchange:
 
     async def __aexit__(self, *error: object) -> None:
         await self.hang_up()
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer has begun and comes in parts."""
+        return self.status == 200 and self.headers.get("content-type", "").startswith("text/event-stream")
 
     def __aiter__(self) -> Self:
         return self
