@@ -34,7 +34,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
-from forebay.serving.models import unsaid
+from forebay.serving.models import dataclass_defaults, unsaid
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
@@ -116,7 +116,8 @@ class WireType:
     def decoder(self, format: str) -> Decode:
         """Return what reads a body; for msgspec types it is the bound method of a C decoder, and nothing around it.
 
-        Only samples of OpenAI's protocol have something around it: see `unsaid`.
+        Only samples of OpenAI's protocol and dataclasses with defaults have something around it: see `unsaid` and
+        `dataclass_defaults`.
 
         It raises what msgspec, pydantic and the interpreter (`RecursionError` for a nesting bomb) raise: catch
         `Exception` and ask `explain`.
@@ -192,7 +193,9 @@ class WireType:
         if self._adapter is None:
             codec = msgspec.json if format == "json" else msgspec.msgpack
             decode = codec.Decoder(known(self.annotation), dec_hook=self._hook).decode
-            return unsaid.reader(decode, unwrap(self.annotation), self.openai, codec) if self.openai else decode
+            if self.openai:
+                decode = unsaid.reader(decode, unwrap(self.annotation), self.openai, codec)
+            return self._completed(decode)
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)
@@ -206,7 +209,11 @@ class WireType:
         if self.annotation is Any:
             return _as_it_is
         hook = self._hook if strict or self._hook is None else partial(self._hook, strict=False)
-        return partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=hook)
+        return self._completed(partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=hook))
+
+    def _completed(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        complete = dataclass_defaults.completer(nodes_of(self.annotation))
+        return read if complete is None else lambda body: complete(read(body))
 
     def _named_decoder(self, format: str) -> Decode:
         reader = NamedReader(*self.places, self.converter(strict=False))
