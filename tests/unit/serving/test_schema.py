@@ -368,6 +368,18 @@ def test_pydantic_output_by_alias_and_checked(format):
     with pytest.raises(ValueError, match="Expected"):
         encode([{"kind": "eel"}])
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="pydantic.v1 does not run there")
+@pytest.mark.parametrize("direction", ["input", "output"])
+def test_models_of_pydantic_v1_are_told_before_the_first_sample(direction):
+    from pydantic import v1
+
+    class Old(v1.BaseModel):
+        size: int
+
+    with pytest.raises(ConfigError, match=r"Old` is a model of pydantic\.v1"):
+        WireType(dict[str, Old], direction)
+
+
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_pydantic_output_may_hold_arrays(format):

@@ -410,8 +410,13 @@ def nodes_of(annotation: Any) -> Iterator[Any]:
 
 
 def _pydantic_adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    if not any(_is_pydantic(part) for part in _parts(annotation, {})):
+    parts = [part for part in _parts(annotation, {}) if _is_pydantic(part)]
+    if not parts:
         return None
+    # pydantic 2 makes an adapter of them, which fails with every sample.
+    old = next((part for part in parts if _is_of_v1(part)), None)
+    if old is not None:
+        raise ConfigError(f"{spell(old)} is a model of pydantic.v1; derive it from the BaseModel of pydantic 2")
     try:
         from pydantic import TypeAdapter
     except ImportError as error:
@@ -460,6 +465,10 @@ def _is_pydantic(part: Any) -> bool:
     if any(base.__module__.partition(".")[0] in _PYDANTIC for base in kind.__mro__):
         return True
     return hasattr(part, "__get_pydantic_core_schema__") or hasattr(part, "__pydantic_core_schema__")
+
+
+def _is_of_v1(part: Any) -> bool:
+    return isinstance(part, type) and any(base.__module__ == "pydantic.v1.main" for base in part.__mro__)
 
 
 _PYDANTIC: Final = frozenset({"pydantic", "pydantic_core", "annotated_types"})
