@@ -45,6 +45,8 @@ def test_settings_have_defaults():
         ("name", "a/b"),
         ("name", "-a"),
         ("name", "a" * 129),
+        ("name", 7),
+        ("name", property(lambda self: "mine")),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_value(attribute, value):

@@ -216,12 +216,6 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         if hasattr(model, hook):
             takes = "sample" if hook == "preprocess" else "result"
             _check_parameters(model, hook, takes, may_have_context=one_input)
-    name, version = model.name or kebab(model.__name__), str(model.version)
-    for attribute, said, check in (("name", name, endpoint_name), ("version", version, version_name)):
-        try:
-            check(said)
-        except ValueError as error:
-            raise ConfigError(f"{where}.{attribute} is {said!r}; {error}") from error
     devices: Sequence[str] = ()
     for setting in declared(Model).values():
         value = getattr(model, setting.name)
@@ -232,6 +226,12 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
                 devices = value
         except ValueError as error:
             raise ConfigError(f"{where}.{setting.name} is {value!r}; {error}") from error
+    name, version = model.name or kebab(model.__name__), str(model.version)
+    for attribute, said, check in (("name", name, endpoint_name), ("version", version, version_name)):
+        try:
+            check(said)
+        except ValueError as error:
+            raise ConfigError(f"{where}.{attribute} is {said!r}; {error}") from error
     streams = steps or generates(predict)
     how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
