@@ -144,6 +144,34 @@ def test_models_are_found_in_a_file(file):
     assert load_module(file(TWO)) is module
 
 
+BASES = """
+import abc
+import forebay
+class Shared(forebay.Model):
+    def load(self): self.word = self.say()
+class Abstract(Shared, abc.ABC):
+    @abc.abstractmethod
+    def say(self): ...
+    def predict(self, batch): return [self.word for _ in batch]
+class One(Abstract):
+    def say(self): return "one"
+class Forgotten(Abstract):
+    pass
+"""
+
+
+def test_what_the_models_of_a_file_only_have_in_common_is_none_of_them(file):
+    module = load_module(file(BASES))
+    assert [found.__name__ for found in models_in(module)] == ["One", "Forgotten"]
+    assert settings_of(module.One).name == "one"
+    for model, told in (
+        (module.Forgotten, "Forgotten is abstract: nobody has written `say`"),
+        (models_in(module, "Shared")[0], "Shared has no method `predict`"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            settings_of(model)
+
+
 def test_a_file_in_a_package_imports_its_neighbours_by_dots(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     inner = tmp_path / "dotted_package" / "inner"

@@ -67,6 +67,8 @@ class Model:
     exception (or a `forebay.Failure`) ends that stream only. `finish` may be left out; it is called once for every
     state, whatever ended its stream.
 
+    A class without these methods, or with abstract ones, may hold what models of its file have in common.
+
     Attributes:
         name: Name of the endpoint; the class's name in kebab-case if None.
         version: Version reported in answers and metrics.
@@ -202,6 +204,10 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         like = like_predict(model)
         instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
         raise ConfigError(f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}")
+    if inspect.isabstract(model):
+        names: frozenset[str] = getattr(model, "__abstractmethods__", frozenset())
+        missing = ", ".join(f"`{name}`" for name in sorted(names))
+        raise ConfigError(f"{where} is abstract: nobody has written {missing}")
     check_spelling(model, Model)
     check_called_bare(model, "__init__")
     if steps:
@@ -356,12 +362,18 @@ def _package_of(path: Path) -> list[str]:
 
 
 def defined_models(module: ModuleType) -> list[type[Model]]:
-    """Return the models a module defines; not those it imports."""
-    return [
+    """Return the models a module defines; not those it imports, nor what its models only have in common."""
+    found = [
         value
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, Model) and value.__module__ == module.__name__
     ]
+    return [model for model in found if _answers(model) or not any(model in other.__mro__[1:] for other in found)]
+
+
+def _answers(model: type[Model]) -> bool:
+    has_predict = callable(getattr(model, "predict", None))
+    return (has_predict or has_steps(model)) and not inspect.isabstract(model)
 
 
 def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
