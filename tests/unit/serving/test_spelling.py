@@ -9,6 +9,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.serving.models.model import Model, settings_of
+from forebay.serving.models.spelling import HOOKS, STEPS
 
 
 class Base(Model):
@@ -18,6 +19,11 @@ class Base(Model):
 
 def model(base: type = Base, **attributes: Any) -> Any:
     return type("MyModel", (base,), attributes)
+
+
+def test_every_method_that_is_called_is_told_of():
+    told = Model.__doc__ or ""
+    assert [name for name in (*HOOKS, *STEPS) if f"`{name}" not in told] == []
 
 
 def does_nothing(self, *arguments):

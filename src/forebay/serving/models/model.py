@@ -45,9 +45,9 @@ class Model:
 
     `predict` takes a list of samples and returns a list of as many results, in order. A result that is an exception
     (or a `forebay.Failure`) fails that sample only; an exception that is raised fails the batch. `preprocess(sample)`
-    and `postprocess(result)`, if defined, run for each sample, and what they raise fails that sample only. Methods
-    may be `async def`. A `predict` that is a generator streams: each `yield` is a list with the next part for each
-    sample, None where there is none.
+    and `postprocess(result)`, if defined, run for each sample, and what they raise fails that sample only. `unload`, if
+    defined, is called when a worker ends or its model is exchanged. Methods may be `async def`. A `predict` that is a
+    generator streams: each `yield` is a list with the next part for each sample, None where there is none.
 
     A model whose streams advance together has three methods instead of `predict`: `start(sample)` begins one and
     returns its state, `step(states)` returns the next part of each that is open now, `finish(state)` lets go of one.
