@@ -424,8 +424,10 @@ def test_call_sends_files_by_their_kind(cli, zoo, tmp_path):
 def test_call_sends_standard_input(cli, zoo):
     result = cli("call", f"{zoo.url}/models/upper", "-", input="abc")
     assert result.stdout == "ABC"
-    result = cli("call", f"{zoo.url}/models/echo", "-", "--content-type", "application/json", input="[7]")
+    result = cli("call", f"{zoo.url}/models/echo", "-", input="[7]")
     assert result.stdout.split() == ["[", "7", "]"]
+    result = cli("call", f"{zoo.url}/models/echo", "-", "--content-type", "application/json", input="[7")
+    assert "ends in the middle" in result.stdout
 
 
 def test_call_sends_headers(cli, zoo):

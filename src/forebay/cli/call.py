@@ -21,7 +21,7 @@ Send one request and print the answer. DATA is one of
 
   '{"x": [1, 2]}'    JSON, sent as it is
   @FILE              a file: .json as JSON, .msgpack as msgpack, anything else as bytes
-  -                  what comes from standard input
+  -                  what comes from standard input: JSON if it is, else bytes
 
 Without DATA the URL is fetched with GET.
 """
@@ -84,7 +84,8 @@ def body_of(data: str) -> tuple[bytes, str]:
         ConfigError: If it is no JSON, or a file that cannot be read.
     """
     if data == "-":
-        return sys.stdin.buffer.read(), "application/octet-stream"
+        body = sys.stdin.buffer.read()
+        return body, _TYPES[".json"] if _is_json(body) else "application/octet-stream"
     if data.startswith("@"):
         path = Path(data[1:])
         try:
@@ -96,6 +97,14 @@ def body_of(data: str) -> tuple[bytes, str]:
     except ValueError as failure:
         raise ConfigError(f"the data is not JSON: {failure}; to send a file write @FILE") from failure
     return data.encode(), _TYPES[".json"]
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _show(answer: Any, started: float) -> int:
