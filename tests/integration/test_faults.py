@@ -402,6 +402,32 @@ def test_a_full_disk_behind_the_log_costs_the_log_only(models, eventually):
         process.wait()
 
 
+def test_a_log_that_nobody_reads_costs_the_log_only(models, eventually):
+    port = free_port()
+    read, write = os.pipe()
+    run = "import sys; from forebay.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "serve", models / "single.py"]
+    process = subprocess.Popen([*command, "--http-port", str(port), "--access-log"], stdout=write, stderr=write)
+    os.close(write)
+    try:
+
+        def is_answered():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+                connection.sendall(b"GET /%s HTTP/1.1\r\nhost: localhost\r\n\r\n" % (b"x" * 30_000))
+                return connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+            return False
+
+        eventually(is_answered)
+        for _ in range(4):  # the line of each is half of what a pipe takes
+            assert is_answered()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+
+
 # Misled
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from forebay.observe import model_log
+from forebay.observe.line_handler import LineHandler
 from forebay.types.failures import trace_of
 
 LogFormat = Literal["json", "text"]
@@ -83,8 +84,9 @@ class TextFormatter(_Formatter):
 
 def configure(level: str, format: LogFormat) -> None:
     """Send forebay's and uvicorn's records to stderr, and what models log and print."""
-    stream: Any = sys.stderr
-    handler = logging.StreamHandler(stream.stream if isinstance(stream, model_log.Printed) else stream)
+    stream = _stderr()
+    # JSON is UTF-8 whatever a terminal speaks.
+    handler = LineHandler(stream, "utf-8" if format == "json" else getattr(stream, "encoding", None) or "utf-8")
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     model_log.capture(logging.getLevelNamesMapping()[level.upper()], handler)
     for name in ("forebay", "uvicorn"):
@@ -96,6 +98,17 @@ def configure(level: str, format: LogFormat) -> None:
 
 def tell(*lines: str) -> None:
     """Say something on stderr to whoever started this; a full disk or a closed terminal must not end what runs."""
+    text = "".join(f"forebay: {line}\n" for line in lines)
+    stream = _stderr()
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write("".join(f"forebay: {line}\n" for line in lines))
-        sys.stderr.flush()
+        for handler in logging.getLogger("forebay").handlers:
+            if isinstance(handler, LineHandler) and handler.stream is stream:
+                handler.write(text)
+                return
+        stream.write(text)
+        stream.flush()
+
+
+def _stderr() -> Any:
+    stream: Any = sys.stderr
+    return stream.stream if isinstance(stream, model_log.Printed) else stream
