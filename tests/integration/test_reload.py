@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -349,3 +350,63 @@ def test_a_terminal_that_is_closed_ends_the_server(tmp_path):
     assert httpx.post(f"{url}/models/tells", json=1).json() == "a"
     os.close(terminal)
     assert server.wait() == 0
+
+
+PID = """
+import os
+from pathlib import Path
+
+import forebay
+
+
+class Tells(forebay.Model):
+    def predict(self, batch):
+        return [[os.getpid(), "{answer}", Path("weights").read_text()] for _ in batch]
+"""
+
+
+def put_in_place(folder, answer):
+    """Writes a project whose model tells a file of its working folder."""
+    folder.mkdir()
+    (folder / "model.py").write_text(PID.format(answer=answer))
+    (folder / "weights").write_text(answer)
+
+
+@pytest.mark.parametrize(
+    "away", [shutil.rmtree, lambda folder: folder.rename(f"{folder}.old")], ids=["removed", "moved"]
+)
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_folder_that_is_exchanged_while_it_is_worked_in_is_found_by_its_name(
+    serve, tmp_path, monkeypatch, away, kind
+):
+    folder = tmp_path / "project"
+    put_in_place(folder, "old")
+    monkeypatch.chdir(folder)
+    server = serve(None, "model.py", "--worker-kind", kind)
+    monkeypatch.chdir(tmp_path)
+    pid, *told = server.call("tells", 1).json()
+    assert told == ["old", "old"]
+    away(folder)
+    put_in_place(folder, "new")
+    if kind == "process":
+        os.kill(pid, signal.SIGKILL)
+        eventually(
+            lambda: (answer := server.call("tells", 1)).status_code == 200 and answer.json()[1:] == ["new", "new"]
+        )
+    server.signal(signal.SIGHUP)
+    eventually(lambda: "reloaded in" in server.log)
+    assert server.call("tells", 1).json()[1:] == ["new", "new"]
+
+
+def test_a_worker_is_replaced_where_the_working_folder_is_gone(serve, tmp_path, monkeypatch):
+    model = tmp_path / "model.py"
+    model.write_text(PID.format(answer="").replace('Path("weights").read_text()', "''"))
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    server = serve(None, str(model))
+    monkeypatch.chdir(tmp_path)
+    folder.rmdir()
+    pid = server.call("tells", 1).json()[0]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: (answer := server.call("tells", 1)).status_code == 200 and answer.json()[0] != pid)

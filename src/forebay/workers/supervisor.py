@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ForebayError, ModelError
-from forebay.workers import output
+from forebay.workers import output, working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -332,7 +332,7 @@ def start_worker(
         address: Where it dials.
         python: Its interpreter; None takes this process's own.
         env: Its environment, all of it; None hands on this process's own.
-        cwd: Its working folder; None hands on this process's own.
+        cwd: Its working folder; None hands on this process's own, or what has taken its place.
         voice: Writes what it prints; None leaves that where this process's own goes.
         cores: The processors it may use; none hands on this process's own.
 
@@ -347,7 +347,7 @@ def start_worker(
         return subprocess.Popen(
             [python or sys.executable, "-P", "-m", "forebay.workers.child", *arguments],
             env=env,
-            cwd=cwd,
+            cwd=cwd or working_folder.successor(),
             stdin=subprocess.DEVNULL,
             stdout=streams.get("stdout"),
             stderr=streams.get("stderr"),

@@ -22,7 +22,10 @@ def with_place(cls: type[Any], message: str) -> str:
 
 def shown_path(path: Path) -> str:
     """Return a path as a person in the working folder writes it."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return str(path)
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 

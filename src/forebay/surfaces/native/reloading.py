@@ -31,6 +31,7 @@ from forebay.surfaces.native.model_files import is_model_file
 from forebay.surfaces.native.repositories import is_repository
 from forebay.types.did_you_mean import meant
 from forebay.types.settings import declared
+from forebay.workers import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,7 @@ class Reloading:
         self._took_s = 0.0
         self._settling: Settling[str, Any] | None = None
         self._looking = Looking("forebay-reload-watch", self._look, lambda: pause_after(self._took_s, self._look_s))
+        working_folder.successor()  # notes its name
         if options.reload:  # an edit within a second that keeps the length of a file would look like none
             sys.dont_write_bytecode = True
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -141,6 +143,8 @@ class Reloading:
         raise NotFound(f"the project names no version '{version[:100]}' of a model '{name[:100]}'{told}")
 
     def _again(self) -> Options:
+        if (folder := working_folder.successor()) is not None:
+            os.chdir(folder)
         return self._options if self._options.again is None else self._options.again()
 
     def _begin(self) -> None:
