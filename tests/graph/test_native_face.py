@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compositions over HTTP: a graph is called like a model, and each of its nodes batches and fails like one."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -337,6 +338,12 @@ def test_what_is_wrong_with_a_graph_is_one_sentence_with_the_place(cli, tmp_path
     assert result.stderr == (
         f"forebay: {place}: the result of 'pid' does not fit 'up': its type is int, and 'batch' takes str\n"
     )
+
+
+def test_a_terminal_without_the_lines_of_a_drawing_is_sent_them_escaped(file):
+    command = [sys.executable, "-m", "forebay", "check", str(file), "--draw"]
+    drawn = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert rb"\u250c" in drawn.stdout
 
 
 def test_drawings_of_a_command(cli, file, tmp_path):

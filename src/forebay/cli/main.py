@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import select
@@ -12,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import forebay
 from forebay.errors import ConfigError, ModelError
@@ -160,6 +161,9 @@ def _open_standard_files() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    stdout = cast("io.TextIOWrapper", sys.stdout)
+    if isinstance(sys.stdout, io.TextIOWrapper) and stdout.errors == "strict":
+        stdout.reconfigure(errors="backslashreplace")  # as stderr has it, for drawings and for names of any script
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
