@@ -351,6 +351,16 @@ def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
     assert "--certfile" in sentence(cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem"))
 
 
+@pytest.mark.parametrize("keys", [" ", ",", ", ,"])
+def test_a_variable_with_keys_that_holds_none_does_not_let_everybody_in(cli, write, keys):  # "$ONE,$OTHER"
+    said = sentence(cli("check", write(MODEL), env={**os.environ, "FOREBAY_API_KEY": keys}))
+    assert said.startswith(f"forebay: FOREBAY_API_KEY is {keys!r}; at least one value is needed")
+
+
+def test_a_host_that_is_empty_does_not_let_other_machines_in(cli, write):  # --host "$HOST"
+    assert sentence(cli("check", write(MODEL), "--host", "")).startswith("forebay: --host is empty")
+
+
 @pytest.mark.parametrize("kind", ["process", "thread", "inline"])
 @pytest.mark.parametrize("wrong", ["raise RuntimeError('no tree')", "import sys; sys.exit(5)"])
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_traceback(cli, write, kind, wrong):

@@ -56,6 +56,10 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         return next(labels, None) or name
 
     http, attach = told[HttpConfig], told[AttachConfig]
+    if http.get("host") == "":
+        where = teller(HttpConfig, "host")
+        msg = f"{where} is empty, and would let other machines in; is the variable set that it comes from?"
+        raise ConfigError(msg)
     http["api_keys"] = keys_of(http.get("api_keys", ()), teller(HttpConfig, "api_keys"))
     attach["secret"] = read_secret(attach.get("secret"), teller(AttachConfig, "secret"))
     rest = None if found is not None else target

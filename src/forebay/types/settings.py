@@ -197,6 +197,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             value = True if text.lower() in _YES else False if text.lower() in _NO else text
         elif self.is_list:
             value = [one.strip() for one in text.split(",") if one.strip()]
+            if text and not value:  # no keys would let everybody in
+                raise ValueError("at least one value is needed; are the variables set that it comes from?")
         return self.check(value)
 
     def _also(self, value: Any) -> Any:
