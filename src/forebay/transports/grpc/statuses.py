@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import re
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -22,7 +21,6 @@ MAX_TEXT_BYTES: Final = 2000
 """Longest text of a status; clients refuse metadata of more than 8 KiB, and each byte may become three."""
 
 _PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_SPACES_AT_ENDS: Final = re.compile(r"\A +| +\Z")
 
 
 class Status(IntEnum):
@@ -68,7 +66,11 @@ def trailers(status: Status, text: str, fields: bytes = b"") -> bytes:
     if status is Status.OK and not text:
         return OK + fields if fields else OK
     shown = text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
-    message = _SPACES_AT_ENDS.sub(lambda found: "%20" * len(found[0]), quote(shown, safe=_PLAIN))
+    inner = shown.strip(" ")
+    before = len(shown) - len(shown.lstrip(" "))
+    after = len(shown) - len(inner) - before
+    # A field of HTTP/2 neither begins nor ends with a space.
+    message = "%20" * before + quote(inner, safe=_PLAIN) + "%20" * after
     return literal(b"grpc-status", b"%d" % status) + literal(b"grpc-message", message.encode()) + fields
 
 
