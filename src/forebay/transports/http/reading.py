@@ -352,11 +352,14 @@ class ReadingConnection(AnsweringConnection):
         self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
         super().on_headers_complete()
         self.talk.on(OWE)
-        if upgrades or self._lane.is_draining:
-            self.cycle.keep_alive = False
-        elif any(
-            name == b"content-length" and whole_number(value) > self._lane.config.max_body_bytes
-            for name, value in headers
+        if (
+            upgrades
+            or self._lane.is_draining
+            or not self.cycle.keep_alive
+            or any(
+                name == b"content-length" and whole_number(value) > self._lane.config.max_body_bytes
+                for name, value in headers
+            )
         ):
             self._announce_end()
 

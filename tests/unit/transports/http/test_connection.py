@@ -341,6 +341,21 @@ def test_who_goes_on_sending_after_the_last_answer_is_read_for_a_while(doors):
     assert quick.send(b"x").transport.is_closed
 
 
+@pytest.mark.parametrize("headers, version", [(["connection: close"], b"1.1"), ([], b"1.0")])
+def test_an_answer_before_the_end_of_a_body_is_not_lost_where_the_connection_closes_after_it(doors, headers, version):
+    # nginx, which speaks HTTP/1.0 unless it is told not to, said 502 in place of an answer that a reset overtook.
+    door = doors(app=refuse)
+    whole = request("", b"x" * 1000, *headers, target="/other").replace(b"HTTP/1.1", b"HTTP/" + version)
+    client = door.connect().send(whole[:-500])
+    door.turn()
+    assert client.answers == [(413, b"long")]
+    assert (client.state, client.transport.has_ended) == (LINGER, True)
+    whole_at_once = door.connect().send(whole)
+    door.turn()
+    assert whole_at_once.answers == [(413, b"long")]
+    assert whole_at_once.transport.is_closed
+
+
 def test_a_long_body_that_came_before_its_answer_ends_the_connection_too(doors):
     door = doors(app=refuse, max_body_bytes=1000)
     client = door.connect().send(request("", b"x" * 1001, target="/other"))
