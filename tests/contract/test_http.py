@@ -477,6 +477,14 @@ def test_options_says_what_is_possible(wire, path, allowed):
     assert set(answer.headers["allow"].split(", ")) == allowed
 
 
+def test_the_server_as_a_whole_may_be_asked_what_is_possible(wire, ours):
+    # The health check of Apache's proxy took a server for dead that says 404 (`hcmethod=OPTIONS`).
+    answer = wire.ask("OPTIONS", "*")
+    assert answer.status == 204
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "POST", "OPTIONS"}
+    assert wire.ask("GET", "*").status == 404
+
+
 @pytest.mark.parametrize(
     "method, path", [("PUT", ECHO), ("DELETE", ECHO), ("PATCH", "/models"), ("POST", "/healthz"), ("POST", "/models")]
 )

@@ -77,6 +77,8 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         if status != 404:
             return Response(str(error), status)
         path = path_of(request.scope)
+        if path == "*" and request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": "GET, HEAD, POST, OPTIONS"})
         if (why := unspoken(path)) is not None:
             return _error(request, NothingThere(why), fault)
         prefix = request.scope["path"].removesuffix(path)
