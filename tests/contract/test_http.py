@@ -477,6 +477,16 @@ def test_options_says_what_is_possible(wire, path, allowed):
     assert set(answer.headers["allow"].split(", ")) == allowed
 
 
+@pytest.mark.parametrize("path", ["/readyz", "/metrics", "/models", ECHO, "/models/nobody", "/v2/models/echo", "/"])
+def test_no_cache_keeps_what_changes(wire, path):
+    # Varnish went on to say that a server is ready for two minutes after it was not.
+    assert wire.ask("GET", path).headers["cache-control"] == "no-store"
+
+
+def test_what_stays_as_it_is_may_be_kept(wire):
+    assert wire.ask("GET", "/docs/swagger-ui.css").headers["cache-control"] == "max-age=86400"
+
+
 def test_the_server_as_a_whole_may_be_asked_what_is_possible(wire, ours):
     # The health check of Apache's proxy took a server for dead that says 404 (`hcmethod=OPTIONS`).
     answer = wire.ask("OPTIONS", "*")

@@ -45,7 +45,7 @@ from forebay.types.did_you_mean import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
@@ -110,7 +110,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
     middleware.append(Middleware(_Lending, lender=app, by_target=by_target))
     handlers: Any = {ForebayError: refused, HTTPException: unknown}
     answering = Starlette(routes=[predictions, *more, *routes], middleware=middleware, exception_handlers=handlers)
-    return _without_last_slash(answering)
+    return _without_last_slash(_kept_by_nobody(answering))
 
 
 def with_cors(project: ASGIApp, config: HttpConfig) -> ASGIApp:
@@ -173,6 +173,23 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
             if path_of(scope) not in own:
                 scope = {**scope, "path": scope["path"][:-1]}
         await app(scope, receive, send)
+
+    return answer
+
+
+def _kept_by_nobody(app: ASGIApp) -> ASGIApp:
+    """Have no cache keep what is read, unless it says for how long: others (Varnish) take two minutes for granted."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unkept(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", []))
+                if not any(name.lower() == b"cache-control" for name, _ in headers):
+                    message = {**message, "headers": [*headers, (b"cache-control", b"no-store")]}
+            await send(message)
+
+        is_read = scope["type"] == "http" and scope["method"] in {"GET", "HEAD"}
+        await app(scope, receive, send_unkept if is_read else send)
 
     return answer
 
