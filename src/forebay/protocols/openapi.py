@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from forebay.protocols.openai import described as openai
-from forebay.protocols.openapi_components import COMPONENTS, Documented, Json, Schemas, claim
+from forebay.protocols.openapi_components import COMPONENTS, Documented, Json, Schemas, as_form, claim
 
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What is answered without an API key: probes carry none, and the page must load before a key can be typed into it."""
@@ -300,7 +300,7 @@ def _bodies(endpoint: Described, schemas: Schemas) -> tuple[Json, Json]:
         sent = {"type": "array", "items": sample, "minItems": 1} if endpoint.batchable else sample
         request = {media: {"schema": sent} for media in (_JSON, *_MSGPACK)}
         if endpoint.is_named and not endpoint.batchable:
-            request[_FORM] = {"schema": sample}
+            request[_FORM] = {"schema": as_form(sample, schemas)}
     others: Json = {"*/*": {"schema": {"type": "string", "format": "binary"}}} if endpoint.output.has_media else {}
     if endpoint.streams:
         # 3.1 has no word for the type of one event; 3.2 calls it itemSchema.

@@ -96,6 +96,44 @@ class Schemas:
         return self.components.get(str(schema.get("$ref", "")).removeprefix(COMPONENTS), schema)
 
 
+def as_form(sample: Json, schemas: Schemas) -> Json:
+    """Return the schema of a sample that comes as a form.
+
+    Bytes are themselves there, and in base64 in JSON; and a value without fields has a name, whichever.
+    """
+    if not sample:
+        return {"type": "object"}
+    if not _has_fields(sample, schemas):
+        return {"type": "object", "additionalProperties": _as_part(sample), "minProperties": 1, "maxProperties": 1}
+    whole = schemas.resolve(sample)
+    if "properties" not in whole:
+        return sample
+    # Written out also where it is the same: a client that was generated knows bodies by the names of their types, and
+    # would send every sample as a form.
+    return {**whole, "properties": {name: _as_part(field) for name, field in whole["properties"].items()}}
+
+
+def _has_fields(schema: Json, schemas: Schemas) -> bool:
+    """Tell whether a form is read by the names of its parts, as `NamedReader` does."""
+    schema = schemas.resolve(schema)
+    members = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+    if members:
+        return any(_has_fields(member, schemas) for member in members)
+    return not schema or "properties" in schema or "object" in schema.get("type", "")
+
+
+def _as_part(field: Json, *, may_be_several: bool = True) -> Json:
+    if "contentEncoding" in field:
+        others = {key: value for key, value in field.items() if key not in {"contentEncoding", "contentMediaType"}}
+        return {**others, "format": "binary"}
+    found = dict(field)
+    for key in {"anyOf", "oneOf"} & found.keys():
+        found[key] = [_as_part(member, may_be_several=may_be_several) for member in found[key]]
+    if may_be_several and "items" in found:
+        found["items"] = _as_part(found["items"], may_be_several=False)
+    return found
+
+
 def claim(wanted: str, taken: set[str]) -> str:
     """Return a name like the one that is wanted, and note that it is taken."""
     name, number = wanted, 2

@@ -2,18 +2,21 @@
 """The OpenAPI document: valid, complete, and with every reference leading somewhere."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema_rs
 import msgspec
+import numpy as np
 import pydantic
 import pytest
 import schemathesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from forebay.protocols.openapi import PUBLIC_PATHS, Described, document
 from forebay.serving.models.schema import WireType
+from forebay.types.file import File
 
 JSON, MSGPACK, XMSGPACK = "application/json", "application/msgpack", "application/x-msgpack"
 ERRORS = {"400", "404", "406", "413", "415", "422", "429", "500", "503", "504"}
@@ -136,6 +139,58 @@ def test_raw():
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     assert post["requestBody"]["content"] == binary
     assert post["responses"]["200"]["content"] == binary
+
+
+def form_of(kind):
+    content = check(document("t", "1", [one(input=WireType(kind), is_named=True)]))["paths"]["/"]["post"]["requestBody"]
+    return content["content"]["multipart/form-data"]["schema"]
+
+
+def test_bytes_are_themselves_in_a_form():
+    class Picture(msgspec.Struct):
+        image: File
+        more: list[bytes]
+        mask: bytes | None
+        nested: list[list[bytes]]
+        width: int = 1
+
+    binary = {"type": "string", "format": "binary"}
+    base64 = {"type": "string", "contentEncoding": "base64"}
+    assert form_of(Picture)["properties"] == {
+        "image": binary,
+        "more": {"type": "array", "items": binary},
+        "mask": {"anyOf": [binary, {"type": "null"}]},
+        "nested": {
+            "type": "array",
+            "items": {"type": "array", "items": base64},
+        },  # each is JSON, as nothing else says it
+        "width": {"type": "integer", "default": 1},
+    }
+    assert form_of(In)["properties"]["default"]["items"] == {"$ref": "#/components/schemas/In"}
+
+
+@pytest.mark.parametrize("kind", [str, float, list[int], int | str, Literal["a", "b"]])
+def test_a_value_without_fields_is_the_one_part_of_a_form(kind):
+    # A client that was generated sent the bare value as a form, which is none.
+    sample = WireType(kind).json_schema("{name}")[0]
+    assert form_of(kind) == {
+        "type": "object",
+        "additionalProperties": sample,
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+
+
+def test_arrays_say_that_they_have_items():
+    # Generators leave out what has an array without them.
+    schema, _ = WireType(NDArray[np.float32]).json_schema("{name}")
+    assert schema == {"type": "array", "items": {}}
+
+
+def test_a_form_has_fields_whatever_they_are():
+    assert form_of(Any) == {"type": "object"}
+    assert form_of(dict[str, int]) == {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert form_of(Animal | None)["anyOf"][0] == {"$ref": "#/components/schemas/Animal"}
 
 
 def test_streams():

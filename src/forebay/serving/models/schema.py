@@ -364,7 +364,7 @@ def _msgspec_schema(annotation: Any, ref_template: str) -> tuple[dict[str, Any],
 
 
 def _any_schema(custom: type) -> dict[str, Any]:
-    return dict(FILE_SCHEMA) if custom is File else {"type": "array"} if is_array(custom) else {}
+    return dict(FILE_SCHEMA) if custom is File else {"type": "array", "items": {}} if is_array(custom) else {}
 
 
 def _read_custom(kind: Any, value: Any, *, strict: bool = True) -> Any:
