@@ -175,6 +175,14 @@ def test_a_file_in_json_is_base64(server):
             "Object contains unknown field `imgae`; did you mean `image`?",
         ),
         ("pictures", {"image": b"1"}, {"label": ["a", "b"]}, 422, "'label' is there 2 times, and takes one value"),
+        # What axios, jQuery and PHP make of an array.
+        (
+            "pictures",
+            {"image": b"1"},
+            {"tags[]": ["a", "b"]},
+            422,
+            "'tags[]', which is no field of a sample; did you mean 'tags'?",
+        ),
         ("pictures", {"image": b"1"}, {"label": "a", "size": "many"}, 422, "Expected `int`, got `str` - at `$.size`"),
         ("pictures", {"image": b"1", "label": b"\xff"}, {}, 422, "'label' is no text in UTF-8"),
         ("pictures", {"image": bytes(300_000)}, {"label": "a"}, 413, "the body has 300"),

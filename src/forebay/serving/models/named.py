@@ -89,10 +89,16 @@ class NamedReader:
     def _of(self, name: str) -> Schema:
         return self._fields.get(name, self._others)
 
-    def _require_fields(self, values: Mapping[str, Any], where: str) -> None:
-        """Refuse a form in which no name is a field: its sender expects it to be read in some other way."""
-        if values and not self._others and not any(name in self._fields for name in values):
-            name = next(iter(values))
+    def _require_fields(self, values: Mapping[str, Sequence[FormPart]], where: str) -> None:
+        """Refuse a form in which no name is a field, or one that is none stands several times (`tags[]`).
+
+        Its sender expects it to be read in some other way.
+        """
+        strange = [] if self._others else [name for name in values if name not in self._fields]
+        if len(strange) < len(values):
+            strange = [name for name in strange if len(values[name]) > 1]
+        if strange:
+            name = strange[0]
             hint = nearest(name, self._fields)
             meant = f"; did you mean '{hint}'?" if hint else f", it has {', '.join(map(repr, self._fields))}"
             msg = f"{where} has '{name[:40]}', which is no field of a sample{meant}"
