@@ -183,6 +183,7 @@ def test_a_file_in_json_is_base64(server):
             422,
             "'tags[]', which is no field of a sample; did you mean 'tags'?",
         ),
+        ("pictures", {"image": b"1"}, {"label": "a", "tags[]": "a"}, 422, "did you mean 'tags'?"),
         ("pictures", {"image": b"1"}, {"label": "a", "size": "many"}, 422, "Expected `int`, got `str` - at `$.size`"),
         ("pictures", {"image": b"1", "label": b"\xff"}, {}, 422, "'label' is no text in UTF-8"),
         ("pictures", {"image": bytes(300_000)}, {"label": "a"}, 413, "the body has 300"),

@@ -89,14 +89,15 @@ class NamedReader:
     def _of(self, name: str) -> Schema:
         return self._fields.get(name, self._others)
 
-    def _require_fields(self, values: Mapping[str, Sequence[FormPart]], where: str) -> None:
-        """Refuse a form in which no name is a field, or one that is none stands several times (`tags[]`).
+    def _require_fields(self, values: Mapping[str, Any], where: str) -> None:
+        """Refuse a form in which no name is a field, or one is written as that of an array (`tags[]`).
 
-        Its sender expects it to be read in some other way.
+        Its sender expects it to be read in some other way. Other names that are no field are left to the type, which
+        ignores or refuses them as it does in JSON.
         """
         strange = [] if self._others else [name for name in values if name not in self._fields]
         if len(strange) < len(values):
-            strange = [name for name in strange if len(values[name]) > 1]
+            strange = [name for name in strange if name.endswith("[]") and name[:-2] in self._fields]
         if strange:
             name = strange[0]
             hint = nearest(name, self._fields)
