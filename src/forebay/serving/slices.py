@@ -16,7 +16,7 @@ from forebay.types.call import Failure, Slice
 from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchConfig, BatchQueue
@@ -49,7 +49,8 @@ class Slices:
         self._capacity = batching.capacity
         self._queue = queue
         self._settle = settle
-        self._of: dict[Request, list[Slice]] = {}
+        self._of: dict[Request, dict[Slice, None]] = {}
+        """What of each request is in the queue or runs."""
 
     def __len__(self) -> int:
         return len(self._of)
@@ -76,6 +77,7 @@ class Slices:
             rows = places.pop(piece)
             if request.done:
                 return
+            del self._of[request][piece]
             if type(outcome) is Failure:
                 self._settle(request, outcome)
                 return
@@ -99,16 +101,16 @@ class Slices:
                 )
                 places[piece] = cut
         request.arrived = now
-        pieces = list(places)
         assert self.batcher is not None
         if request.size > self._capacity:
-            self.batcher.submit(pieces[0], now)
-            self._of[request] = pieces
-            self.fed[request] = deque(pieces[1:])
+            first, *others = places
+            self.batcher.submit(first, now)
+            self._of[request] = {first: None}
+            self.fed[request] = deque(others)
             self.feed()
             return
-        self._of[request] = pieces
-        for piece in pieces:
+        self._of[request] = dict.fromkeys(places)
+        for piece in places:
             self.batcher.submit(piece, now)
 
     def feed(self) -> None:
@@ -119,30 +121,29 @@ class Slices:
         now = time.monotonic()
         assert self.batcher is not None
         for request, slices in list(self.fed.items()):
-            under_way = any(not piece.done for piece in self._of[request][: -len(slices)])
+            under_way = self._of[request]
             while slices:
                 waiting = self._queue.waiting + slices[0].size
                 if waiting > self._capacity or (under_way and 2 * waiting > self._capacity):
                     break
-                self.batcher.submit(slices.popleft(), now)
-                under_way = True
+                piece = slices.popleft()
+                under_way[piece] = None
+                self.batcher.submit(piece, now)
             if not slices:
                 del self.fed[request]
 
     def of(self, request: Request) -> Sequence[Request | Slice]:
-        """Return the slices of a request, or itself if it was not cut."""
-        return self._of.get(request) or [request]
+        """Return what of a request is in the queue or runs: slices, or itself if it was not cut."""
+        pieces = self._of.get(request)
+        return [request] if pieces is None else [*pieces]
 
-    def leave(self, request: Request) -> Iterator[Request | Slice]:
-        """Forget a request; yields what of it came into the queue: its slices, or itself if it was not cut."""
+    def leave(self, request: Request) -> Sequence[Request | Slice]:
+        """Forget a request; returns the same as `of`."""
         entries = self.of(request)
         self._of.pop(request, None)
-        unfed = self.fed.pop(request, ())
-        for entry in entries:
-            if entry in unfed:
-                return  # nor did those after it
-            yield entry
+        self.fed.pop(request, None)
+        return entries
 
     def cut_into(self, piece: Slice) -> list[Request]:
         """Return the request that a slice is of; none if it is answered."""
-        return [request for request, pieces in self._of.items() if piece in pieces]
+        return [piece.whole] if piece.whole in self._of else []

@@ -567,6 +567,18 @@ async def test_a_request_that_fits_into_a_batch_but_not_into_the_queue_is_fed_in
 
 
 @clocked
+async def test_what_a_slice_costs_does_not_grow_with_its_request(clock):
+    async with Desk(capacity=4, max_size=1) as desk:
+        large = desk.submit("x", body=list(range(100)), size=100)
+        await turn()
+        while desk.pool.running:  # each time slices are fed in, and at the end, all of these are looked at
+            assert len(desk.endpoint._slices.of(large)) <= 4 + 1
+            desk.pool.complete(outcomes=[entry.body for entry in desk.pool.running[0].entries])
+            await turn()
+        assert desk.answer("x") == list(range(100))
+
+
+@clocked
 async def test_what_is_fed_in_ends_with_its_request(clock):  # F36
     async with Desk(capacity=4, max_size=2, timeout_s=5.0) as desk:
         first = desk.submit("x", body=list("abcdefgh"), size=8)
