@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -177,16 +175,21 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if n >= self.size:
             kept = min(self.padding, n - self.size)
             return replace(self, padding=kept), replace(self, parts=(), size=0, padding=self.padding - kept)
-        ends = list(itertools.accumulate(part.stop - part.start for part in self.parts))
-        whole = bisect.bisect_right(ends, n)
-        left, right = self.parts[:whole], self.parts[whole:]
-        missing = n - (ends[whole - 1] if whole else 0)
+        left: list[EntryRows] = []
+        missing = n
+        for part in self.parts:  # no further than the cut: one batch may be cut again and again
+            rows = part.stop - part.start
+            if rows > missing:
+                break
+            left.append(part)
+            missing -= rows
+        right = self.parts[len(left) :]
         if missing:
             part = right[0]
             middle = part.start + missing
-            left = (*left, replace(part, stop=middle))
+            left.append(replace(part, stop=middle))
             right = (replace(part, start=middle), *right[1:])
-        return replace(self, parts=left, size=n, padding=0), replace(self, parts=right, size=self.size - n)
+        return replace(self, parts=tuple(left), size=n, padding=0), replace(self, parts=right, size=self.size - n)
 
     def realize(self, into: Allocator | None = None) -> Any:
         """Join the rows and the padding, and return them in the structure of the entries.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.later import jax, jnp
 from tests.waiting import PATIENCE_S
 
@@ -280,6 +281,24 @@ def test_a_batch_is_split(padding, n, left, right):  # S11
             ones, tens = half.realize()
             assert ones.tolist() == [*values, *[0] * zeros]
             assert tens.tolist() == [*[value * 10 for value in values], *[0] * zeros]
+
+
+def test_what_is_cut_off_a_batch_costs_no_more_where_the_rest_is_long():
+    seen = []
+
+    class Looked(tuple):
+        __slots__ = ()
+
+        def __iter__(self):
+            for part in super().__iter__():
+                seen.append(part)
+                yield part
+
+    batch = Batch.stack([array(row) for row in range(100)])
+    left, right = replace(batch, parts=Looked(batch.parts)).split(3)
+    assert [row.item() for row in left] == [0, 1, 2]
+    assert right.size == 97
+    assert len(seen) <= 4  # else a long batch that is executed in short ones takes time by the square of its length
 
 
 def test_a_batch_is_split_after_a_row_at_least():  # S11
