@@ -9,7 +9,7 @@ import math
 import sys
 import types
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 from urllib.parse import parse_qsl
 
 import annotated_types
@@ -31,6 +31,8 @@ FORMATS = ["json", "msgpack"]
 PACK = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}
 UNPACK = {"json": msgspec.json.decode, "msgpack": msgspec.msgpack.decode}
 TEMPLATE = "#/components/schemas/{name}"
+
+T = TypeVar("T")
 
 
 class Point(msgspec.Struct):
@@ -880,6 +882,76 @@ def test_a_type_inside_a_struct_that_cannot_be_read():
 
     with pytest.raises(ConfigError, match=r"numpy\.ndarray"):
         WireType(Deep)
+
+
+@dataclasses.dataclass
+class Setting:
+    level: int = 3
+    unit: str = "dB"
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel(Generic[T]):
+    value: T
+    gain: float = 1.5
+
+
+@dataclasses.dataclass(slots=True)
+class Desk:
+    setting: Setting | None = None
+    channels: dict[str, list[Channel[int] | int]] = dataclasses.field(default_factory=dict)
+
+
+class Studio(msgspec.Struct):
+    desks: list[Desk]
+    pair: tuple[int, Setting] | None = None
+
+
+@dataclasses.dataclass
+class Branch:
+    twigs: "list[Branch]" = dataclasses.field(default_factory=list)
+    length: int = 1
+    grows_on: "Branch | None" = None
+
+    def __post_init__(self):
+        for twig in self.twigs:
+            twig.grows_on = self
+
+
+SETTING = {"level": 3, "unit": "dB", "tags": []}
+
+
+@pytest.mark.parametrize(
+    "annotation, sent, back",
+    [
+        (Setting, {"unit": "V"}, {**SETTING, "unit": "V"}),
+        (Annotated[Setting | None, "of a desk"], {}, SETTING),
+        (Channel[int], {"value": 1}, {"value": 1, "gain": 1.5}),
+        (
+            Studio,
+            {"desks": [{"setting": {}, "channels": {"a": [1, {"value": 2}]}}, {}], "pair": [1, {}]},
+            {
+                "desks": [
+                    {"setting": SETTING, "channels": {"a": [1, {"value": 2, "gain": 1.5}]}},
+                    {"setting": None, "channels": {}},
+                ],
+                "pair": [1, SETTING],
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_a_client_left_out_of_a_dataclass_is_there_where_it_is_given_back(annotation, sent, back, format):
+    read, write = WireType(annotation), WireType(annotation, "output").encoder(format)
+    for sample in (read.decoder(format)(PACK[format](sent)), read.converter()(sent)):
+        assert UNPACK[format](write(sample)) == back
+
+
+def test_dataclasses_that_their_own_code_links_in_a_circle_are_read():
+    found = WireType(Branch).decoder("json")(b'{"twigs": [{}]}')
+    assert found.twigs[0].grows_on is found
+    assert vars(found.twigs[0])["length"] == 1
 
 
 def test_pydantic_is_found_inside_other_types():

@@ -34,7 +34,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
-from forebay.serving.models import dataclass_defaults, unsaid
+from forebay.serving.models import left_out, unsaid
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
@@ -116,8 +116,8 @@ class WireType:
     def decoder(self, format: str) -> Decode:
         """Return what reads a body; for msgspec types it is the bound method of a C decoder, and nothing around it.
 
-        Only samples of OpenAI's protocol and dataclasses with defaults have something around it: see `unsaid` and
-        `dataclass_defaults`.
+        Only samples of OpenAI's protocol, and dataclasses with defaults, have something around it: see `unsaid` and
+        `left_out`.
 
         It raises what msgspec, pydantic and the interpreter (`RecursionError` for a nesting bomb) raise: catch
         `Exception` and ask `explain`.
@@ -195,7 +195,7 @@ class WireType:
             decode = codec.Decoder(known(self.annotation), dec_hook=self._hook).decode
             if self.openai:
                 decode = unsaid.reader(decode, unwrap(self.annotation), self.openai, codec)
-            return self._completed(decode)
+            return self._filled(decode)
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)
@@ -209,11 +209,12 @@ class WireType:
         if self.annotation is Any:
             return _as_it_is
         hook = self._hook if strict or self._hook is None else partial(self._hook, strict=False)
-        return self._completed(partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=hook))
+        return self._filled(partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=hook))
 
-    def _completed(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        complete = dataclass_defaults.completer(nodes_of(self.annotation))
-        return read if complete is None else lambda body: complete(read(body))
+    def _filled(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return what reads whole objects, where this does not; see `left_out`."""
+        defaults = left_out.defaults_in(nodes_of(self.annotation))
+        return left_out.reader(read, defaults) if defaults else read
 
     def _named_decoder(self, format: str) -> Decode:
         reader = NamedReader(*self.places, self.converter(strict=False))
