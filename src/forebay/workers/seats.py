@@ -418,7 +418,7 @@ class Link(Protocol):
 
 
 def follow(seats: Seats, link: Link) -> None:
-    """Stepped the streams of one worker until its server says stop, and has heard that all have ended.
+    """Step the streams of one worker until its server says stop, and has heard that all have ended.
 
     A worker that hung up before that would lose its last round: the server drops what it has not read once it cannot
     write, and it still has to say that it heard the round before.
