@@ -231,7 +231,7 @@ class AnsweringConnection(HttpToolsProtocol):
             self._fail(head, error)
             return
         if route.contract.streams:
-            stream = self._stream = StreamedAnswer(self, self._lane, head, request)
+            stream = self._stream = StreamedAnswer(self, self._lane, head)
             request.on_part = stream.part
             request.on_bundle = stream.bundle
         route.endpoint.submit(request)

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Head
-    from forebay.types.call import Request
 
 
 class StreamedAnswer:
     """Writes the head of an answer with its first part, since until then it may become an error, and then the others.
+
+    It does not refer to its request, which refers to it and at which the collector does not look.
 
     Attributes:
         has_started: Whether its head was written.
@@ -27,20 +28,20 @@ class StreamedAnswer:
         sent_bytes: Of its parts.
     """
 
-    __slots__ = ("_connection", "_head", "_lane", "_request", "has_started", "is_chunked", "sent_bytes")
+    __slots__ = ("_connection", "_head", "_is_over", "_lane", "has_started", "is_chunked", "sent_bytes")
 
-    def __init__(self, connection: AnsweringConnection, lane: HttpPort, head: Head, request: Request) -> None:
+    def __init__(self, connection: AnsweringConnection, lane: HttpPort, head: Head) -> None:
         self._connection = connection
         self._lane = lane
         self._head = head
-        self._request: Request | None = request
+        self._is_over = False
         self.has_started = False
         self.is_chunked = head.chunked
         self.sent_bytes = 0
 
     def part(self, part: bytes, release: Callable[[], object]) -> None:
         """Send a part; `release` is called once the client has room for more."""
-        if self._request is None:  # the connection was given up in this very step
+        if self._is_over:  # the connection was given up in this very step
             release()
             return
         assert self._head.route is not None
@@ -48,7 +49,7 @@ class StreamedAnswer:
 
     def bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
         """Send several parts in one piece; see `part`."""
-        if self._request is None:
+        if self._is_over:
             release()
             return
         assert self._head.route is not None
@@ -61,11 +62,11 @@ class StreamedAnswer:
             self._write_chunk(last)
         if self.is_chunked:
             self._connection.transport.write(b"0\r\n\r\n")
-        self._request = None
+        self._is_over = True
 
     def give_up(self) -> None:
         """Send nothing more."""
-        self._request = None
+        self._is_over = True
 
     def _send(self, data: bytes, release: Callable[[], object]) -> None:
         self._begin()
@@ -78,7 +79,7 @@ class StreamedAnswer:
     def _begin(self) -> None:
         if self.has_started:
             return
-        head, request = self._head, self._request
+        head, request = self._head, self._connection.request
         assert head.route is not None
         assert request is not None
         self.has_started = True

@@ -2,6 +2,7 @@
 """A connection driven by hand: what one client sends never becomes what another one gets, and limits hold early."""
 
 import asyncio
+import gc
 import itertools
 import socket
 
@@ -9,10 +10,12 @@ import pytest
 from tests.unit.transports.http.driven import Door, request
 
 from forebay.errors import InternalError
+from forebay.protocols.native import Contract
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.connection import LONGEST_SLEEP, HttpConnection
 from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.transports.http.route import Route
+from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.types.call import Failure
 
 KEY = "x-api-key: k1"
@@ -504,6 +507,16 @@ def test_an_answer_that_cannot_be_written_leaves_room_for_an_error_in_its_place(
     assert client.statuses == [500, 200]
     asked.reply(asked, b"too late")
     assert client.statuses == [500, 200]
+
+
+@pytest.mark.parametrize("more", [(), ("x-request-id: a",)])
+@pytest.mark.parametrize("outcome", [b"all of it", Failure(InternalError("no part came")), None])
+def test_nothing_is_kept_of_an_answer_that_may_come_in_parts_once_it_was_given(doors, outcome, more):
+    door = doors(waits=True, contract=Contract(streams=True))
+    door.connect().send(request("alpha", b"1", *more))
+    door.alpha.asked[-1].reply(door.alpha.asked.pop(), outcome)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is StreamedAnswer and one._lane is door.lane]
 
 
 @pytest.mark.parametrize("more", [(), ("connection: close",), ("x-request-id: a",)])
