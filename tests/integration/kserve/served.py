@@ -25,19 +25,18 @@ M = messages()
 class KServed(Port):
     """A port with models behind it."""
 
-    def __init__(self, target="tensors_rpc.py", overrides=None, **config):
+    def __init__(self, target="tensors_rpc.py", overrides=None, services_of=None, **config):
         super().__init__(**config)
         overrides = overrides or Overrides(worker_kind="thread")
         self.app = App(serve_target(str(MODELS / target), overrides).served)
         self.kserve = KServe(self.app)
+        self.services = services_of(self.app) if services_of else [self.kserve.service()]
 
     def listen(self, port=None):
         """Brings up the models, and opens the port."""
         self.run(self.app.start())
         is_ready = lambda: not self.app.problems()  # noqa: E731
-        self.listener = GrpcListener(
-            self.config, [self.kserve.service()], is_ready, is_model_ready=self.kserve.is_model_ready
-        )
+        self.listener = GrpcListener(self.config, self.services, is_ready, is_model_ready=self.kserve.is_model_ready)
         self.host, self.number = self.run(self.listener.start())
         self.endpoint = f"{self.host}:{self.number}"
 

@@ -23,6 +23,7 @@ from forebay.protocols.kserve.messages import METHODS, SERVICE
 from forebay.server.config import GrpcConfig, HttpConfig, Overrides, grpc_like
 from forebay.transports import body_reader
 from forebay.transports.grpc import model_stream_infer
+from forebay.transports.grpc.calls import OpenCall
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,11 @@ def port():
 @pytest.fixture
 def channel(port):
     return port.connect()
+
+
+def calls_that_are_kept(port):
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is OpenCall and one._connection.port is port.listener._port]
 
 
 def streams_that_are_kept():
@@ -329,6 +335,15 @@ def test_only_so_many_requests_of_a_stream_are_inside(port, monkeypatch):
     answers = list(stream(channel, (number("picky", 2, id=str(index)) for index in range(40))))
     assert len(answers) == 40
     assert max(seen) <= 5
+
+
+def test_a_call_that_is_refused_at_once_leaves_nothing_behind(port, channel, monkeypatch):
+    infer(channel, number("picky", 2))  # one that is known, and one that has another form
+    monkeypatch.setattr(port.endpoint_of("picky"), "accepting", False)
+    for asked in (number("picky", 2), number("picky", 2, id="again")):
+        with pytest.raises(grpc.RpcError, match="picky"):
+            infer(channel, asked)
+    eventually(lambda: not calls_that_are_kept(port))
 
 
 def test_streams_dropped_at_random_leave_nothing_behind(port):

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow Serving's gRPC services, asked with the same messages."""
 
+import gc
+
 import numpy as np
 import pytest
+from tests.integration.kserve.served import KServed
 from tests.integration.tfserving.conftest import M
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.arrays.tensors import from_array, to_array
+from forebay.transports.grpc.calls import OpenCall
+from forebay.transports.grpc.tfserving import QUICK_BYTES, TfServing
 from forebay.types.tensor_proto import put, tensor_of
 
 grpc = pytest.importorskip("grpc")
@@ -267,3 +273,21 @@ def test_the_services_can_be_looked_up(client):
         "MultiInference",
         "GetModelMetadata",
     ]
+
+
+@pytest.mark.parametrize("rows", [1, QUICK_BYTES])  # on the loop, and beside it
+def test_a_call_leaves_nothing_behind_whatever_its_answer(rows, monkeypatch):
+    with KServed("tfserving.py", services_of=lambda app: TfServing(app).services()) as port:
+        ask = port.connect().unary_unary("/tensorflow.serving.PredictionService/Predict")
+        asked = predict("species", {"x": np.ones((rows, 4), np.float32)}).SerializeToString()
+
+        def kept():
+            gc.collect()
+            return [one for one in gc.get_objects() if type(one) is OpenCall]
+
+        ask(asked, timeout=PATIENCE_S)
+        eventually(lambda: not kept())
+        monkeypatch.setattr(port.endpoint_of("species"), "accepting", False)
+        with pytest.raises(grpc.RpcError, match="species"):
+            ask(asked, timeout=PATIENCE_S)
+        eventually(lambda: not kept())

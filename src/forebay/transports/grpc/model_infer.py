@@ -197,12 +197,11 @@ class InferMethods:
         if plan is not None:
             view = message if len(message) <= SHORT_BYTES else memoryview(message)
             data: list[Any] = [view[start:end] for start, end in plan.spans]
-            call.on_cancel = self._submit(call, None, message, plan, data).cancel
+            self._submit(call, None, message, plan, data)
         elif self._is_slow(layout):
             call.on_cancel = asyncio.ensure_future(self._infer_slowly(message, layout, call)).cancel
         else:
-            tensors = self._tensors(message, layout)
-            call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
+            self._begin(call, None, message, layout, self._tensors(message, layout))
 
     async def _infer_slowly(self, message: Data, layout: RequestLayout, call: Call) -> None:
         try:
@@ -210,7 +209,7 @@ class InferMethods:
             is_away = self._lending.may_lend(layout.model, layout.version)
             lent = self._lending.lend(layout.model, layout.version, call) if is_away else contextlib.nullcontext()
             async with lent:
-                call.on_cancel = self._begin(call, None, message, layout, tensors).cancel
+                self._begin(call, None, message, layout, tensors)
         except ForebayError as error:
             call.fail(error, STATUSES)
 
@@ -257,7 +256,9 @@ class InferMethods:
         if served.contract.has_context:
             asked.id = next_id()
             asked.params = {**plan.params, PARAM: context_of(call, asked, served)}
-        if stream is not None:
+        if stream is None:
+            call.on_cancel = asked.cancel  # before, for it may be refused at once: an ended call refers to no request
+        else:
             asked.stream = stream
             if served.contract.streams:
                 asked.on_part = partial(stream.part, asked)

@@ -116,7 +116,7 @@ class TfServing:
                 version, served = self._find(given.model_spec)
                 if served is not None and len(message) <= QUICK_BYTES:
                     asked = facts.asked(served, given.model_spec.signature_name)
-                    call.on_cancel = self._begin(kind, served, asked, call, *kind.read(given, asked.face)).cancel
+                    self._begin(kind, served, asked, call, *kind.read(given, asked.face))
                 else:
                     work = self._slowly(kind, given, served, version, call)
                     call.on_cancel = asyncio.ensure_future(work).cancel
@@ -162,12 +162,8 @@ class TfServing:
                 asked = facts.asked(served, given.model_spec.signature_name)
                 inputs, outputs = await loop.run_in_executor(self._threads, kind.read, given, asked.face)
                 answered = loop.create_future()
-                begun = self._begin(kind, served, asked, call, inputs, outputs, answered)
-                try:
-                    await answered
-                except asyncio.CancelledError:
-                    begun.cancel()
-                    raise
+                self._begin(kind, served, asked, call, inputs, outputs, answered)
+                await answered
         except ForebayError as error:
             call.fail(error, STATUSES)
 
@@ -180,7 +176,7 @@ class TfServing:
         inputs: Sequence[Tensor],
         outputs: Sequence[str],
         answered: asyncio.Future[None] | None = None,
-    ) -> _Asked:
+    ) -> None:
         """Submit a request whose tensors have been read.
 
         Raises:
@@ -192,8 +188,8 @@ class TfServing:
         if asked.contract.has_context:
             request.id = next_id()
             request.params = {**params, PARAM: context_of(call, request, served)}
+        call.on_cancel = begun.cancel  # before, for it may be refused at once: an ended call refers to no request
         served.in_tensors.endpoint.submit(request)
-        return begun
 
     # Telling of models
 
@@ -258,6 +254,7 @@ def _replied(request: Request, outcome: Outcome) -> None:
         else:
             _put_spec(answer.model_spec, asked.served, asked.asked.name)
             call.reply(answer.SerializeToString())
+    request.call = None  # the collector does not look at requests: no circle may go through one
     if asked.answered is not None and not asked.answered.done():
         asked.answered.set_result(None)
 
