@@ -197,11 +197,13 @@ class ReadingConnection(AnsweringConnection):
         if self._parser is None:
             self._parser = self.parser = new_parser(self)
         try:
+            rest = None
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                if self._detour:
-                    self._change_parser(data[upgrade.args[0] :])
+                rest = data[upgrade.args[0] :]
+            if rest is not None and self._detour:  # outside of the handler, for errors are known by their context
+                self._change_parser(rest)
             talk.end_segment(len(data), lane.epoch)
             self._land()
         except httptools.HttpParserError as error:

@@ -129,6 +129,13 @@ def test_the_body_of_a_request_to_upgrade_is_no_request(doors, framing, pieces):
     assert client.transport.is_closed
 
 
+def test_a_body_that_is_too_long_is_refused_as_such_also_if_it_came_with_a_request_to_upgrade(doors):
+    client = doors(max_body_bytes=10).connect()
+    asked = chunked("alpha", "connection: upgrade", "upgrade: h2c")
+    client.send(asked + b"b\r\n%b\r\n0\r\n\r\n" % (b"x" * 11))
+    assert client.statuses == [413]
+
+
 def test_a_tunnel_is_refused(doors):  # F67
     door = doors()
     for target in ("/models/alpha", "a:1"):
