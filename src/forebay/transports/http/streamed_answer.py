@@ -58,8 +58,7 @@ class StreamedAnswer:
     def end(self, last: bytes) -> None:
         """Send what comes last, if there is anything, and the end."""
         self._begin()
-        if last:
-            self._write_chunk(last)
+        self._write_chunk(last)
         if self.is_chunked:
             self._connection.transport.write(b"0\r\n\r\n")
         self._is_over = True
@@ -97,5 +96,7 @@ class StreamedAnswer:
         self._connection.transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
 
     def _write_chunk(self, data: bytes) -> None:
+        if not data:  # an empty chunk is the end of the answer
+            return
         self.sent_bytes += len(data)
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data)

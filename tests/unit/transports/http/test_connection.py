@@ -526,6 +526,20 @@ def test_nothing_is_kept_of_an_answer_that_may_come_in_parts_once_it_was_given(d
     assert not [one for one in gc.get_objects() if type(one) is StreamedAnswer and one._lane is door.lane]
 
 
+def test_a_part_without_a_byte_does_not_end_the_answer(doors):
+    door = doors(waits=True, contract=Contract(streams=True, raw_output=True))
+    client = door.connect().send(request("alpha", b"1"))
+    asked = door.alpha.asked[-1]
+    released = []
+    for part in (b"", b"a", b"", b"b"):
+        asked.on_part(part, lambda: released.append(1))
+    asked.on_bundle([b"", b""], lambda: released.append(2))
+    asked.reply(asked, None)
+    assert client.transport.written.partition(b"\r\n\r\n")[2] == b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"
+    assert released == [1, 1, 1, 1, 2]
+    assert client.state is IDLE
+
+
 @pytest.mark.parametrize("more", [(), ("connection: close",), ("x-request-id: a",)])
 def test_a_request_that_we_fail_to_make_is_answered_and_the_connection_freed(doors, monkeypatch, caplog, more):  # G8
     door = doors()
