@@ -130,6 +130,13 @@ def test_both_lanes_say_the_same_of_an_error(server, origin, path, sent, status,
     assert codes()[-1] == code
 
 
+def test_an_answer_to_head_has_no_bytes(server):
+    assert server.client.get("/healthz").content
+    server.client.head("/healthz")
+    assert line(server, "GET /healthz")["bytes"] > 0
+    assert line(server, "HEAD /healthz")["bytes"] == 0
+
+
 @pytest.mark.parametrize("origin", [(), ("origin: http://a",)])
 def test_a_stream_that_was_called_off_is_listed(server, origin):
     whole = server.client.post("/models/counts", json=3)

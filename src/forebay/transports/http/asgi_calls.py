@@ -98,7 +98,7 @@ def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
                 ids = [value for name, value in message["headers"] if name == b"x-request-id"]
                 call.request_id = ids[0].decode("latin-1") if ids else call.request_id
             else:
-                call.body_bytes += len(message.get("body", b""))
+                call.body_bytes += 0 if scope["method"] == "HEAD" else len(message.get("body", b""))
                 is_whole = not message.get("more_body", False)
             await send(message)
 
