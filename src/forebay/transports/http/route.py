@@ -213,7 +213,6 @@ class Route:
         found = route.turn().read_head(headers, query, in_query=head.params["in"] == "query")
         found.keep_alive, found.chunked, found.is_simple = head.keep_alive, head.chunked, False
         found.method, found.target = head.method, head.target
-        found.target = head.target
         return found
 
     def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
