@@ -506,6 +506,20 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(wire, method, path):
     assert wire.ask("POST", ECHO, b"1").status == 200
 
 
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        ("POST", "/v2", "GET, HEAD"),
+        ("DELETE", "/v2/models/echo", "GET, HEAD"),
+        ("GET", "/v2/repository/index", "POST"),
+        ("GET", "/v2/repository/models/echo/load", "POST"),
+    ],
+)
+def test_a_wrong_method_below_v2_is_405_and_names_the_right_one(wire, method, path, allowed):
+    answer = wire.ask(method, path, b"")
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What clients get wrong
 

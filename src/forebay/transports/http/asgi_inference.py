@@ -280,14 +280,13 @@ class Methods:
         """Answer."""
         method = scope["method"]
         handler = self._handlers.get(method)
-        allow = [(b"allow", self._allow)]
         if method == "OPTIONS":
-            await send_answer(send, 204, allow, b"")
+            await send_answer(send, 204, [(b"allow", self._allow)], b"")
         elif handler is None:
             error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
+            error.allow = self._allow
             failed(scope, error)
-            status, headers, body = self._fault(error, id_of(scope))
-            await send_answer(send, status, headers + allow, body)
+            await send_answer(send, *self._fault(error, id_of(scope)))
         elif isinstance(handler, Predict | _Get):
             await handler(scope, receive, send)
         else:

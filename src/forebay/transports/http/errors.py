@@ -36,6 +36,8 @@ class NotManaged(Refusal, status=403, word="not_managed"):
 class MethodNotAllowed(Refusal, status=405, word="method_not_allowed"):
     """The path is known, the method is not possible there."""
 
+    allow: bytes = b""
+
 
 class UnsupportedEncoding(UnsupportedMedia):
     """The body is packed with something else than what is taken."""
@@ -69,6 +71,8 @@ def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):
         return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, MethodNotAllowed):
+        return [(b"allow", error.allow)]
     if isinstance(error, UnsupportedEncoding):
         return [(b"accept-encoding", error.takes)]
     return []

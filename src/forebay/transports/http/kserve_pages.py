@@ -178,7 +178,7 @@ class InferencePages:
         """
         verb = "POST" if scope["method"] == "POST" else "GET"
         if verb == "POST" and (changed := await _json_body(receive)):
-            raise MethodNotAllowed(unchangeable(changed))
+            raise _allowing("GET", unchangeable(changed))
         return self._told(scope, told, verb=verb)
 
     def _told_shared(
@@ -246,7 +246,13 @@ def _require(verb: str, scope: Scope) -> None:
     """
     method = scope["method"]
     if method != verb and not (method == "HEAD" and verb == "GET"):
-        raise MethodNotAllowed(f"{method[:20]} is not possible here, {verb} is")
+        raise _allowing(verb, f"{method[:20]} is not possible here, {verb} is")
+
+
+def _allowing(verb: str, message: str) -> MethodNotAllowed:
+    error = MethodNotAllowed(message)
+    error.allow = b"GET, HEAD" if verb == "GET" else verb.encode()
+    return error
 
 
 async def _json_body(receive: Receive) -> Mapping[str, Any]:
