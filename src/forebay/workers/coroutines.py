@@ -87,19 +87,30 @@ async def _next(steps: AsyncIterator[Any]) -> Any:
 
 
 async def _bounded(awaitable: Awaitable[T], *, asks: bool) -> T:
-    asked, task, loop = probe.get() if asks else None, asyncio.current_task(), asyncio.get_running_loop()
+    asked, task = probe.get() if asks else None, asyncio.current_task()
     if asked is None or task is None:
         return await awaitable
-
-    def ask() -> None:
-        nonlocal timer
-        if asked():
-            task.cancel()
-        else:
-            timer = loop.call_later(ASK_S, ask)
-
-    timer = loop.call_later(ASK_S, ask)
+    question = _Question(asked, task)
     try:
         return await awaitable
     finally:
-        timer.cancel()
+        question.stop()
+
+
+class _Question:
+    """Asks now and then whether anybody still waits, and cancels a task if nobody does."""
+
+    def __init__(self, asked: Callable[[], bool], task: asyncio.Task[Any]) -> None:
+        self._asked = asked
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(ASK_S, self._ask)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _ask(self) -> None:
+        if self._asked():
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(ASK_S, self._ask)

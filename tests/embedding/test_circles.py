@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No call leaves anything in a circle: only a walk of the collector frees that, and its batch's bodies until then."""
+
+import gc
+import http.client
+import json
+import types
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.waiting import PATIENCE_S
+
+import forebay
+from forebay.transports.http import port
+
+CALLS = 20
+EVENTS = {"accept": "text/event-stream"}
+FORM = {"content-type": "multipart/form-data; boundary=B"}
+FIELD = b'--B\r\nContent-Disposition: form-data; name="number"\r\n\r\n1\r\n'
+
+
+class Sample(msgspec.Struct):
+    number: int
+
+
+class Plain(forebay.Model):
+    def predict(self, batch: list[Sample]) -> list[object]:
+        return [object() if one.number < 0 else one.number for one in batch]
+
+
+class Waits(forebay.Model):
+    async def predict(self, batch: list[int]) -> list[int]:
+        return batch
+
+
+class Keyed(forebay.Model):
+    @staticmethod
+    def batch_key(sample: Sample) -> int:
+        return sample.number
+
+    def predict(self, batch: list[Sample]) -> list[Sample]:
+        return batch
+
+
+class Rows(forebay.Model):
+    batchable = True
+    max_batch_size = 2
+
+    def predict(self, batch: list[int]) -> list[object]:
+        return [forebay.RequestError("below zero") if one < 0 else one for one in batch]
+
+
+class Column(forebay.Model):
+    def predict(self, batch: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        return batch
+
+
+class Counts(forebay.Model):
+    def predict(self, batch: list[int]) -> Iterator[list[int]]:
+        for number in range(max(batch)):
+            yield [number for _ in batch]
+
+
+class CountsAsync(forebay.Model):
+    async def predict(self, batch: list[int]) -> AsyncIterator[list[int]]:
+        for number in range(max(batch)):
+            yield [number for _ in batch]
+
+
+@pytest.fixture(scope="module", params=["thread", "inline"])
+def served(request):
+    models = (Plain, Waits, Keyed, Rows, Column, Counts, CountsAsync)
+    with forebay.start(*models, port=0, worker_kind=request.param) as server:
+        yield server
+
+
+@contextmanager
+def left_in_circles():
+    """Gives a list that holds, after the block, what the block has left in circles, whatever thread it ran in."""
+    left = []
+    gc.collect()
+    gc.disable()
+    try:
+        yield left
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left += gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def name_of(one):
+    """Names what belongs to forebay, and is empty for all else."""
+    if isinstance(one, types.FrameType | types.FunctionType):
+        code = one.f_code if isinstance(one, types.FrameType) else one.__code__
+        return code.co_qualname if "/forebay/" in code.co_filename else ""
+    kind = type(one)
+    return kind.__qualname__ if kind.__module__.startswith("forebay.") else ""
+
+
+def ask(served, path, body, headers, times=CALLS):
+    client = http.client.HTTPConnection(*served.url.removeprefix("http://").split(":"), timeout=PATIENCE_S)
+    found = set()
+    for number in range(times):
+        client.request("POST", path, body, {**headers, "x-number": f"{number:04}"})
+        answer = client.getresponse()
+        found.add(answer.status)
+        answer.read()
+    client.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "path, body, headers, status",
+    [
+        ("waits", b"1", {}, 200),
+    ],
+)
+def test_a_call_leaves_nothing_in_a_circle(served, path, body, headers, status, monkeypatch):
+    monkeypatch.setattr(port, "MAX_HEADS", 4)  # each call has a head of its own
+    assert ask(served, f"/models/{path}", body, headers) == {status}
+    with left_in_circles() as left:
+        ask(served, f"/models/{path}", body, headers)
+    names = list(filter(None, map(name_of, left)))
+    assert len(names) < CALLS, json.dumps(sorted(set(names)))
