@@ -120,6 +120,8 @@ def ask(served, path, body, headers, times=CALLS):
     "path, body, headers, status",
     [
         ("waits", b"1", {}, 200),
+        ("counts", b"3", EVENTS, 200),
+        ("counts-async", b"3", EVENTS, 200),
     ],
 )
 def test_a_call_leaves_nothing_in_a_circle(served, path, body, headers, status, monkeypatch):

@@ -269,6 +269,7 @@ class Batcher:
         self._rests = self._rest is not None and batch.model_s >= RESTS_FROM_S
         self._stir()
         self._running.discard(batch)
+        batch.on_steps = None  # it refers to the batch
         queue = self.queue
         seated = self._seated
         if self.pool.idle and not self._is_submitting and (seated is not None or queue.is_full()):

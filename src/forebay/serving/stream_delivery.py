@@ -38,26 +38,26 @@ class _Window:
     """What one client was handed and has not taken.
 
     Attributes:
-        untaken: Its parts, keyed by what it calls once it has taken them, with their sizes.
-        size: The sum of those.
-        count: How many parts they are.
+        size: Of the parts that are with it.
+        count: How many they are.
         held: Steps that wait until there is room.
         since: Since when they do.
         spent_s: How long it had held up its batch-mates before that.
         batch: Whose step it holds.
+        is_forgotten: Whether it is no matter any more what the client takes.
     """
 
-    __slots__ = ("batch", "count", "held", "since", "size", "spent_s", "timer", "untaken")
+    __slots__ = ("batch", "count", "held", "is_forgotten", "since", "size", "spent_s", "timer")
 
     def __init__(self, batch: EntryBatch) -> None:
         self.batch = batch
-        self.untaken: dict[Callable[[], None], int] = {}
         self.size = 0
         self.count = 0
         self.held: list[Callable[[], None]] = []
         self.since = 0.0
         self.spent_s = 0.0
         self.timer: asyncio.TimerHandle | None = None
+        self.is_forgotten = False
 
     @property
     def is_full(self) -> bool:
@@ -120,7 +120,7 @@ class Windows:
         """Let go of what a client holds: it was answered, or is gone."""
         window = self._windows.pop(request, None)
         if window is not None:
-            window.untaken.clear()
+            window.is_forgotten = True
             self._let_go(window)
 
     def _hand(
@@ -131,16 +131,19 @@ class Windows:
         part: Any,
         count: int,
     ) -> None:
+        size = PART_BYTES * count + _size(part)
+        is_taken = False
+
         def taken() -> None:
-            size = window.untaken.pop(taken, None)
-            if size is None:
+            nonlocal is_taken
+            if is_taken or window.is_forgotten:
                 return
+            is_taken = True
             window.size -= size
             window.count -= count
             if window.held and not window.is_full:
                 self._let_go(window)
 
-        size = window.untaken[taken] = PART_BYTES * count + _size(part)
         window.size += size
         window.count += count
         try:

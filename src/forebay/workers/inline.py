@@ -233,13 +233,14 @@ class InlinePool:
 
     async def _stream(self, batch: EntryBatch, steps: AsyncIterator[Sequence[Any]]) -> None:
         credit = asyncio.Semaphore(CREDIT)
-        assert batch.on_steps is not None
+        on_steps = batch.on_steps  # the batch may be answered before its generator has ended, and has none then
+        assert on_steps is not None
         taken = 0
         async for parts in steps:
             await credit.acquire()
             if batch.cancelled:
                 break
-            batch.on_steps([settled(parts, len(batch.entries))[0]], credit.release)
+            on_steps([settled(parts, len(batch.entries))[0]], credit.release)
             taken += 1
             if taken % CREDIT == 0:
                 await asyncio.sleep(0)  # a generator that awaits nothing must not keep the loop from everybody else

@@ -490,7 +490,8 @@ class ThreadPool:
 
     def _stream(self, batch: EntryBatch, steps: Iterator[Sequence[Any]]) -> None:
         assert self._loop is not None
-        assert batch.on_steps is not None
+        on_steps = batch.on_steps  # the batch may be answered without this thread, and has none then
+        assert on_steps is not None
         credit = threading.Semaphore(CREDIT)
         call_off = batch.on_cancel
 
@@ -505,7 +506,7 @@ class ThreadPool:
             if batch.cancelled:
                 break
             parts, _ = settled(step, len(batch.entries))
-            self._say(batch.on_steps, [parts], credit.release)
+            self._say(on_steps, [parts], credit.release)
 
     def _say(self, act: Callable[..., object], *what: object) -> None:
         """Have the loop do something, from a thread."""
