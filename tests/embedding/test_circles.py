@@ -119,7 +119,14 @@ def ask(served, path, body, headers, times=CALLS):
 @pytest.mark.parametrize(
     "path, body, headers, status",
     [
+        ("plain", b"{", {}, 400),
+        ("plain", b'{"number": "a"}', {}, 422),
+        ("plain", b'{"nomber": 1}', {}, 422),
+        ("plain", b'{"number": -1}', {}, 500),
         ("waits", b"1", {}, 200),
+        ("keyed", b'{"number": "a"}', {}, 422),
+        ("rows", b'[1, "a"]', {}, 422),
+        ("column", b'[1, "a"]', {}, 422),
         ("counts", b"3", EVENTS, 200),
         ("counts-async", b"3", EVENTS, 200),
     ],

@@ -127,7 +127,8 @@ def _fields_at(path: str, body: bytes) -> Any:
     for name, place in _STEPS.findall(path):
         if error is None:
             found, error = caught(operator.getitem, found, name or int(place))
-    return found if error is None else None
+    is_found, error = error is None, None  # its frames hold this one, and with it the body: a circle
+    return found if is_found else None
 
 
 def _misspelt(missing: str, sent: Any, known: frozenset[str]) -> str:

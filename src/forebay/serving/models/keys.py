@@ -62,7 +62,10 @@ class SampleKeys:
     def _read(self, decode: Callable[[Any], Any], row: Any, number: int | None) -> Hashable:
         sample, error = caught(decode, row)
         if error is not None:
-            raise refusal(error, row, number, self._given) from None
+            try:
+                raise refusal(error, row, number, self._given) from None
+            finally:
+                del error  # its frames hold this one, and with it the body: a circle
         try:
             return key_of_sample(self._key_of, self._name, sample)
         except ForebayError as error:

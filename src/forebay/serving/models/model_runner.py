@@ -111,8 +111,8 @@ class ModelRunner(BatchRunner):
 
     def _decoded(self, items: Sequence[Item]) -> Samples:
         if len(items) > 1 and items[0].params["in"] == TENSORS:
-            together, error = caught(self._tensors.decode_all, items)
-            if error is None and together is not None:
+            together = caught(self._tensors.decode_all, items)[0]
+            if together is not None:
                 each = [at for at, item in enumerate(items) for _ in range(item.size)]
                 return Samples(items, together, each, {}, _common_params(items))
         if not self._batchable:  # what has several samples in a list, or tensors, fails there at once
@@ -145,6 +145,7 @@ class ModelRunner(BatchRunner):
             else:
                 samples += found
                 owners += [owner] * len(found)
+        error = None  # its frames hold this one, and with it the bodies: a circle
         return Samples(items, samples, owners, failures)
 
     def _decoded_at_once(self, items: Sequence[Item], params: Mapping[str, Any] | None) -> list[Any]:
@@ -157,12 +158,12 @@ class ModelRunner(BatchRunner):
         items = batch.items
         params = None if batch.failures or self._batchable else batch.params
         if params is not None and params["out"] != TENSORS and ROWS not in params:
-            encoded, error = caught(self._encoded_at_once, params["out"], batch.samples)
-            if error is None and encoded is not None:
+            encoded = caught(self._encoded_at_once, params["out"], batch.samples)[0]
+            if encoded is not None:
                 return encoded
         if not batch.failures and len(items) > 1 and items[0].params["out"] == TENSORS:
-            together, error = caught(self._tensors_at_once, batch)
-            if error is None and together is not None:
+            together = caught(self._tensors_at_once, batch)[0]
+            if together is not None:
                 return together
         outcomes: list[Any] = [[] for _ in items]
         for owner, result in zip(batch.owners, batch.samples, strict=True):
@@ -194,7 +195,10 @@ class ModelRunner(BatchRunner):
 
     def _as_tensors(self, results: Sequence[Any], params: Mapping[str, Any]) -> Outcome:
         outcome, error = caught(self._tensors.encode, results, params)
-        return outcome if error is None else self._unwritten(error)
+        if error is None:
+            return outcome
+        failure, error = self._unwritten(error), None  # see `_decoded`
+        return failure
 
     def _unwritten(self, error: BaseException) -> Failure:
         if isinstance(error, ForebayError):
@@ -260,7 +264,8 @@ class ModelRunner(BatchRunner):
             written, error = caught(self._encode[format], result)
             if error is None:
                 return written
-        return self._unwritten(error)
+        failure, error = self._unwritten(error), None  # see `_decoded`
+        return failure
 
 
 class MethodsRunner:

@@ -138,13 +138,16 @@ class TensorCodec:
         convert = self._convert
         if convert is None:
             return samples
-        made, error = caught(lambda: [convert(sample) for sample in samples])
-        if error is None:
+        made = caught(lambda: [convert(sample) for sample in samples])[0]
+        if made is not None:
             return made
         for number, sample in enumerate(samples):
             _, error = caught(convert, sample)
             if error is not None:
-                raise refusal(error, b"", number if size > 1 else None, self._wire) from None
+                try:
+                    raise refusal(error, b"", number if size > 1 else None, self._wire) from None
+                finally:
+                    del error  # its frames hold this one, and with it the tensors: a circle
         return made
 
     def decode_all(self, items: Sequence[Item]) -> list[Any] | None:
@@ -459,8 +462,8 @@ def _kind_of(value: Any) -> Kind:
 
     if isinstance(value, bytes | bytearray | memoryview | Media):
         return "bytes"
-    array, error = caught(np.asarray, value)
-    return "plain" if error is None and array.dtype.kind in "biufU" else "json"
+    array = caught(np.asarray, value)[0]
+    return "plain" if array is not None and array.dtype.kind in "biufU" else "json"
 
 
 def _written(port: TensorPort, values: Sequence[Any]) -> Tensor:
