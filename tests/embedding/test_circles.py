@@ -125,6 +125,7 @@ def ask(served, path, body, headers, times=CALLS):
         ("plain", b'{"number": -1}', {}, 500),
         ("waits", b"1", {}, 200),
         ("keyed", b'{"number": "a"}', {}, 422),
+        ("rows", b"[1, -1, 2, 3, 4]", {}, 400),
         ("rows", b'[1, "a"]', {}, 422),
         ("column", b'[1, "a"]', {}, 422),
         ("counts", b"3", EVENTS, 200),

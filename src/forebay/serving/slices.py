@@ -139,11 +139,17 @@ class Slices:
 
     def leave(self, request: Request) -> Sequence[Request | Slice]:
         """Forget a request; returns the same as `of`."""
-        entries = self.of(request)
-        self._of.pop(request, None)
-        self.fed.pop(request, None)
-        return entries
+        pieces = self._of.pop(request, None)
+        if pieces is None:
+            return [request]
+        for piece in (*pieces, *self.fed.pop(request, ())):
+            piece.reply = _forgotten  # the other one refers to all of them
+        return [*pieces]
 
     def cut_into(self, piece: Slice) -> list[Request]:
         """Return the request that a slice is of; none if it is answered."""
         return [piece.whole] if piece.whole in self._of else []
+
+
+def _forgotten(_piece: Slice, _outcome: Outcome) -> None:
+    """Stand where nobody waits any more."""
