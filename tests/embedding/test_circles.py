@@ -119,10 +119,15 @@ def ask(served, path, body, headers, times=CALLS):
 @pytest.mark.parametrize(
     "path, body, headers, status",
     [
+        ("plain", b'{"number": 1}', {}, 200),
         ("plain", b"{", {}, 400),
         ("plain", b'{"number": "a"}', {}, 422),
         ("plain", b'{"nomber": 1}', {}, 422),
         ("plain", b'{"number": -1}', {}, 500),
+        ("plain", b"a", {"content-type": "text/plain"}, 415),
+        ("plain", b"{}", {"host": "elsewhere.example"}, 421),
+        ("plain", FIELD + b"--B--\r\n", FORM, 200),
+        ("plain", FIELD.replace(b"number", b"other") + b"--B--\r\n", FORM, 422),
         ("waits", b"1", {}, 200),
         ("keyed", b'{"number": "a"}', {}, 422),
         ("rows", b"[1, -1, 2, 3, 4]", {}, 400),

@@ -334,7 +334,10 @@ class Endpoint:
             # The error's traceback holds this frame: without the request, which the garbage collector does not look
             # at, in it, no circle is closed.
             del request, future, reply, on_part
-            raise outcome.error
+            try:
+                raise outcome.error
+            finally:
+                del outcome
         return parts or outcome
 
     def cancel(self, request: Request) -> None:

@@ -113,7 +113,7 @@ class AnsweringConnection(HttpToolsProtocol):
         """Be answered by itself, not together with others: something else comes, or it is called off."""
         if self.arrived:
             assert self.active is not None
-            self.active.submit(time.monotonic())
+            self.active.submit(self.active, time.monotonic())
         if self.request is not None and self.request.reply is self._lane.same_turn:
             self.request.reply = self.reply_method
 

@@ -81,6 +81,7 @@ class Predict:
             request_id = (head.id if answer is None else answer.id) or next_id()
             failed(scope, error, request_id)
             await send_answer(send, *route.fault(error, request_id))
+            error.with_traceback(None)  # its frames hold the outcome that it is
         finally:
             if answer is not None:
                 answer.let_go()

@@ -21,6 +21,7 @@ wakes it goes past the shortcut, which need not ask; and it has no parser, as on
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import Unavailable
@@ -119,7 +120,7 @@ class HttpConnection(ReadingConnection):
             self.arrived = data
             if not arrived:
                 expect = head.expect  # what is called as an attribute of an object takes Python far longer to find
-                expect()
+                expect(functools.partial(head.submit, head))
             arrived.append(self)
         elif talk.state.reads:
             if self._is_unparsed:

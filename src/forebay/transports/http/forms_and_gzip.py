@@ -315,6 +315,7 @@ class _Form:
         self._staging.disk.give(self._disk)
         self._parts, self._paths = [], []
         self._memory = self._disk = 0
+        self._parser.callbacks = {}  # they refer to the form: without them it is freed at once
 
     # What the parser finds
 

@@ -54,11 +54,11 @@ def whole_number(value: bytes) -> int:
     return int(value.lstrip(b"0")[:_MAX_DIGITS] or b"0") if value.isdigit() else 0
 
 
-def _nothing_has_arrived(_now: float) -> None:
+def _nothing_has_arrived(_head: Head, _now: float) -> None:
     """Have nothing to submit."""
 
 
-def _nobody() -> None:
+def _nobody(_bring: Callable[[float], None]) -> None:
     """Expect nothing."""
 
 
@@ -91,8 +91,8 @@ class Head(msgspec.Struct, eq=False):
         answer_packing: What the answer is to be packed with; such requests take the slow lane.
         is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
         arrived: Connections whose requests wait to be submitted together; None if each is submitted by itself.
-        submit: Submits those, at a time.
-        expect: Has them submitted soon; called for the first of them.
+        submit: Submits those of a head, at a time.
+        expect: Has something called soon that submits them; called for the first of them.
         is_full: The endpoint's: whether it would refuse a request now.
         prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
         stamp: The sweep in which `prefix` was written.
@@ -125,8 +125,8 @@ class Head(msgspec.Struct, eq=False):
     url: bytes = b""
     is_simple: bool = False
     arrived: list[AnsweringConnection] | None = None
-    submit: Callable[[float], None] = _nothing_has_arrived
-    expect: Callable[[], None] = _nobody
+    submit: Callable[[Head, float], None] = _nothing_has_arrived
+    expect: Callable[[Callable[[float], None]], None] = _nobody
     is_full: Callable[[], bool] = bool
     prefix: bytes = b""
     stamp: int = -1
@@ -274,7 +274,7 @@ class Route:
             if self.contract.query:
                 head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
-            head.problem = head.problem or error
+            head.problem = head.problem or error.with_traceback(None)  # its frames hold the head
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
 

@@ -78,10 +78,10 @@ class SameTurn(ReplyToAll):
     def gather(self, head: Head, endpoint: TakesMany) -> None:
         """Let requests with this head, which is remembered, be submitted together from now on."""
         head.arrived = []
-        head.submit = functools.partial(self._submit_arrived, head, endpoint)
-        head.expect = functools.partial(endpoint.expect, head.submit)
+        head.submit = functools.partial(self._submit_arrived, endpoint)  # which is not to refer to the head
+        head.expect = endpoint.expect
 
-    def _submit_arrived(self, head: Head, endpoint: TakesMany, now: float) -> None:
+    def _submit_arrived(self, endpoint: TakesMany, head: Head, now: float) -> None:
         arrived, head.arrived = head.arrived, []
         while arrived:  # none if who stands alone was in a hurry
             spare = endpoint.spare
