@@ -138,8 +138,8 @@ class TensorCodec:
         convert = self._convert
         if convert is None:
             return samples
-        made = caught(lambda: [convert(sample) for sample in samples])[0]
-        if made is not None:
+        made, error = caught(lambda: [convert(sample) for sample in samples])
+        if error is None:
             return made
         for number, sample in enumerate(samples):
             _, error = caught(convert, sample)
