@@ -209,6 +209,31 @@ def test_a_server_that_went_away_is_found_again(browser, serve):
         page.until("document.querySelector('#link').dataset.state === 'live'")
 
 
+HISTORY = """
+import('/ui/history.js').then(({ History }) => {
+  const history = new History();
+  const seen = [];
+  for (const from of [500000, 100]) { // a machine that has run for long, then one that was just started
+    history.began({ seconds: [1], rows: [1] }, []);
+    for (const second of [0, 1, 2, 3, 4, 5]) {
+      const state = { in_flight: 0, waiting: 0, alive: 1, idle: 1, slots: 1, restarts: 0 };
+      const told = { endpoint: "one", version: "1", codes: { ok: 4 }, ...state };
+      history.take({ monotonic: from + second, beats: [told] });
+    }
+    const { columns } = history.columns("one", 60, 40);
+    seen.push([history.recent("one", 4), columns.findLast((column) => column)].map(({ ok, dt }) => ok / dt));
+  }
+  return seen;
+})
+"""
+
+
+def test_charts_go_on_where_the_server_that_comes_back_has_another_clock(browser, server):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#link').dataset.state === 'live'")
+        assert page.eval(HISTORY) == [[4, 4], [4, 4]]
+
+
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):
     with browser.page() as page:
         page.open(f"{server.url}/ui")

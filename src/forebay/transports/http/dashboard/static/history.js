@@ -59,7 +59,9 @@ export class History {
     this.lines = new Map([[ALL, new Line()]]);
     this.ticks = []; // when it was heard, and after how long; after nothing where a connection began
     this.isNew = true;
-    this.now = 0; // its clock
+    this.now = 0; // its clock, which never goes back
+    this.told = 0; // the clock of the server
+    this.heardAt = Date.now() / 1000;
     this.graphs = new Map(); // nodes of each model that is a graph
   }
 
@@ -101,9 +103,13 @@ export class History {
 
   /** Takes one event. */
   take(event) {
-    const dt = this.isNew ? 0 : event.monotonic - this.now;
+    const heardAt = Date.now() / 1000;
+    const dt = this.isNew ? 0 : event.monotonic - this.told;
+    // The clock of a server that was started elsewhere says nothing about ours: between connections the browser's goes on.
+    this.now += this.isNew ? Math.max(heardAt - this.heardAt, 0) : dt;
     this.isNew = false;
-    this.now = event.monotonic;
+    this.told = event.monotonic;
+    this.heardAt = heardAt;
     this.ticks.push({ at: this.now, dt });
     while (this.ticks[0].at < this.now - KEPT_S) this.ticks.shift();
     const owners = new Map();
