@@ -234,6 +234,28 @@ def test_charts_go_on_where_the_server_that_comes_back_has_another_clock(browser
         assert page.eval(HISTORY) == [[4, 4], [4, 4]]
 
 
+HIDDEN = """
+globalThis.isHidden = true;
+Object.defineProperty(document, "hidden", { get: () => globalThis.isHidden });
+const wait = setTimeout;
+globalThis.setTimeout = (task, ms) => wait(task, ms === 60000 ? 0 : ms); // a minute is over at once
+"""
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_tab_that_was_opened_in_the_background_looks_only_once_it_is_seen(browser, serve, is_there):
+    server = serve("single.py", "--worker-kind", "thread")
+    with browser.page() as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=HIDDEN)
+        if not is_there:
+            page.make_up({"/ui/events": ("text/event-stream", "")})  # a server that ends every stream
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#link')?.dataset.state === 'paused'")
+        page.call("Fetch.disable")
+        page.eval("isHidden = false; document.dispatchEvent(new Event('visibilitychange')) && null")
+        page.until("document.querySelector('#link').dataset.state === 'live'")
+
+
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):
     with browser.page() as page:
         page.open(f"{server.url}/ui")

@@ -112,17 +112,18 @@ export function listen(onEvent, onState) {
 
   async function forever() {
     while (true) {
+      if (hidden === "paused") {
+        onState("paused");
+        await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+        continue;
+      }
       let why = "";
       try {
         why = await once();
       } catch (problem) {
         why = problem instanceof Problem ? problem.message : "no connection";
       }
-      if (document.hidden && hidden === "paused") {
-        onState("paused");
-        await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
-        continue;
-      }
+      if (hidden === "paused") continue;
       const wait = PATIENCE_MS[Math.min(attempt, PATIENCE_MS.length - 1)];
       attempt += 1;
       onState("lost", `${why}; trying again`);
@@ -130,7 +131,7 @@ export function listen(onEvent, onState) {
     }
   }
 
-  document.addEventListener("visibilitychange", () => {
+  function look() {
     clearTimeout(hidden);
     hidden = null;
     if (document.hidden) {
@@ -139,6 +140,9 @@ export function listen(onEvent, onState) {
         stop?.();
       }, HIDDEN_MS);
     }
-  });
+  }
+
+  document.addEventListener("visibilitychange", look);
+  look(); // a tab that is opened in the background is hidden from the start
   forever();
 }
