@@ -256,6 +256,39 @@ def test_a_tab_that_was_opened_in_the_background_looks_only_once_it_is_seen(brow
         page.until("document.querySelector('#link').dataset.state === 'live'")
 
 
+TABLE = """
+import('/ui/models.js').then(({ Models }) => {
+  const host = document.body.appendChild(document.createElement("section"));
+  const table = new Models(host, () => {});
+  const learn = (...names) => table.learn(names.map((name) => ({ name, ready: true })));
+  const shown = () => [...host.querySelectorAll("button.name")].map((button) => button.textContent).join("");
+  const focused = () => document.activeElement.textContent;
+  const find = (text) => {
+    const field = host.querySelector("input");
+    field.value = text;
+    field.dispatchEvent(new Event("input"));
+    return host.innerText;
+  };
+  learn("a", "b");
+  host.querySelectorAll("button.name")[1].focus();
+  learn("a", "b");
+  const told = [focused()];
+  learn("c", "a", "b");
+  told.push(focused(), shown());
+  learn(..."abcdefghijklmn");
+  told.push(find("b").includes("in its name"), shown(), find("zzz").includes("No model has this in its name."));
+  learn("a", "b");
+  return [...told, shown()];
+})
+"""
+
+
+def test_the_table_of_models_keeps_the_focus_and_shows_what_is_looked_for(browser, server):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#link').dataset.state === 'live'")
+        assert page.eval(TABLE) == ["b", "b", "cab", False, "b", True, "ab"]
+
+
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):
     with browser.page() as page:
         page.open(f"{server.url}/ui")

@@ -31,6 +31,17 @@ export function mark(element, name, value) {
   } else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, String(value));
 }
 
+/** Puts rows into a list, and the focus back where it was. */
+export function arrange(list, wanted) {
+  const isSame = wanted.length === list.children.length && wanted.every((row, at) => list.children[at] === row);
+  // A list under a pointer or with the focus keeps its order, or one would click beside it.
+  const isHeld = wanted.length === list.children.length && list.matches(":hover, :focus-within") && wanted.every((row) => row.parentElement === list);
+  if (isSame || isHeld) return;
+  const focused = list.contains(document.activeElement) ? document.activeElement : null;
+  list.replaceChildren(...wanted);
+  if (list.contains(focused)) focused.focus({ preventScroll: true });
+}
+
 /** A row of buttons of which one is chosen. */
 export function choice(host, options, chosen, onChoose) {
   const buttons = options.map(([value, label, title]) =>

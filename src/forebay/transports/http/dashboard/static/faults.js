@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The last errors, with their reasons; equal ones are one line with their number.
 
-import { h, mark, say } from "./dom.js";
+import { arrange, h, mark, say } from "./dom.js";
 import { ago, count } from "./numbers.js";
 
 const KEPT = 60;
@@ -36,10 +36,7 @@ export class Faults {
     const newest = [...this.faults.entries()].sort(([, one], [, other]) => other.at - one.at);
     const rows = new Map([...this.list.children].map((row) => [row.dataset.name, row]));
     const wanted = newest.map(([name, fault]) => this.#fill(rows.get(name) ?? this.#row(name), fault));
-    const isSame = wanted.length === this.list.children.length && wanted.every((row, at) => this.list.children[at] === row);
-    // A list under a pointer or with the focus keeps its order, or one would click beside it.
-    const isHeld = this.list.matches(":hover, :focus-within") && wanted.every((row) => row.parentElement === this.list);
-    if (!isSame && !isHeld) this.list.replaceChildren(...wanted);
+    arrange(this.list, wanted);
     this.empty.hidden = wanted.length > 0;
     this.clear.hidden = wanted.length === 0;
     say(this.count, wanted.length ? String(wanted.length) : "");

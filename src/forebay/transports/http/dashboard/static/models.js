@@ -2,7 +2,7 @@
 // The table of models; the one that is chosen is shown in detail below it.
 
 import { Spark } from "./charts.js";
-import { h, mark, say } from "./dom.js";
+import { arrange, h, mark, say } from "./dom.js";
 import { quantile } from "./history.js";
 import { count, percent, span } from "./numbers.js";
 
@@ -32,6 +32,7 @@ export class Models {
     this.body = h("tbody");
     this.more = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { this.isWhole = true; this.arrange(); } });
     this.count = h("span", { class: "figure" });
+    this.none = h("p", { class: "teach", hidden: true }, "No model has this in its name.");
     this.empty = h("div", { class: "teach", hidden: true },
       h("p", {}, "No model is served yet. Where workers attach, the first one brings its model with it:"),
       h("pre", {}, "forebay worker model.py:Model --connect ADDRESS"));
@@ -39,7 +40,7 @@ export class Models {
       h("header", {}, h("h2", { id: "models-title" }, "Models"), this.count, this.filter),
       h("table", { class: "models" },
         h("thead", {}, h("tr", {}, COLUMNS.map(([label, name]) => h("th", { scope: "col", class: name }, label)))), this.body),
-      this.more, this.empty);
+      this.none, this.more, this.empty);
   }
 
   /** Takes what /models tells. */
@@ -65,15 +66,16 @@ export class Models {
   }
 
   arrange() {
-    const wanted = this.filter.value.trim().toLowerCase();
+    const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
     const found = this.models.filter((model) => model.name.toLowerCase().includes(wanted));
     let shown = found;
     if (found.length > SHOWN && !this.isWhole) {
       const asked = new Map(found.map((model) => [model, this.history?.recent(model.name, NOW_S, false).ok ?? 0]));
       shown = [...found].sort((one, other) => asked.get(other) - asked.get(one)).slice(0, SHOWN);
     }
-    this.body.replaceChildren(...shown.map((model) => this.rows.get(model.name).element));
+    arrange(this.body, shown.map((model) => this.rows.get(model.name).element));
     this.shown = shown.map((model) => model.name);
+    this.none.hidden = found.length > 0 || this.models.length === 0;
     this.more.hidden = shown.length === found.length;
     say(this.more, `These are the ${shown.length} busiest; show all ${found.length}`);
   }
