@@ -289,6 +289,24 @@ def test_the_table_of_models_keeps_the_focus_and_shows_what_is_looked_for(browse
         assert page.eval(TABLE) == ["b", "b", "cab", False, "b", True, "ab"]
 
 
+PIECES = """
+import('/ui/server.js').then(async ({ events }) => {
+  const pieces = ["event: hello", "\\ndata: ", "1\\n", "\\n"].map((piece) => new TextEncoder().encode(piece));
+  const told = [];
+  const pull = (stream) => (pieces.length ? stream.enqueue(pieces.shift()) : stream.close());
+  const body = new ReadableStream({ pull });
+  for await (const event of events(new Response(body), () => told.push("piece"))) told.push(...event);
+  return told;
+})
+"""
+
+
+def test_a_connection_that_is_slow_is_not_taken_for_a_silent_one(browser, server):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#link').dataset.state === 'live'")
+        assert page.eval(PIECES) == ["piece"] * 4 + ["hello", "1"]
+
+
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):
     with browser.page() as page:
         page.open(f"{server.url}/ui")

@@ -59,13 +59,14 @@ export async function reason(answer) {
   }
 }
 
-/** Yields the events of a stream as [kind, data]. */
-export async function* events(answer) {
+/** Yields the events of a stream as [kind, data]; tells of every piece of them that comes. */
+export async function* events(answer, onPiece = () => {}) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (true) {
     const { value, done } = await reader.read();
     if (done) return;
+    onPiece();
     text += value;
     const blocks = text.split("\n\n");
     text = blocks.pop();
@@ -90,15 +91,17 @@ export function listen(onEvent, onState) {
   async function once() {
     const control = new AbortController();
     stop = () => control.abort();
-    let watchdog = setTimeout(stop, SILENCE_MS);
+    let watchdog;
+    const hear = () => {
+      clearTimeout(watchdog);
+      watchdog = setTimeout(() => control.abort(), SILENCE_MS);
+    };
+    hear();
     try {
       const answer = await ask("ui/events", { signal: control.signal });
-      clearTimeout(watchdog); // a key may have been asked for
-      watchdog = setTimeout(stop, SILENCE_MS);
+      hear(); // a key may have been asked for
       if (!answer.ok) throw new Problem(answer.status, await reason(answer));
-      for await (const [kind, data] of events(answer)) {
-        clearTimeout(watchdog);
-        watchdog = setTimeout(stop, SILENCE_MS);
+      for await (const [kind, data] of events(answer, hear)) {
         attempt = 0;
         onState("live");
         onEvent(kind, JSON.parse(data));
