@@ -102,7 +102,7 @@ def test_a_model_is_tried_in_the_page(browser, server):
         # the same as JSON
         page.write("#try-measures", "[1, 2]")
         page.click("#try [data-value=json]")
-        assert json.loads(page.eval("document.querySelector('#try-json').value"))["measures"] == [1, 2]
+        assert json.loads(page.eval("document.querySelector('#asked-json').value"))["measures"] == [1, 2]
         assert [line for line in page.said if "422" not in line] == []
 
 
@@ -110,7 +110,7 @@ def test_a_stream_is_shown_as_it_comes_and_can_be_stopped(browser, server):
     with browser.page() as page:
         page.open(f"{server.url}/ui")
         page.until("document.querySelector('#try-measures')")
-        page.write("#try-model", "story")
+        page.write("#asked-model", "story")
         page.until("document.querySelector('#try-sample')")
         page.write("#try-sample", "3")
         page.click("#try button.primary")
@@ -305,6 +305,42 @@ def test_a_connection_that_is_slow_is_not_taken_for_a_silent_one(browser, server
     with browser.page() as page:
         page.open(f"{server.url}/ui").until("document.querySelector('#link').dataset.state === 'live'")
         assert page.eval(PIECES) == ["piece"] * 4 + ["hello", "1"]
+
+
+BOOK = """
+import msgspec
+import forebay
+
+class Asked(msgspec.Struct):
+    title: str
+    model: str
+    姓名: str
+    书名: str
+    number: int
+    numbers: list[int]
+
+class Book(forebay.Model):
+    def predict(self, batch: list[Asked]) -> list[list[int]]:
+        return [[one.number, *one.numbers] for one in batch]
+"""
+
+
+@pytest.fixture(scope="module")
+def book(launch, tmp_path_factory):
+    file = tmp_path_factory.mktemp("book") / "book.py"
+    file.write_text(BOOK)
+    return launch(str(file), "--worker-kind", "thread")
+
+
+def test_every_field_has_the_label_with_its_name(browser, book):
+    names = ["title", "model", "姓名", "书名", "number", "numbers"]
+    with browser.page() as page:
+        page.open(f"{book.url}/ui").until("document.querySelector('#try textarea')")
+        fields = "[...document.querySelectorAll('#try .field')]"
+        own = "one.querySelector('label').control === one.querySelector('input, textarea')"
+        named = page.eval(f"{fields}.map(one => {own} && one.querySelector('label').firstChild.data)")
+        assert named[-len(names) :] == names
+        assert all(named)
 
 
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):

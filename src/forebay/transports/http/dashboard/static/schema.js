@@ -67,10 +67,10 @@ function plain(document, schema) {
   return rest.length === 1 ? { ...rest[0], description: schema.description ?? rest[0].description, default: schema.default } : { type: "any" };
 }
 
-/** A form for one value. `read` returns it, or undefined if nothing was filled in. */
-export function field(document, given, name, isRequired, value) {
+/** A form for one value. `read` returns it, or undefined if nothing was filled in. `place` tells apart what may have equal names. */
+export function field(document, given, name, isRequired, value, place = "") {
   const schema = plain(document, follow(document, given));
-  const id = `try-${name.replace(/\W/g, "-")}`;
+  const id = `try-${place}${name}`; // in an object no two names are equal, in whatever script
   const initial = value ?? schema.default ?? (isRequired ? example(document, schema) : undefined);
   const shown = initial === undefined || initial === null ? "" : initial;
   let input;

@@ -14,7 +14,7 @@ export class TryIt {
     this.models = [];
     this.document = null;
     this.way = "form";
-    this.select = h("select", { id: "try-model", onchange: () => this.choose(this.select.value) });
+    this.select = h("select", { id: "asked-model", onchange: () => this.choose(this.select.value) });
     this.ways = h("div", { class: "choice", role: "group", "aria-label": "How the request is written" });
     this.fields = h("div", { class: "fields" });
     this.send = h("button", { type: "submit", class: "primary" }, "Send");
@@ -24,9 +24,9 @@ export class TryIt {
     this.status = h("p", { class: "status", role: "status" });
     this.output = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The answer" }, h("p", { class: "empty" }, "The answer appears here."));
     const form = h("form", { onsubmit: (event) => { event.preventDefault(); this.#run(); } },
-      h("div", { class: "row" }, h("label", { class: "hidden", for: "try-model" }, "Model"), this.select, this.ways),
+      h("div", { class: "row" }, h("label", { class: "hidden", for: "asked-model" }, "Model"), this.select, this.ways),
       this.fields, this.wrong, h("div", { class: "row" }, this.send, this.stop, this.copy));
-    host.replaceChildren(h("header", {}, h("h2", { id: "try-title" }, "Try it")), form, this.status, this.output);
+    host.replaceChildren(h("header", {}, h("h2", { id: "asked-title" }, "Try it")), form, this.status, this.output);
     choice(this.ways, [["form", "Form"], ["json", "JSON"]], this.way, (way) => this.#switch(way));
   }
 
@@ -58,18 +58,18 @@ export class TryIt {
     this.input = input;
     this.ways.hidden = input.isRaw;
     say(this.wrong, "");
-    this.query = input.query.map((one) => ({ name: one.name, ...field(this.document, one.schema, one.name, false) }));
+    this.query = input.query.map((one) => ({ name: one.name, ...field(this.document, one.schema, one.name, false, undefined, "?") }));
     const parts = this.query.map((one) => one.element);
     if (input.isRaw) {
-      this.file = h("input", { type: "file", id: "try-file" });
-      this.text = h("textarea", { id: "try-text", rows: 3, spellcheck: "false", placeholder: "or type the bytes as text" });
+      this.file = h("input", { type: "file", id: "asked-file" });
+      this.text = h("textarea", { id: "asked-text", rows: 3, spellcheck: "false", placeholder: "or type the bytes as text" });
       this.readBody = () => this.file.files[0] ?? this.text.value;
-      parts.push(h("div", { class: "field" }, h("label", { for: "try-file" }, "Body", h("span", { class: "type" }, "a file")), this.file), h("div", { class: "field" }, h("label", { class: "hidden", for: "try-text" }, "Body as text"), this.text));
+      parts.push(h("div", { class: "field" }, h("label", { for: "asked-file" }, "Body", h("span", { class: "type" }, "a file")), this.file), h("div", { class: "field" }, h("label", { class: "hidden", for: "asked-text" }, "Body as text"), this.text));
     } else if (this.way === "json" || (input.schema.type === "object" && !input.schema.properties)) {
-      const text = h("textarea", { id: "try-json", class: "code", rows: 8, spellcheck: "false", value: pretty(body ?? example(this.document, input.schema)) });
+      const text = h("textarea", { id: "asked-json", class: "code", rows: 8, spellcheck: "false", value: pretty(body ?? example(this.document, input.schema)) });
       this.readBody = () => JSON.stringify(JSON.parse(text.value));
       this.readValue = () => JSON.parse(text.value);
-      parts.push(h("div", { class: "field" }, h("label", { for: "try-json" }, "Body", h("span", { class: "type" }, "JSON")), text));
+      parts.push(h("div", { class: "field" }, h("label", { for: "asked-json" }, "Body", h("span", { class: "type" }, "JSON")), text));
     } else if (input.schema.properties) {
       const required = input.schema.required ?? [];
       const fields = Object.entries(input.schema.properties).map(([name, schema]) => ({ name, ...field(this.document, schema, name, required.includes(name), body?.[name]) }));
