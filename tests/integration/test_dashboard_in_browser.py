@@ -343,6 +343,22 @@ def test_every_field_has_the_label_with_its_name(browser, book):
         assert all(named)
 
 
+def test_long_numbers_are_sent_and_shown_with_all_their_digits(browser, book):
+    numbers = [9007199254740993, -12345678901234567, 3]
+    with browser.page() as page:
+        page.open(f"{book.url}/ui").until("document.querySelector('#try-numbers')")
+        page.write("#try-number", str(numbers[0]))
+        page.write("#try-numbers", json.dumps(numbers[1:]))
+        page.click("#try [data-value=json]")
+        assert json.loads(page.eval("document.querySelector('#asked-json').value"))["number"] == numbers[0]
+        for way in ("json", "form"):
+            page.click(f"#try [data-value={way}]")
+            page.click("#try button.primary")
+            page.until("document.querySelector('#try .output pre')")
+            assert json.loads(page.text("#try .output pre")) == numbers
+        assert page.said == []
+
+
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):
     with browser.page() as page:
         page.open(f"{server.url}/ui")

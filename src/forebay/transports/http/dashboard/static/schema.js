@@ -84,8 +84,8 @@ export function field(document, given, name, isRequired, value, place = "") {
     input.checked = shown === true;
     read = () => input.checked;
   } else if (schema.type === "integer" || schema.type === "number") {
-    input = h("input", { id, type: "number", step: schema.type === "integer" ? 1 : "any", min: schema.minimum, max: schema.maximum, value: shown, inputmode: "decimal" });
-    read = () => (input.value === "" ? undefined : Number(input.value));
+    input = h("input", { id, type: "number", step: schema.type === "integer" ? 1 : "any", min: schema.minimum, max: schema.maximum, value: shown === "" ? "" : JSON.stringify(shown), inputmode: "decimal" });
+    read = () => (input.value === "" ? undefined : exact(Number(input.value), input.value));
   } else if (schema.type === "string") {
     input = h("input", { id, type: "text", value: shown, spellcheck: "false", maxlength: schema.maxLength });
     read = () => (input.value === "" && !isRequired ? undefined : input.value);
@@ -94,7 +94,7 @@ export function field(document, given, name, isRequired, value, place = "") {
     read = () => {
       if (input.value.trim() === "" && !isRequired) return undefined;
       try {
-        return JSON.parse(input.value);
+        return parse(input.value);
       } catch (error) {
         throw new Error(`${name}: ${error.message}`);
       }
@@ -111,6 +111,14 @@ function typeOf(document, schema) {
   if (schema.enum) return "";
   if (schema.type === "array") return `[${typeOf(document, plain(document, follow(document, schema.items ?? {}))) || "…"}]`;
   return { integer: "whole number", string: schema.contentEncoding === "base64" ? "base64" : "text", any: "JSON", object: "JSON object", boolean: "" }[schema.type] ?? schema.type ?? "JSON";
+}
+
+/** Reads JSON; it can be written again with all digits of its whole numbers, of which JavaScript knows about sixteen. */
+export const parse = (text) => JSON.parse(text, (_name, value, context) => exact(value, context?.source));
+
+function exact(value, source) {
+  const isLong = Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?[1-9][0-9]*$/.test(source);
+  return isLong && JSON.rawJSON ? JSON.rawJSON(source) : value; // older browsers have no word for it
 }
 
 /** JSON for people: short lists stay on their line. */

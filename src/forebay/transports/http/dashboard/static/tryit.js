@@ -3,7 +3,7 @@
 
 import { choice, h, say } from "./dom.js";
 import { bytes, span } from "./numbers.js";
-import { example, field, inputOf, pretty } from "./schema.js";
+import { example, field, inputOf, parse, pretty } from "./schema.js";
 import { ask, events, hasKey, read, reason } from "./server.js";
 
 const SHOWN_CHARS = 100_000;
@@ -67,8 +67,8 @@ export class TryIt {
       parts.push(h("div", { class: "field" }, h("label", { for: "asked-file" }, "Body", h("span", { class: "type" }, "a file")), this.file), h("div", { class: "field" }, h("label", { class: "hidden", for: "asked-text" }, "Body as text"), this.text));
     } else if (this.way === "json" || (input.schema.type === "object" && !input.schema.properties)) {
       const text = h("textarea", { id: "asked-json", class: "code", rows: 8, spellcheck: "false", value: pretty(body ?? example(this.document, input.schema)) });
-      this.readBody = () => JSON.stringify(JSON.parse(text.value));
-      this.readValue = () => JSON.parse(text.value);
+      this.readValue = () => parse(text.value);
+      this.readBody = () => JSON.stringify(this.readValue());
       parts.push(h("div", { class: "field" }, h("label", { for: "asked-json" }, "Body", h("span", { class: "type" }, "JSON")), text));
     } else if (input.schema.properties) {
       const required = input.schema.required ?? [];
@@ -208,7 +208,7 @@ function shownJson(text, type) {
   if (text.length > SHOWN_CHARS) return `${text.slice(0, SHOWN_CHARS)}\n… ${bytes(text.length)} in all`;
   if (type !== "application/json") return text;
   try {
-    return pretty(JSON.parse(text));
+    return pretty(parse(text));
   } catch {
     return text;
   }
