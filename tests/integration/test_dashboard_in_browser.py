@@ -88,13 +88,13 @@ def test_a_model_is_tried_in_the_page(browser, server):
         page.write("#try-measures", "[5.1, 3.5, 1.4, 0.2]")
         page.eval("document.querySelector('#try-kind').value = JSON.stringify('garden')")
         page.click("#try button.primary")
-        page.until("document.querySelector('#try .output pre')?.textContent === '\"setosa, garden\"'")
+        page.until("document.querySelector('#try > .output pre')?.textContent === '\"setosa, garden\"'")
         assert page.text("#try .status").startswith("200 ")
         # what does not fit is told as the server tells it
         page.write("#try-measures", '"four"')
         page.click("#try button.primary")
         page.until("document.querySelector('#try .status').textContent.startsWith('422')")
-        page.until("document.querySelector('#try .output').textContent.includes('$.measures')")
+        page.until("document.querySelector('#try > .output').textContent.includes('$.measures')")
         # what is no JSON is told before it is sent
         page.write("#try-measures", "[1,")
         page.click("#try button.primary")
@@ -354,9 +354,19 @@ def test_long_numbers_are_sent_and_shown_with_all_their_digits(browser, book):
         for way in ("json", "form"):
             page.click(f"#try [data-value={way}]")
             page.click("#try button.primary")
-            page.until("document.querySelector('#try .output pre')")
-            assert json.loads(page.text("#try .output pre")) == numbers
+            page.until("document.querySelector('#try > .output pre')")
+            assert json.loads(page.text("#try > .output pre")) == numbers
         assert page.said == []
+
+
+def test_the_command_is_shown_where_a_page_may_not_copy(browser, book):
+    with browser.page() as page:
+        page.open(f"{book.url}/ui").until("document.querySelector('#try-numbers')")
+        page.eval("Object.defineProperty(navigator, 'clipboard', { value: undefined }) && null")  # as by http elsewhere
+        page.click("#try .row button.quiet:not([hidden])")
+        page.until("document.querySelector('#try form .output:not([hidden]) pre')")
+        assert page.text("#try form pre").startswith(f"curl -N '{book.url}/models/book' ")
+        assert page.text("#try .wrong") == ""
 
 
 def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, server, load):

@@ -21,11 +21,12 @@ export class TryIt {
     this.stop = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.control?.abort() }, "Stop");
     this.copy = h("button", { type: "button", class: "quiet", onclick: () => this.#copy() }, "Copy as curl");
     this.wrong = h("p", { class: "wrong", role: "alert" });
+    this.command = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The command", hidden: true });
     this.status = h("p", { class: "status", role: "status" });
     this.output = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The answer" }, h("p", { class: "empty" }, "The answer appears here."));
     const form = h("form", { onsubmit: (event) => { event.preventDefault(); this.#run(); } },
       h("div", { class: "row" }, h("label", { class: "hidden", for: "asked-model" }, "Model"), this.select, this.ways),
-      this.fields, this.wrong, h("div", { class: "row" }, this.send, this.stop, this.copy));
+      this.fields, this.wrong, h("div", { class: "row" }, this.send, this.stop, this.copy), this.command);
     host.replaceChildren(h("header", {}, h("h2", { id: "asked-title" }, "Try it")), form, this.status, this.output);
     choice(this.ways, [["form", "Form"], ["json", "JSON"]], this.way, (way) => this.#switch(way));
   }
@@ -58,6 +59,7 @@ export class TryIt {
     this.input = input;
     this.ways.hidden = input.isRaw;
     say(this.wrong, "");
+    this.command.hidden = true;
     this.query = input.query.map((one) => ({ name: one.name, ...field(this.document, one.schema, one.name, false, undefined, "?") }));
     const parts = this.query.map((one) => one.element);
     if (input.isRaw) {
@@ -195,8 +197,14 @@ export class TryIt {
       const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
       const data = typeof body === "string" ? `--data-raw ${quoted(body)}` : `--data-binary ${quoted(`@${body.name}`)}`;
       const key = hasKey() ? ' -H "X-API-Key: $KEY"' : "";
-      await navigator.clipboard.writeText(`curl -N ${quoted(new URL(address, document.baseURI).href)} -H 'Content-Type: ${type}'${key} ${data}`);
-      say(this.copy, "Copied");
+      const command = `curl -N ${quoted(new URL(address, document.baseURI).href)} -H 'Content-Type: ${type}'${key} ${data}`;
+      if (navigator.clipboard) {
+        await navigator.clipboard.writeText(command);
+        say(this.copy, "Copied");
+      } else {
+        this.command.replaceChildren(h("p", { class: "quiet-text" }, "Over plain HTTP a browser lets no page copy; this is the command:"), h("pre", {}, command));
+        this.command.hidden = false;
+      }
     } catch (error) {
       say(this.wrong, error.message);
     }
