@@ -197,6 +197,17 @@ def test_a_key_is_asked_for_and_sent_as_a_header_only(browser, launch, eventuall
         assert all("401" in line for line in page.said)
 
 
+def test_a_key_may_be_of_any_script(browser, launch):
+    server = launch("single.py", "--worker-kind", "thread", "--api-key", "Schlüssel 钥匙")
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        for key in ("“Schlüssel 钥匙”", "Schlüssel 钥匙"):
+            page.until("document.querySelector('#login').open")
+            page.write("#login-key", key)
+            page.click("#login button")
+        page.until("document.querySelectorAll('#models button.name').length === 1")
+
+
 def test_a_server_that_went_away_is_found_again(browser, serve):
     first = serve("single.py", "--worker-kind", "thread")
     with browser.page() as page:

@@ -28,9 +28,12 @@ export function whenKeyIsNeeded(ask) {
   onKeyNeeded = ask;
 }
 
+/** The text whose characters are the bytes of another one: browsers put no others into a header. */
+const utf8 = (text) => String.fromCharCode(...new TextEncoder().encode(text));
+
 /** Headers of every request: other sites' pages cannot add them without being asked. */
 export function headers(more = {}) {
-  return { "X-Forebay-Page": "ui", ...(key ? { "X-API-Key": key } : {}), ...more };
+  return { "X-Forebay-Page": "ui", ...(key ? { "X-API-Key": utf8(key) } : {}), ...more };
 }
 
 /** Asks; a missing key is asked for, and then once more. */
