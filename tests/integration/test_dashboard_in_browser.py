@@ -2,6 +2,7 @@
 """The dashboard as Chromium shows it: nothing is told in the console, nothing runs that should not."""
 
 import json
+import signal
 import threading
 
 import httpx
@@ -206,6 +207,41 @@ def test_a_key_may_be_of_any_script(browser, launch):
             page.write("#login-key", key)
             page.click("#login button")
         page.until("document.querySelectorAll('#models button.name').length === 1")
+
+
+def graph_of(names):
+    nodes = [f'@forebay.node(worker_kind="thread")\ndef {name}(x: float) -> float:\n    return x\n' for name in names]
+    calls = "".join(f"    x = {name}(x)\n" for name in names)
+    asked = "class Asked(msgspec.Struct):\n" + "".join(f"    {name}: float\n" for name in names)
+    model = (
+        "class Asking(forebay.Model):\n    def predict(self, batch: list[Asked]) -> list[float]:\n        return []\n"
+    )
+    graph = f"@forebay.compose\ndef wired(x: float) -> float:\n{calls}    return x\n"
+    return "\n\n".join(("import forebay, msgspec", *nodes, asked, model, graph))
+
+
+def test_what_was_loaded_anew_is_drawn_and_asked_for_anew(browser, serve, tmp_path):
+    file = tmp_path / "code.py"
+    file.write_text(graph_of(["first", "second"]))
+    config = tmp_path / "all.yaml"
+    config.write_text(json.dumps({"models": ["code.py:wired", "code.py:Asking"], "worker_kind": "thread"}))
+    server = serve(None, "--config", str(config))
+    drawn = "[...document.querySelectorAll('.drawing g[data-endpoint]')].map(one => one.dataset.endpoint).join()"
+    fields = "[...document.querySelectorAll('#try .fields label')].map(one => one.firstChild.data).join()"
+    with browser.page() as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#asked-model option')")
+        page.write("#asked-model", "asking")
+        page.eval(f"{ROW.format('wired')}.querySelector('.name').click()")
+        page.until(f"{drawn} === 'wired/first,wired/second'")
+        page.write("#asked-model", "asking")
+        page.until(f"{fields}.endsWith('first,second')")
+        page.write("#try-second", "0.5")
+        file.write_text(graph_of(["second", "third", "fourth"]))
+        server.signal(signal.SIGHUP)
+        page.until(f"{drawn} === 'wired/second,wired/third,wired/fourth'")
+        page.until(f"{fields}.endsWith('second,third,fourth')")
+        assert page.eval("document.querySelector('#try-second').value") == "0.5"
+        assert page.said == []
 
 
 def test_a_server_that_went_away_is_found_again(browser, serve):

@@ -50,12 +50,13 @@ export class Detail {
     host.hidden = false;
   }
 
-  choose(name, models) {
+  /** Shows a model; its graph is drawn anew if it may be another one than before. */
+  choose(name, models, mayDiffer = false) {
     this.name = name;
-    this.learn(models);
+    this.learn(models, mayDiffer);
   }
 
-  learn(models) {
+  learn(models, mayDiffer) {
     const model = models.find((one) => one.name === this.name);
     this.model = model;
     this.back.hidden = !model || models.length === 1;
@@ -68,7 +69,7 @@ export class Detail {
     this.problem.hidden = !problem;
     say(this.problem, problem);
     this.#learnVersions(model);
-    this.graph.learn(model?.nodes ? model : null);
+    this.graph.learn(model?.nodes ? model : null, mayDiffer);
     this.workers.learn(model ? [model] : models);
   }
 

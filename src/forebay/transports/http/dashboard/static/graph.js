@@ -20,15 +20,15 @@ export class Graph {
       this.canvas);
   }
 
-  learn(model) {
+  learn(model, mayDiffer) {
     this.element.hidden = model === null;
-    if (model === null || model.name === this.name) {
-      this.name = model?.name ?? null;
-      return;
+    const isKnown = model?.name === this.name;
+    this.name = model?.name ?? null;
+    if (model === null || (isKnown && !mayDiffer)) return;
+    if (!isKnown) {
+      this.nodes.clear();
+      this.canvas.replaceChildren();
     }
-    this.name = model.name;
-    this.nodes.clear();
-    this.canvas.replaceChildren();
     this.#load(model);
   }
 
@@ -52,6 +52,7 @@ export class Graph {
   #take(drawing) {
     const svg = copied(drawing);
     mark(svg, "class", "drawing");
+    this.nodes.clear();
     for (const group of svg.querySelectorAll("g[data-endpoint]")) {
       const box = group.querySelector("rect");
       const number = (name) => Number(box.getAttribute(name));
@@ -67,6 +68,7 @@ export class Graph {
 
   /** Where there is no drawing, the nodes stand in a row. */
   #list(nodes) {
+    this.nodes.clear();
     const rows = nodes.map((node) => {
       const line = h("span", {});
       this.nodes.set(line, { name: `${this.name}/${node}`, line, group: line });

@@ -20,6 +20,7 @@ let chosen = ALL;
 let seconds = Number(kept.get("localStorage", "seconds")) || 300;
 let changes = null;
 let asked = 0;
+let mayDiffer = false; // what the models take and how graphs are wired, since they were last read
 
 const tiles = new Tiles($("tiles"));
 const table = new Models($("models"), (name) => choose(name === chosen && models.length > 1 ? ALL : name));
@@ -48,6 +49,7 @@ function show() {
 
 async function learn() {
   asked = Date.now();
+  const isAnother = mayDiffer;
   try {
     const told = await (await read("models")).json();
     models = told.models;
@@ -57,27 +59,32 @@ async function learn() {
     say($("notices"), `the models cannot be listed: ${problem.message}`);
     return;
   }
+  mayDiffer = false;
   history.learn(models);
   table.learn(models);
   if (chosen !== ALL && !models.some((one) => one.name === chosen)) chosen = ALL;
   if (models.length === 1) chosen = models[0].name;
   table.choose(chosen);
-  detail.choose(chosen, models);
+  detail.choose(chosen, models, isAnother);
   show();
-  if (document.body.dataset.beside === undefined) await tryIt.learn(models);
+  if (document.body.dataset.beside === undefined) await tryIt.learn(models, isAnother);
 }
 
 function take(kind, data) {
   if (kind === "hello") {
     history.began(data.bounds, data.standing);
     mark(document.body, "data-beside", data.is_beside ? "" : null); // a project has all other paths for itself
+    mayDiffer = true;
     faults.hear(data.now);
     for (const fault of data.faults) faults.take(fault, null);
     say($("footer"), `forebay ${data.forebay} · percentiles and sizes are of what was answered since this page was opened · nothing is counted for it while nobody looks`);
     learn();
     return;
   }
-  if (changes !== null && changes !== data.changes) asked = 0;
+  if (changes !== null && changes !== data.changes) {
+    asked = 0;
+    mayDiffer = true;
+  }
   changes = data.changes;
   history.take(data);
   faults.hear(data.at);

@@ -87,7 +87,7 @@ export function field(document, given, name, isRequired, value, place = "") {
     input = h("input", { id, type: "number", step: schema.type === "integer" ? 1 : "any", min: schema.minimum, max: schema.maximum, value: shown === "" ? "" : JSON.stringify(shown), inputmode: "decimal" });
     read = () => (input.value === "" ? undefined : exact(Number(input.value), input.value));
   } else if (schema.type === "string") {
-    input = h("input", { id, type: "text", value: shown, spellcheck: "false", maxlength: schema.maxLength });
+    input = h("input", { id, type: "text", value: typeof shown === "string" ? shown : JSON.stringify(shown), spellcheck: "false", maxlength: schema.maxLength });
     read = () => (input.value === "" && !isRequired ? undefined : input.value);
   } else {
     input = h("textarea", { id, rows: 2, spellcheck: "false", class: "code", value: shown === "" ? "" : pretty(shown) });

@@ -31,14 +31,15 @@ export class TryIt {
     choice(this.ways, [["form", "Form"], ["json", "JSON"]], this.way, (way) => this.#switch(way));
   }
 
-  /** Takes the names of the models; what they take is read when it is first needed. */
-  async learn(models) {
+  /** Takes the names of the models; what they take is read when it is first needed, and again if it may differ. */
+  async learn(models, mayDiffer) {
     const names = models.map((one) => one.name);
-    if (names.join("\n") === this.models.join("\n")) return;
+    const isSame = names.join("\n") === this.models.join("\n");
+    if (isSame && !mayDiffer) return;
     this.models = names;
     this.document = null;
     const chosen = names.includes(this.name) ? this.name : names[0];
-    this.select.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+    if (!isSame) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
     if (chosen !== undefined) await this.choose(chosen);
   }
 
@@ -51,7 +52,27 @@ export class TryIt {
       say(this.wrong, `what the models take cannot be read: ${problem.message}`);
       this.document = { paths: {} };
     }
-    if (this.name === name) this.#build();
+    if (this.name === name) this.#renew();
+  }
+
+  /** Makes the form anew where it is another one; what was filled in stays. */
+  #renew() {
+    const { paths, components } = this.document;
+    const taken = JSON.stringify([paths[`/models/${this.name}`], components]);
+    if (this.name === this.shown && taken === this.taken) return;
+    const body = this.name === this.shown ? this.#filledIn() : undefined;
+    this.shown = this.name;
+    this.taken = taken;
+    this.#build(body);
+  }
+
+  /** What is filled in; undefined if it is no JSON, and the form begins with an example. */
+  #filledIn() {
+    try {
+      return this.input.isRaw ? undefined : this.readValue();
+    } catch {
+      return undefined;
+    }
   }
 
   #build(body) {
@@ -89,14 +110,7 @@ export class TryIt {
 
   #switch(way) {
     this.way = way;
-    if (this.input?.isRaw) return;
-    let body;
-    try {
-      body = this.readValue();
-    } catch {
-      // what was typed is no JSON: begin with an example
-    }
-    this.#build(body);
+    if (this.input && !this.input.isRaw) this.#build(this.#filledIn());
   }
 
   #request() {
