@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard as Chromium shows it: nothing is told in the console, nothing runs that should not."""
 
+import contextlib
 import json
 import signal
 import threading
@@ -242,6 +243,18 @@ def test_what_was_loaded_anew_is_drawn_and_asked_for_anew(browser, serve, tmp_pa
         page.until(f"{fields}.endsWith('second,third,fourth')")
         assert page.eval("document.querySelector('#try-second').value") == "0.5"
         assert page.said == []
+
+
+def test_who_finds_no_place_is_told_so(browser, serve):
+    server = serve("single.py", "--worker-kind", "thread")
+    with contextlib.ExitStack() as looking, browser.page() as page:
+        for _ in range(8):
+            assert looking.enter_context(server.client.stream("GET", "/ui/events")).status_code == 200
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#notices').textContent.startsWith('8 are looking at this dashboard')")
+        looking.pop_all().close()
+        page.until("document.querySelector('#link').dataset.state === 'live'")
+        page.until("document.querySelector('#notices').textContent === ''")
 
 
 def test_a_server_that_went_away_is_found_again(browser, serve):

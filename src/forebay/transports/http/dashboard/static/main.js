@@ -93,12 +93,13 @@ function take(kind, data) {
   if (Date.now() - asked > MODELS_EVERY_MS) learn();
 }
 
-function tellState(state, why = "") {
+function tellState(state, why = "", refused = "") {
   const words = { live: "live", lost: "reconnecting", paused: "paused", connecting: "connecting" };
   mark($("link"), "data-state", state);
   say($("link").lastElementChild, words[state]);
   mark($("link"), "title", why || null);
   mark(document.body, "data-link", state);
+  if (refused) say($("notices"), refused); // until the models are listed
 }
 
 function askForKey(wrong) {

@@ -124,15 +124,17 @@ export function listen(onEvent, onState) {
         continue;
       }
       let why = "";
+      let refused = "";
       try {
         why = await once();
       } catch (problem) {
-        why = problem instanceof Problem ? problem.message : "no connection";
+        refused = problem instanceof Problem ? problem.message : "";
+        why = refused || "no connection";
       }
       if (hidden === "paused") continue;
       const wait = PATIENCE_MS[Math.min(attempt, PATIENCE_MS.length - 1)];
       attempt += 1;
-      onState("lost", `${why}; trying again`);
+      onState("lost", `${why}; trying again`, refused);
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }
