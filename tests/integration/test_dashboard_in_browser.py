@@ -257,6 +257,32 @@ def test_who_finds_no_place_is_told_so(browser, serve):
         page.until("document.querySelector('#notices').textContent === ''")
 
 
+CLEARED = """
+import('/ui/faults.js').then(({ Faults }) => {
+  const host = document.body.appendChild(document.createElement("section"));
+  const faults = new Faults(host, () => {});
+  const fault = { endpoint: "one", code: "internal", kind: "Wrong", message: "why" };
+  const take = (at, number) => faults.take({ ...fault, at }, number);
+  const shown = () => (faults.show(), host.querySelectorAll("li").length);
+  take(10, null);
+  take(11, 1);
+  const told = [shown()];
+  host.querySelector("header button").click();
+  told.push(shown());
+  take(11, null);
+  told.push(shown());
+  take(12, 1);
+  return [...told, shown()];
+})
+"""
+
+
+def test_errors_that_were_cleared_do_not_come_back_with_the_connection(browser, server):
+    with browser.page() as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#link').dataset.state === 'live'")
+        assert page.eval(CLEARED) == [1, 0, 0, 1]
+
+
 def test_a_server_that_went_away_is_found_again(browser, serve):
     first = serve("single.py", "--worker-kind", "thread")
     with browser.page() as page:

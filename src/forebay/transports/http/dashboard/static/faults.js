@@ -10,11 +10,12 @@ export class Faults {
   constructor(host, onChoose) {
     this.onChoose = onChoose;
     this.faults = new Map();
+    this.clearedAt = 0; // what happened until then is told again where a connection begins
     this.skew = 0; // the server's clock minus ours
     this.list = h("ol", { class: "faults" });
     this.empty = h("p", { class: "teach" }, "No error since the server started. A request that fails appears here with its reason; the model's own exceptions with their traceback.");
     this.count = h("span", { class: "figure" });
-    this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { this.faults.clear(); this.show(); } }, "Clear");
+    this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.#clear() }, "Clear");
     host.replaceChildren(h("header", {}, h("h2", { id: "errors-title" }, "Errors"), this.count, this.clear), this.list, this.empty);
   }
 
@@ -24,12 +25,19 @@ export class Faults {
 
   /** Takes errors; `number` of them are new. */
   take(fault, number) {
+    if (number === null && fault.at <= this.clearedAt) return;
     const name = [fault.endpoint, fault.code, fault.kind, fault.message ?? ""].join("\n");
     const known = this.faults.get(name);
     if (known && known.at === fault.at && number === null) return;
     this.faults.delete(name); // so that the newest is the last
     this.faults.set(name, { ...known, ...fault, number: (known?.number ?? 0) + (number ?? 1) });
     while (this.faults.size > KEPT) this.faults.delete(this.faults.keys().next().value);
+  }
+
+  #clear() {
+    this.clearedAt = Math.max(...[...this.faults.values()].map((fault) => fault.at));
+    this.faults.clear();
+    this.show();
   }
 
   show() {
