@@ -470,6 +470,9 @@ def test_everything_has_a_name_and_charts_are_read_with_the_keyboard(browser, se
         page.eval("document.querySelector('#detail .plot').focus()")
         page.press("ArrowLeft")
         assert page.until("document.querySelector('#detail .chart-panel [aria-live]').textContent").startswith("now")
+        summary = page.eval("document.querySelector('#detail svg.chart').getAttribute('aria-label')")
+        assert summary.startswith("Requests, the last ")
+        assert "1 minutes" not in summary
         page.press("Escape")
         assert page.eval("document.querySelector('#detail .tip').hidden")
 

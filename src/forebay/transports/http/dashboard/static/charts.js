@@ -2,7 +2,7 @@
 // Charts over time, drawn by hand as SVG. All of them share one cursor, so that a moment is compared in all.
 
 import { h, mark, s, say } from "./dom.js";
-import { ago, ticks } from "./numbers.js";
+import { ago, several, ticks } from "./numbers.js";
 
 const LEFT = 48;
 const RIGHT = 78;
@@ -222,7 +222,7 @@ export class TimeChart {
       if (!known.length) return `${one.label}: nothing yet`;
       return `${one.label}: now ${format(known.at(-1))}, at most ${format(Math.max(...known))}`;
     });
-    return `${this.options.title}, the last ${Math.round(this.seconds / 60)} minutes. ${told.join("; ")}.`;
+    return `${this.options.title}, the last ${several(Math.round(this.seconds / 60), "minute")}. ${told.join("; ")}.`;
   }
 
   #hover(event) {

@@ -2,7 +2,7 @@
 // A recording in small: a lane for each worker, a mark for each batch that it ran.
 
 import { h, s } from "./dom.js";
-import { percent, span } from "./numbers.js";
+import { percent, several, span } from "./numbers.js";
 
 const LANES = 16;
 const WIDE = 1000;
@@ -38,10 +38,10 @@ export function lanesOf(trace) {
     const worker = (names.get(name) ?? "").replace(/ \(pid.*/, "");
     return h("li", {},
       h("span", { class: "lane", title: worker }, label, " ", h("small", {}, worker)),
-      s("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, preserveAspectRatio: "none", role: "img", "aria-label": `${lane.batches.length} batches, busy ${percent(busy)}` }, s("path", { d: marks.join("") })),
+      s("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, preserveAspectRatio: "none", role: "img", "aria-label": `${several(lane.batches.length, "batch", "batches")}, busy ${percent(busy)}` }, s("path", { d: marks.join("") })),
       h("span", { class: "figure" }, percent(busy)));
   });
   const left = lanes.size - shown.length;
   return h("div", {}, h("ol", { class: "lanes" }, rows),
-    h("p", { class: "note" }, `${span((to - from) / 1e6)} from the first batch to the last${left ? `; ${left} quieter workers are in the file` : ""}`));
+    h("p", { class: "note" }, `${span((to - from) / 1e6)} from the first batch to the last${left ? `; ${several(left, "quieter worker")} in the file` : ""}`));
 }

@@ -14,8 +14,8 @@ export function count(value) {
 }
 
 /** A number with its noun, such as "1 version". */
-export function several(value, noun) {
-  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+export function several(value, noun, nouns = `${noun}s`) {
+  return `${count(value)} ${value === 1 ? noun : nouns}`;
 }
 
 function short(value) {

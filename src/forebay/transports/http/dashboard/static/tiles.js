@@ -4,7 +4,7 @@
 import { Spark } from "./charts.js";
 import { h, mark, say } from "./dom.js";
 import { ALL, quantile } from "./history.js";
-import { count, NONE, percent, span, time } from "./numbers.js";
+import { count, NONE, percent, several, span, time } from "./numbers.js";
 
 const NOW_S = 10;
 
@@ -49,7 +49,7 @@ const TILES = [
     of: (column) => (column.slots ? Math.min(column.busyS / column.dt / column.slots, 1) : 0),
     now: ({ sum, state }) => [state.slots ? percent(Math.min(sum.busyS / sum.dt / state.slots, 1)) : NONE, ""],
     top: percent,
-    more: ({ state }) => `${state.slots} ${state.slots === 1 ? "slot" : "slots"}${state.restarts ? `, ${count(state.restarts)} restarts` : ""}`,
+    more: ({ state }) => `${several(state.slots, "slot")}${state.restarts ? `, ${several(state.restarts, "restart")}` : ""}`,
   },
   {
     name: "failed",

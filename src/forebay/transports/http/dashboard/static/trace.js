@@ -3,7 +3,7 @@
 
 import { choice, h, say } from "./dom.js";
 import { lanesOf } from "./lanes.js";
-import { bytes, count } from "./numbers.js";
+import { bytes, several } from "./numbers.js";
 import { ask, Problem, reason } from "./server.js";
 
 export class Trace {
@@ -54,7 +54,7 @@ export class Trace {
     const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
     if (this.address) URL.revokeObjectURL(this.address);
     this.address = URL.createObjectURL(blob);
-    say(this.status, batches.length ? `${count(batches.length)} batches in ${seconds} s` : `no batch ran within ${seconds} s; send requests while it records`);
+    say(this.status, batches.length ? `${several(batches.length, "batch", "batches")} in ${seconds} s` : `no batch ran within ${seconds} s; send requests while it records`);
     const picture = lanesOf(trace);
     this.result.replaceChildren(...(picture ? [picture] : []), h("a", { class: "primary", href: this.address, download: `forebay-${stamp}.trace.json` }, `Save the trace, ${bytes(blob.size)}`));
   }

@@ -2,7 +2,7 @@
 // Who works: a square for each batch that could run at a time, filled while one runs.
 
 import { h, mark, say } from "./dom.js";
-import { count, percent } from "./numbers.js";
+import { percent, several } from "./numbers.js";
 
 const SQUARES = 48;
 const ROWS = 24;
@@ -55,7 +55,7 @@ export class Workers {
       const used = state.slots ? Math.min(sum.busyS / sum.dt / state.slots, 1) : 0;
       const parts = [`${state.alive} up`, `${percent(used)} busy`];
       if (state.slots > SQUARES) parts.push(`${state.slots} at a time`);
-      if (state.restarts) parts.push(`${count(state.restarts)} ${state.restarts === 1 ? "restart" : "restarts"}`);
+      if (state.restarts) parts.push(several(state.restarts, "restart"));
       if (row.kept?.workers?.left) parts.push(`${row.kept.workers.left} of ${row.kept.workers.joined} left`);
       if (state.problem) parts.push(state.problem);
       say(row.text, parts.join(" · "));
