@@ -283,6 +283,25 @@ def test_errors_that_were_cleared_do_not_come_back_with_the_connection(browser, 
         assert page.eval(CLEARED) == [1, 0, 0, 1]
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+def test_long_graphs_can_be_read_and_long_names_stay_in_their_place(browser, serve, tmp_path, width):
+    name = "a" * 100
+    (tmp_path / "code.py").write_text(graph_of([f"node{number}" for number in range(30)]))
+    (tmp_path / "long.py").write_text(graph_of(["one"]).replace("def predict", f"name = '{name}'\n    def predict"))
+    config = tmp_path / "all.yaml"
+    config.write_text(json.dumps({"models": ["code.py:wired", "long.py:Asking"], "worker_kind": "thread"}))
+    server = serve(None, "--config", str(config))
+    with browser.page(width) as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#asked-model option')")
+        page.eval(f"{ROW.format('wired')}.querySelector('.name').click()")
+        page.until("document.querySelector('.drawing text.name')?.getBoundingClientRect().height > 9")
+        canvas = "document.querySelector('.canvas')"
+        assert page.eval(f"{canvas}.scrollWidth > {canvas}.clientWidth")
+        assert page.eval("document.documentElement.scrollWidth") <= width
+        right = f"{ROW.format(name)}.querySelector('.name').getBoundingClientRect().right"
+        assert page.eval(f"{right} < document.querySelector('#models').getBoundingClientRect().right")
+
+
 def test_a_server_that_went_away_is_found_again(browser, serve):
     first = serve("single.py", "--worker-kind", "thread")
     with browser.page() as page:

@@ -6,6 +6,7 @@ import { count, percent } from "./numbers.js";
 import { headers } from "./server.js";
 
 const NOW_S = 5;
+const SMALLEST = 0.7; // what would be smaller to fit is not read, and scrolls instead
 
 export class Graph {
   constructor(history) {
@@ -52,6 +53,7 @@ export class Graph {
   #take(drawing) {
     const svg = copied(drawing);
     mark(svg, "class", "drawing");
+    svg.style.minWidth = `${SMALLEST * Number(drawing.getAttribute("width"))}px`;
     this.nodes.clear();
     for (const group of svg.querySelectorAll("g[data-endpoint]")) {
       const box = group.querySelector("rect");
