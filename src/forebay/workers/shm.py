@@ -170,10 +170,10 @@ class ArenaWriter:
         wanted = min(-(-size * 2 // _STEP_BYTES) * _STEP_BYTES, self._max_bytes)
         try:
             os.posix_fallocate(self._fd, 0, wanted)  # memory that is used up must fail here, not on the first write
+            self._map = mmap.mmap(self._fd, wanted)  # takes a descriptor, as long as it lasts
         except OSError:
             return False
         self._size = wanted
-        self._map = mmap.mmap(self._fd, wanted)
         return True
 
 
@@ -196,7 +196,7 @@ class ArenaReader:
         self._map: mmap.mmap | None = None
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return a view that is valid until the batch is answered.
+        """Return a view that is valid until the batch is answered; a copy where it cannot be mapped.
 
         Raises:
             InvalidRequest: If the arena does not reach that far.
@@ -206,7 +206,10 @@ class ArenaReader:
             size = min(os.fstat(self._fd).st_size, MAX_ARENA_BYTES)
             if end > size:
                 raise InvalidRequest(f"bytes {offset} to {end} were announced, the shared arena has {size}")
-            self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+            try:
+                self._map = mmap.mmap(self._fd, size, prot=mmap.PROT_READ)
+            except OSError:
+                return memoryview(os.pread(self._fd, length, offset))
         return memoryview(self._map)[offset:end]
 
     def close(self) -> None:

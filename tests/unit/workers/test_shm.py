@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,32 @@ def test_a_full_disk_of_memory_sends_bodies_inside_the_frame(arena, monkeypatch)
     monkeypatch.setattr(shm.os, "posix_fallocate", full)
     body = b"x" * LARGE
     assert arena[0].place([body]) == [body]
+
+
+@contextlib.contextmanager
+def no_descriptors_left():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_without_a_descriptor_for_a_map_bodies_go_inside_the_frame_until_there_is_one(arena):
+    body = b"x" * LARGE
+    with no_descriptors_left():
+        assert through(arena, [body]) == through(arena, [body]) == [body]
+        assert arena[0].place([body]) == [body]
+    assert is_placed(arena[0].place([body])[0])
+
+
+def test_without_a_descriptor_for_a_map_results_are_read_as_a_copy(arena):
+    writer, reader = arena
+    placed = writer.place([b"a" * LARGE, b"b" * LARGE])
+    with no_descriptors_left():
+        (message,) = FrameReader(reader.view).feed(encode([placed]))
+    assert [bytes(body) for body in message[0]] == [b"a" * LARGE, b"b" * LARGE]
 
 
 def test_a_place_beyond_the_arena_is_refused(arena):
