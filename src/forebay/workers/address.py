@@ -20,6 +20,10 @@ from forebay.types.did_you_mean import nearest
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""
+CONNECT_S = 5.0
+"""Time in which another machine must have answered a call: the kernel itself asks again less and less often."""
+UNRECEIVED_MS = 30_000
+"""Time in which a server must have received what it was sent; it always reads."""
 
 
 class UnixAddress(msgspec.Struct, frozen=True):
@@ -117,8 +121,10 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
             connection.close()
             raise
     else:
-        connection = socket.create_connection((address.host, address.port), timeout_s)
+        connection = socket.create_connection((address.host, address.port), min(timeout_s, CONNECT_S))
         tune(connection)
+        with contextlib.suppress(AttributeError, OSError):  # nobody asks who owes a receipt whether it is there
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNRECEIVED_MS)
     connection.settimeout(None)
     return connection
 
