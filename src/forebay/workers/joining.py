@@ -76,6 +76,7 @@ class JoiningWorker:
         self._once = once
         self._tell = tell
         self._leaving = threading.Event()
+        self._has_left = threading.Lock()
         self._metrics = MetricReporter(self._tell_metrics)
         self._connections: set[WorkerConnection] = set()
         self._refused: WorkerRefused | None = None
@@ -204,8 +205,9 @@ class JoiningWorker:
         if number and self._leaving.is_set():
             os._exit(1)
         self._leaving.set()
-        for connection in list(self._connections):
-            connection.leave()
+        if self._has_left.acquire(blocking=False):  # several slots may be refused at the same time
+            for connection in list(self._connections):
+                connection.leave()
 
 
 def _exit(_number: int, _frame: object) -> NoReturn:
