@@ -400,6 +400,17 @@ def test_exec_hands_on_the_status(project, cli):  # N139
     assert cli("nucleus", "exec", "--config", root, "--", "no-such-program").returncode == 2
 
 
+def test_what_exec_is_to_run_is_looked_for_where_it_runs_and_told_where_it_cannot(project, cli):
+    root = project(PYTHON)
+    for name, text in (("installs", "#!/bin/sh\npwd\n"), ("headless", "pwd\n")):
+        (root / name).write_text(text)
+        (root / name).chmod(0o755)
+    asked = "nucleus", "exec", "--config", root, "--"
+    assert cli(*asked, "./installs").stdout.strip() == str(root)
+    assert cli(*asked, "./nowhere").stderr == f"forebay: ./nowhere is not to be found in {root}\n"
+    assert cli(*asked, "./headless").stderr == "forebay: ./headless cannot be run: Exec format error\n"
+
+
 def test_serving_installs_nothing_and_names_what_is_missing(project, cli):  # N144
     handler = "import a_package_nobody_has\nclass Handler:\n    def handle_get(self):\n        pass\n"
     root = project(PYTHON, **{"handler.py": handler, "requirements.txt": "a-package-nobody-has\n"})

@@ -153,10 +153,15 @@ def execute(config: NucleusConfig, command: Sequence[str]) -> int:
     env.pop("PYTHONPATH", None)
     if os.environ.get("PYTHONPATH"):
         env["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    program = shutil.which(command[0], path=env.get("PATH"))
+    is_path = os.sep in command[0]  # meant from the folder that it runs in
+    program = shutil.which(config.project_dir / command[0] if is_path else command[0], path=env.get("PATH"))
     if program is None:
-        raise ConfigError(f"{command[0]} is not to be found in PATH")
-    return subprocess.run(list(command), executable=program, cwd=config.project_dir, env=env, check=False).returncode
+        raise ConfigError(f"{command[0]} is not to be found in {config.project_dir if is_path else 'PATH'}")
+    try:
+        ran = subprocess.run(list(command), executable=program, cwd=config.project_dir, env=env, check=False)
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be run: {error.strerror}") from error
+    return ran.returncode
 
 
 def _steps(config: NucleusConfig, pip: tuple[str, ...] = ("pip",)) -> list[InstallStep]:
