@@ -481,6 +481,13 @@ def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words):
         assert word in said
 
 
+@pytest.mark.parametrize("command", ["call", "bench", "trace"])
+def test_a_name_and_a_password_in_a_url_are_not_left_out_in_silence(cli, command):
+    said = sentence(cli(command, "http://me:secret@127.0.0.1:1/"))
+    assert "before the @ of the URL would not be sent" in said
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize(
     "url, word",
     [

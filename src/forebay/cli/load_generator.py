@@ -83,7 +83,7 @@ def target_of(url: str, body: bytes | None, headers: Mapping[str, str]) -> Targe
     """
     parts = url_of(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"host: {parts.netloc}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:
         lines.append(f"content-length: {len(body)}")

@@ -48,6 +48,9 @@ def url_of(text: str) -> SplitResult:
         raise ConfigError(f"{text!r} is not a URL: {failure}") from failure
     if not parts.hostname or port == 0:
         raise ConfigError(f"{text!r} is not a URL; a host is needed, and a port above 0 if there is one")
+    if "@" in netloc:
+        msg = "what stands before the @ of the URL would not be sent; leave it out, and say who asks with --api-key"
+        raise ConfigError(msg)
     path, query = (quote(part, string.punctuation, errors="surrogateescape") for part in (parts.path, parts.query))
     return SplitResult(parts.scheme, netloc, path, query, "")
 
