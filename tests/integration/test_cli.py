@@ -462,6 +462,7 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
         (["http://"], ["http://"]),
         (["http://127.0.0.1:port/"], ["127.0.0.1:port"]),
         (["http://127.0.0.1:1/x", "{nonsense"], ["JSON", "@FILE"]),
+        (["http://127.0.0.1:1/x", '"\udcff"'], ["JSON", "@FILE"]),
         (["http://127.0.0.1:1/x", "@nowhere.json"], ["nowhere.json", "No such file"]),
         (["http://127.0.0.1:1/x", "{}", "--header", "nonsense"], ["nonsense", "NAME:VALUE"]),
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "soon"], ["--timeout-s", "soon"]),
@@ -517,20 +518,50 @@ def test_a_url_and_a_key_that_are_not_ascii_are_sent_as_utf_8(cli, launch, tmp_p
     assert "answers 401" in cli(*asked, "schlüssel").stderr
 
 
-def test_call_says_when_the_answer_is_no_http(cli):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+@pytest.fixture
+def call_answered(cli):
+    """Calls a server that answers with these bytes and closes."""
 
-        def answer():
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"nonsense\r\n\r\n")
+    def call(answer, *data):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        said = sentence(cli("call", f"http://127.0.0.1:{listening.getsockname()[1]}/", "{}"))
-        thread.join()
-    assert "127.0.0.1" in said
+            def reply():
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+
+            thread = threading.Thread(target=reply)
+            thread.start()
+            result = cli("call", f"http://127.0.0.1:{listening.getsockname()[1]}/", *data)
+            thread.join()
+        return result
+
+    return call
+
+
+def test_call_says_when_the_answer_is_no_http(call_answered):
+    assert "127.0.0.1" in sentence(call_answered(b"nonsense\r\n\r\n", "{}"))
+
+
+@pytest.mark.parametrize("media", ["application/json", "text/event-stream"])
+def test_call_says_when_the_answer_breaks_off(call_answered, media):
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {media}\r\ntransfer-encoding: chunked\r\n\r\n"
+    result = call_answered(head.encode() + b"9\r\ndata: 1\n\n\r\n", "{}")
+    assert result.returncode == 2
+    assert "/ broke off its answer" in result.stderr
+
+
+def test_call_sends_and_prints_json_that_is_too_deep_to_be_read(call_answered):
+    deep = "[" * 2000 + "]" * 2000
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(deep)}\r\n\r\n"
+    result = call_answered((head + deep).encode(), deep)
+    assert (result.returncode, result.stdout) == (0, deep + "\n"), result.stderr
+
+
+def test_an_answer_that_leads_elsewhere_is_no_good_one(call_answered):
+    result = call_answered(b"HTTP/1.1 304 Not Modified\r\n\r\n")
+    assert (result.returncode, result.stderr.split()[0]) == (1, "304")
 
 
 def test_call_gives_up_in_time(cli, zoo):

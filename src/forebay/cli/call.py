@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from http.client import HTTPException, InvalidURL
+from http.client import HTTPException, IncompleteRead, InvalidURL
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib import error, request
 
 from forebay.cli.numbers import between
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DESCRIPTION = """\
 Send one request and print the answer. DATA is one of
@@ -27,6 +31,7 @@ Without DATA the URL is fetched with GET.
 """
 
 _TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
+_PIECE_BYTES: Final = 65_536
 
 
 def add_parser(commands: Any) -> None:
@@ -57,6 +62,8 @@ def run(parsed: argparse.Namespace) -> int:
         return _show(answer, started)
     except InvalidURL as failure:
         raise ConfigError(f"{parsed.url!r} is not a URL: {failure}") from failure
+    except IncompleteRead as failure:
+        raise ConfigError(f"{parsed.url} broke off its answer") from failure
     except HTTPException as failure:
         raise ConfigError(f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}") from failure
     except BrokenPipeError:  # of what is printed: where a request breaks off it is a URLError
@@ -93,10 +100,12 @@ def body_of(data: str) -> tuple[bytes, str]:
         except OSError as failure:
             raise ConfigError(f"{path} cannot be read: {failure.strerror}") from failure
     try:
-        json.loads(data)
+        body = data.encode()
+        with contextlib.suppress(RecursionError):  # the server says what it makes of that
+            json.loads(data)
     except ValueError as failure:
         raise ConfigError(f"the data is not JSON: {failure}; to send a file write @FILE") from failure
-    return data.encode(), _TYPES[".json"]
+    return body, _TYPES[".json"]
 
 
 def _is_json(body: bytes) -> bool:
@@ -112,23 +121,37 @@ def _show(answer: Any, started: float) -> int:
     note = [str(answer.status), media_type]
     if media_type == "text/event-stream":
         sys.stderr.write(" ".join(note) + "\n")
-        for line in answer:
+        for line in _lines(answer):
             if line.strip():
-                sys.stdout.write(line.decode(errors="replace"))
+                sys.stdout.write(line.decode(errors="replace") + "\n")
                 sys.stdout.flush()
     else:
         body = answer.read()
         milliseconds = (time.perf_counter() - started) * 1000
         sys.stderr.write(" ".join([*note, f"{len(body)} bytes", f"{milliseconds:.1f} ms"]) + "\n")
         _print(body, media_type)
-    return 0 if answer.status < 400 else 1
+    return 0 if answer.status < 300 else 1
+
+
+def _lines(answer: Any) -> Iterator[bytes]:
+    """Return the lines of a stream as they come; those of the response itself just end where it breaks off.
+
+    Raises:
+        IncompleteRead: If it breaks off.
+    """
+    begun = b""
+    while piece := answer.read1(_PIECE_BYTES):
+        *lines, begun = (begun + piece).split(b"\n")
+        yield from lines
+    if begun:
+        yield begun
 
 
 def _print(body: bytes, media_type: str) -> None:
     if media_type == "application/json":
         try:
             body = json.dumps(json.loads(body), indent=2, ensure_ascii=False).encode()
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     sys.stdout.buffer.write(body)
     if media_type.startswith("text/") or media_type == "application/json":
