@@ -115,6 +115,10 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
     [
         (["nowhere.py"], ["nowhere.py", "no file"]),
         (["model.txt"], ["model.txt"]),
+        (["model:Iris"], ["model:Iris does not exist; did you mean model.py:Iris?"]),
+        (["pkg.sub.nets"], ["pkg.sub.nets does not exist; did you mean pkg/sub/nets.py?"]),
+        (["./pkg/sub.nets:Net"], ["did you mean ./pkg/sub/nets.py:Net?"]),
+        (["pkg/nul.py"], ["pkg/nul.py:1: ", "null bytes"]),
         ([""], ["TARGET is an empty text", "folder"]),
         (["x" * 5000 + ".py"], ["x" * 200 + "... cannot be looked at: File name too long"]),
         (["{model}:"], ["no name follows the colon of '{model}:'", "{model} alone"]),
@@ -136,7 +140,10 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
 )
 def test_a_wrong_target_or_option_is_named(cli, write, tmp_path, arguments, words):
     names = {"model": str(write(MODEL)), "folder": str(tmp_path / "empty")}
-    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "pkg", "pkg/sub"):
+        (tmp_path / folder).mkdir()
+    write(MODEL, "pkg/sub/nets.py")
+    write("a = 1\0", "pkg/nul.py")
     said = sentence(cli("check", *[argument.format(**names) for argument in arguments], cwd=tmp_path))
     for word in words:
         assert word.format(**names) in said
@@ -303,6 +310,7 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
         (("--certfile", "cert.pem", "--keyfile", "locked.pem"), "the private key in locked.pem is encrypted"),
         (("--keyfile", "key.pem"), "--keyfile was given without --certfile"),
         (("--host", "no.such.host.invalid"), "the host 'no.such.host.invalid' leads to no address: "),
+        (("--host", "[::1]"), "the host '[::1]' has brackets, which belong in URLs only; write ::1"),
         (("--host", "203.0.113.1"), "203.0.113.1 is no address of this machine"),
     ],
 )

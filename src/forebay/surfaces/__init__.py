@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,8 @@ def _surface_for(target: str | None, options: Options) -> Surface:
     path = Path(target)
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():
+        if file := _file_of_module(target):
+            raise ConfigError(f"{target} does not exist; did you mean {file}?")
         found = "does not exist"
     elif path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"{target} {found}; settings in a file of that name are given as --config {target}")
@@ -112,3 +115,11 @@ def _surface_for(target: str | None, options: Options) -> Surface:
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
         "a model.onnx, a graph.pbtxt, or a folder with a forebay.yaml, a nucleus.yaml or a config.json"
     )
+
+
+def _file_of_module(target: str) -> str:
+    """Return the target that means the same where somebody names a module, as `pkg.model:Name`; else an empty text."""
+    module, colon, name = target.partition(":")
+    folder, slash, module = module.rpartition("/")
+    file = f"{folder}{slash}{module.replace('.', '/')}.py"
+    return file + colon + name if os.path.isfile(file) else ""  # noqa: PTH113 - a name may be too long for a file

@@ -87,6 +87,8 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     where = f"{host}:{port}"
     if isinstance(error, UnicodeError):
         return f"the host '{host}' is no address and no name of one; 127.0.0.1 and 0.0.0.0 are two"
+    if isinstance(error, socket.gaierror) and host.startswith("["):
+        return f"the host '{host}' has brackets, which belong in URLs only; write {host.strip('[]')}"
     if isinstance(error, socket.gaierror):
         said = (error.strerror or str(error)).lower()
         return f"the host '{host}' leads to no address: {said}; choose one of this machine, 0.0.0.0 takes all"

@@ -47,7 +47,7 @@ def import_file(path: Path) -> ModuleType:
     if isinstance(error, ForebayError):
         raise ConfigError(f"{place}: {error.message}") if place != str(path) else error from None
     if isinstance(error, SyntaxError):
-        msg = f"{_shown(Path(error.filename or path), path)}:{error.lineno}: {error.msg}{_marked(error)}"
+        msg = f"{_shown(Path(error.filename or path), path)}:{error.lineno or 1}: {error.msg}{_marked(error)}"
     elif isinstance(error, ModuleNotFoundError):
         msg = f"{place} imports '{error.name}', which is not installed here"
     else:
