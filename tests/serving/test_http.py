@@ -238,6 +238,16 @@ def test_a_file_of_servings_needs_the_name_of_one(file):
     assert f"{file.name}:double" in done.stderr
 
 
+def test_a_serving_may_have_any_name_that_a_model_may_have(file):
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "check", f"{file}:double", "--name", "Twice_2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("POST /models/Twice_2 "), done.stderr
+
+
 def test_check_says_what_would_be_served(file):
     # S73
     done = subprocess.run(

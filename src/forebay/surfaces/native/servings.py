@@ -22,6 +22,7 @@ from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.surfaces.native.model_options import devices_of, times_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.types.did_you_mean import nearest
+from forebay.types.names import NAME
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
     """
     options = options_of(serving.settings, {})
     endpoint_name = overrides.name or kebab(name)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,127}", endpoint_name):
+    if re.fullmatch(NAME, endpoint_name) is None:
         msg = f"{path} calls its serving {name!r}, which is no name for an endpoint; begin it with a letter"
         raise ConfigError(msg)
     if overrides.policy is not None or overrides.isolate_errors:
