@@ -222,6 +222,11 @@ def test_what_is_wrong_in_a_class_is_said_with_its_line(cli, write, written, tol
     assert told in sentence(cli("check", write(MODEL.replace("    def", f"    {written}\n\n    def"))))
 
 
+def test_a_class_of_whose_name_no_endpoint_can_have_one_is_said_with_its_line(cli, write):
+    said = sentence(cli("check", write(MODEL.replace("Iris", "_Iris"))))
+    assert "model.py:4: _Iris.name is '-iris'; letters, digits" in said
+
+
 def test_a_name_that_is_nowhere_is_told_those_that_are(cli, write):
     assert "has no forebay.Model named Q; there is Iris" in sentence(cli("check", f"{write(MODEL)}:Q"))
 
