@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -425,6 +426,13 @@ def test_gpus_are_counted_by_the_devices(tmp_path, checker):
     file = tmp_path / "deploy/compose.yaml"
     result = run(checker("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", file)
     assert result.returncode == 0, result.stdout
+
+
+def test_commands_name_any_folder_so_that_a_shell_finds_it(cli, tmp_path):
+    lay(tmp_path, {"model.py": MODEL})
+    told = cli("generate", "model.py", "-o", "it's $HOME", cwd=tmp_path).stdout
+    build = next(line for line in told.splitlines() if "docker build" in line)
+    assert shlex.split(build)[:4] == ["docker", "build", "-f", "it's $HOME/Dockerfile"]
 
 
 def test_nothing_is_overwritten_unless_forced(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -318,6 +319,5 @@ def _slug(path: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return a path as it is called from where the person is."""
-    shown = Path(os.path.relpath(path)).as_posix()
-    return f"'{shown}'" if " " in shown else shown
+    """Return a path as it is called from where the person is, for a shell."""
+    return shlex.quote(Path(os.path.relpath(path)).as_posix())
