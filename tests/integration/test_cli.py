@@ -583,6 +583,14 @@ def test_call_gives_up_in_time(cli, zoo):
 
 
 @pytest.mark.parametrize(
+    "flag, given", [("--wait-s", "nan"), ("--wait-s", "-1"), ("--port", "0"), ("--port", "eighty")]
+)
+def test_a_number_that_pipeline_stop_cannot_use_is_named(cli, flag, given):
+    said = sentence(cli("pipeline", "stop", "--port", "1", flag, given))
+    assert f"argument {flag}: '{given}' is not possible, " in said
+
+
+@pytest.mark.parametrize(
     "arguments,hint", [(["serv", "x.py"], "serve"), (["serve", "x.py", "--worker-kind", "proces"], "process")]
 )
 def test_a_misspelt_choice_is_answered_with_the_nearest(cli, arguments, hint):

@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from forebay.cli.numbers import between
+
 if TYPE_CHECKING:
     import argparse
 
@@ -26,10 +28,16 @@ def add_parser(commands: Any) -> None:
         ("kill", signal.SIGKILL, "end servers at once"),
     ):
         command = below.add_parser(name, help=what)
-        command.add_argument("--port", type=int, metavar="PORT", help="only the server with this port (all)")
+        command.add_argument(
+            "--port", type=between(int, 1, 65_535), metavar="PORT", help="only the server with this port (all)"
+        )
         if number is signal.SIGTERM:
             command.add_argument(
-                "--wait-s", type=float, default=60.0, metavar="S", help="time to wait for their end (60)"
+                "--wait-s",
+                type=between(float, 0, 86_400),
+                default=60.0,
+                metavar="S",
+                help="time to wait for their end (60)",
             )
         else:
             command.set_defaults(wait_s=KILLED_S)
