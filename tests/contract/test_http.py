@@ -436,20 +436,6 @@ def test_a_client_that_asks_first_need_not_send_what_is_refused(wire, target, he
     assert wire.read().status == status
 
 
-def test_a_client_that_was_refused_may_keep_its_body_for_itself(wire, ours):
-    # Ruby's net/http goes on with its next request where the connection stays open, which was taken for the body.
-    wire.send(wire.head("POST", "/models/nobody", "expect: 100-continue", "content-length: 200"))
-    answer = wire.read()
-    assert (answer.status, answer.headers["connection"]) == (404, "close")
-    assert wire.is_closed_by_server()
-
-
-def test_a_client_that_asks_first_and_has_sent_all_may_go_on(wire, ours):
-    answer = wire.ask("POST", "/models/nobody", b"12", headers=["expect: 100-continue"])
-    assert answer.status == 404
-    assert wire.ask("POST", ECHO, b"3").body == b"3"
-
-
 def test_a_request_to_upgrade_is_answered_as_if_it_had_not_asked(wire):
     headers = ["connection: upgrade", "upgrade: websocket", "sec-websocket-key: abc", "sec-websocket-version: 13"]
     assert wire.ask("GET", "/healthz", headers=headers).status == 200

@@ -365,22 +365,6 @@ class ReadingConnection(AnsweringConnection):
         ):
             self._announce_end()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        super()._start_asgi_task(cycle, self._unless_asked(cycle, app) if cycle.waiting_for_100_continue else app)
-
-    def _unless_asked(self, cycle: RequestResponseCycle, app: Any) -> Any:
-        """Close after an answer that came without the body having been asked for: its client need not send it then."""
-
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            async def send_or_close(message: Any) -> None:
-                if cycle.waiting_for_100_continue and cycle.more_body:
-                    self._announce_end()
-                await send(message)
-
-            await app(scope, receive, send_or_close)
-
-        return answer
-
     def _announce_end(self) -> None:
         """Have the answer say that the connection closes: it may come before the body's end, which nobody will read."""
         self.cycle.keep_alive = False
