@@ -403,7 +403,7 @@ class Fuzz:
         return any(answer is not None and answer[4] for answer in alone)
 
     def is_tolerated(self, client, other, wire):
-        """What h2 does not take and RFC 9113 lets pass."""
+        """What h2 does not take, and RFC 9113 or gRPC lets pass."""
         if any(part in other.why for part in TOLERATED):
             return True
         # Whatever comes of a call that has been answered is ignored; h2 answers none.
@@ -476,6 +476,7 @@ TOLERATED = (
     "may not depend on itself",  # priorities are ignored, as 5.3.2 asks for
     "does not have an :authority",  # 8.3.1 lets it be absent
     "ConnectionState.CLOSED",  # calls of a client after its GOAWAY
+    "surrounded by whitespace",  # gRPC has it stripped from metadata
 )
 OF_ENDED = (
     "InvalidBodyLength",
