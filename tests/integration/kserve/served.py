@@ -30,13 +30,14 @@ class KServed(Port):
         overrides = overrides or Overrides(worker_kind="thread")
         self.app = App(serve_target(str(MODELS / target), overrides).served)
         self.kserve = KServe(self.app)
-        self.services = services_of(self.app) if services_of else [self.kserve.service()]
+        self._services_of = services_of
 
     def listen(self, port=None):
         """Brings up the models, and opens the port."""
         self.run(self.app.start())
         is_ready = lambda: not self.app.problems()  # noqa: E731
-        self.listener = GrpcListener(self.config, self.services, is_ready, is_model_ready=self.kserve.is_model_ready)
+        services = self._services_of(self.app) if self._services_of else [self.kserve.service()]
+        self.listener = GrpcListener(self.config, services, is_ready, is_model_ready=self.kserve.is_model_ready)
         self.host, self.number = self.run(self.listener.start())
         self.endpoint = f"{self.host}:{self.number}"
 
