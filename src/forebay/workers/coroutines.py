@@ -12,7 +12,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from forebay.workers import user_code
 from forebay.workers.cancel import probe
@@ -40,7 +40,7 @@ class Coroutines:
             BaseException: What it raises; CancelledError if nobody waits for the batch any more.
         """
         # The caller's context goes along, so that `forebay.is_cancelled()` works in coroutines as well.
-        return self._runner().run(_bounded(awaitable, asks=self._asks), context=contextvars.copy_context())
+        return self._waited(awaitable, contextvars.copy_context())
 
     def waiting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that waits for what this one returns; where a loop runs, one of its tasks has to."""
@@ -53,17 +53,26 @@ class Coroutines:
 
     def steps(self, steps: AsyncIterator[T]) -> Iterator[T]:
         """Follow an async generator on this thread's loop; closed with the iterator, at once."""
-        runner, context = self._runner(), contextvars.copy_context()
+        context = contextvars.copy_context()
         try:
-            while (step := runner.run(_bounded(_next(steps), asks=self._asks), context=context)) is not _END:
+            while (step := self._waited(_next(steps), context)) is not _END:
                 yield step
         finally:
-            runner.run(user_code.aclose(steps), context=context)
+            self._runner().run(user_code.aclose(steps), context=context)
 
     def close(self) -> None:
         """Close the loops of all threads, once none of them runs anything."""
         while self._all:
             self._all.pop().close()
+
+    def _waited(self, awaitable: Awaitable[T], context: contextvars.Context) -> T:
+        found, error = self._runner().run(_bounded(awaitable, asks=self._asks), context=context)
+        if error is None:
+            return cast("T", found)
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
 
     def _runner(self) -> asyncio.Runner:
         runner: asyncio.Runner | None = getattr(self._here, "runner", None)
@@ -86,23 +95,26 @@ async def _next(steps: AsyncIterator[Any]) -> Any:
     return await anext(steps, _END)
 
 
-async def _bounded(awaitable: Awaitable[T], *, asks: bool) -> T:
-    asked, task = probe.get() if asks else None, asyncio.current_task()
-    if asked is None or task is None:
-        return await awaitable
-    question = _Question(asked, task)
+async def _bounded(awaitable: Awaitable[T], *, asks: bool) -> tuple[T | None, Exception | None]:
+    """Return what an awaitable gives, and what it raises, whose traceback would refer to a task that raised it."""
+    asked = probe.get() if asks else None
+    question = None if asked is None else _Question(asked)
     try:
-        return await awaitable
+        return await awaitable, None
+    except Exception as error:  # noqa: BLE001 - raised again by who waits for it
+        return None, error
     finally:
-        question.stop()
+        if question is not None:
+            question.stop()
+        del question  # it refers to the task
 
 
 class _Question:
-    """Asks now and then whether anybody still waits, and cancels a task if nobody does."""
+    """Asks now and then whether anybody still waits, and cancels the running task if nobody does."""
 
-    def __init__(self, asked: Callable[[], bool], task: asyncio.Task[Any]) -> None:
+    def __init__(self, asked: Callable[[], bool]) -> None:
         self._asked = asked
-        self._task = task
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(ASK_S, self._ask)
 
