@@ -193,8 +193,9 @@ class OpenCall:
                 on_cancel()
             except Exception:
                 log.exception("a call could not be called off")
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None  # what cancels it refers to the call by its traceback
+        if task is not None:
+            task.cancel()
 
     def told(self) -> EndedCall:
         """Return the record of this call, which is over."""

@@ -118,7 +118,10 @@ class InferStream:
                     release()
                 self._make_room()
             if self._failed is not None:
-                raise self._failed
+                try:
+                    raise self._failed
+                finally:
+                    self._failed = None  # its traceback refers to this stream
             if self._has_all and not self._open and (self._session is None or self._has_ended):
                 return
             self._news = asyncio.get_running_loop().create_future()
