@@ -59,7 +59,7 @@ class BoundedCalls:
                 raise call.error
             return call.result
         finally:
-            del call  # its error's traceback refers to this frame
+            call.error = None  # its traceback refers to this frame, and to that of the thread, which both hold the call
 
     def close(self) -> None:
         """Let the thread end; it does so once its call is over."""
@@ -92,7 +92,10 @@ class _BoundedCall:
 
     def _probed(self) -> Any:
         probe.set(self._is_cancelled)
-        return self._function()
+        try:
+            return self._function()
+        finally:
+            probe.set(None)  # the call refers to its context
 
     def _is_cancelled(self) -> bool:
         with self._lock:
@@ -206,6 +209,7 @@ class LoopCall:
         result, error = (None, None) if function is None else caught(function)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._ended, result, error)
+        del error  # see `BoundedCalls.call`
 
     def drop(self) -> None:
         """Nobody waits for it any more: its end is not told."""

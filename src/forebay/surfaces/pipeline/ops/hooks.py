@@ -173,9 +173,12 @@ class OpHooks:
         found, raised = caught(form.call, values)
         if raised is None:
             return found
-        if isinstance(raised, ForebayError):
-            raise failure_of(raised).error
-        raise _raised(self._op, hook, raised, debug=self._debug) from raised
+        try:
+            if isinstance(raised, ForebayError):
+                raise failure_of(raised).error
+            raise _raised(self._op, hook, raised, debug=self._debug)
+        finally:
+            del raised  # its frames hold this one, and with it the request: a circle
 
     def _require_no_product_error(self, hook: HookName, code: Any, info: Any) -> None:
         product = _product_error(code, info)
@@ -351,11 +354,14 @@ def _at_the_edge(op: RequestOp | ResponseOp, hook: HookName, values: Mapping[str
     found, raised = caught(_edge_form(op, hook).call, values)
     if raised is None:
         return found
-    if isinstance(raised, ForebayError):
-        raise failure_of(raised).error
-    if isinstance(raised, CustomException):
-        raise _raised(op, hook, raised, debug=debug) from raised
-    raise _package_error(raised, debug=debug) from raised
+    try:
+        if isinstance(raised, ForebayError):
+            raise failure_of(raised).error
+        if isinstance(raised, CustomException):
+            raise _raised(op, hook, raised, debug=debug) from raised
+        raise _package_error(raised, debug=debug) from raised
+    finally:
+        del raised  # its frames hold this one, and with it the request: a circle
 
 
 @functools.lru_cache(maxsize=16)

@@ -304,7 +304,7 @@ class OpRunner:
             sample.data = sample.fetched = found.data
             sample.skips = found.skips
         except ForebayError as failed:
-            sample.outcome = Failure(failed)
+            sample.outcome = failure_of(failed)
         self._note("prep", started, [sample])
         return sample
 
@@ -350,7 +350,7 @@ class OpRunner:
                     self._run_group([sample], [sample.data], alone)
                 return
             for sample in members:
-                sample.outcome = Failure(failed)
+                sample.outcome = failure_of(failed)
         else:
             for sample, share in zip(members, shares, strict=True):
                 sample.fetched = share
@@ -362,7 +362,7 @@ class OpRunner:
         try:
             sample.fetched = [self._ask([part], sample.typical) for part in parts]
         except ForebayError as failed:
-            sample.outcome = Failure(failed)
+            sample.outcome = failure_of(failed)
         self._note("midp", started, [sample])
 
     def _split(self, found: Any, split: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
@@ -415,7 +415,7 @@ class OpRunner:
         try:
             sample.outcome = self._hooks.postprocess(sample.inputs, sample.fetched, sample.data_id, sample.log_id)
         except ForebayError as failed:
-            sample.outcome = Failure(failed)
+            sample.outcome = failure_of(failed)
         self._note("postp", started, [sample])
 
     def _note(self, phase: str, started: float, samples: Sequence[_Sample]) -> None:
