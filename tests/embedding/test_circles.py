@@ -71,9 +71,19 @@ class CountsAsync(forebay.Model):
             yield [number for _ in batch]
 
 
+@forebay.node
+def anything(number: int):
+    return object() if number < 0 else number
+
+
+@forebay.compose
+def composed(number: int):
+    return anything(number)
+
+
 @pytest.fixture(scope="module", params=["thread", "inline"])
 def served(request):
-    models = (Plain, Waits, Keyed, Rows, Column, Counts, CountsAsync)
+    models = (Plain, Waits, Keyed, Rows, Column, Counts, CountsAsync, composed)
     with forebay.start(*models, port=0, worker_kind=request.param) as server:
         yield server
 
@@ -108,6 +118,9 @@ def ask(served, path, body, headers, times=CALLS):
         ("rows", b"[1, -1, 2, 3, 4]", {}, 400),
         ("rows", b'[1, "a"]', {}, 422),
         ("column", b'[1, "a"]', {}, 422),
+        ("composed", b"1", {}, 200),
+        ("composed", b'"a"', {}, 422),
+        ("composed", b"-1", {}, 500),
         ("counts", b"3", EVENTS, 200),
         ("counts-async", b"3", EVENTS, 200),
     ],

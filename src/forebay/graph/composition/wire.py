@@ -24,7 +24,7 @@ from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS, Failure, Media
-from forebay.types.failures import words_of
+from forebay.types.failures import trace_of, words_of
 from forebay.types.first_use import known
 from forebay.workers.objects import Packed
 from forebay.workers.user_code import attempt, caught
@@ -101,7 +101,10 @@ class Wire:
             held = item.body[0] if ROWS in item.params else item.body
             body, error = caught(self._decode[item.params["in"]], held)
             if error is not None:
-                raise refusal(error, held, given=self.given) from None
+                try:
+                    raise refusal(error, held, given=self.given) from None
+                finally:
+                    del error  # its frames hold this one, and with it the body: a circle
         values = {name: _in_query(name, port, item.params) for name, port in self._in_query.items()}
         if self._only is not None:
             return {self._only: body, **values}
@@ -125,7 +128,10 @@ class Wire:
         written, error = caught(self._encode[item.params["out"]], value)
         if error is None:
             return [written] if ROWS in item.params else written
-        raise BadOutcome(f"a result of '{self._name}' cannot be encoded: {words_of(error)}") from error
+        try:
+            raise BadOutcome(f"a result of '{self._name}' cannot be encoded: {words_of(error)}", trace=trace_of(error))
+        finally:
+            del error  # see `read`
 
 
 class WirePool:
