@@ -12,10 +12,12 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from tests.circles import left_in_circles
 from tests.later import torch
 from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, Serving
+from forebay.errors import ServingCrashed
 from forebay.serving.servings.request_runner import RequestRunner
 from forebay.workers.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
@@ -39,6 +41,15 @@ def writing(options):
         rows = batch.realize()
         rows *= 2
         return rows
+
+    return run
+
+
+def crashing(options):
+    """Raise."""
+
+    def run(batch):
+        raise ValueError("no")
 
     return run
 
@@ -201,6 +212,7 @@ STRADDLING = """
 import threading
 import jax, numpy as np
 from forebay import Batch, Serving
+from forebay.errors import ServingCrashed
 
 together = threading.Barrier(4)
 
@@ -225,3 +237,16 @@ def test_rows_of_several_devices_come_together():  # F34
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", STRADDLING], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "well\n", done.stderr[-2000:]
+
+
+def test_a_batch_that_crashed_is_freed_with_its_error():
+    def crash(serving):
+        with pytest.raises(ServingCrashed):
+            serving.batched_run(cat(1))
+
+    with Serving.new(crashing).start(batch_size=1) as serving:
+        crash(serving)
+        with left_in_circles() as left:
+            for _ in range(20):
+                crash(serving)
+    assert len(left) < 20, sorted(set(left))

@@ -27,6 +27,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.trees import copy_rows
@@ -459,7 +460,7 @@ class Partitions:
             # Callers whose rows do not fit together get batches of their own instead of each other's error.
             seat.rest.extend(work.alike())
             return
-        probe.set(lambda: not work.wanted())
+        probe.set(partial(_is_unwanted, work))
         started = time.perf_counter()
         error: ForebayError | None = None
         executed: Executed | None
@@ -484,6 +485,7 @@ class Partitions:
                 calls = self._dispatch.fail(work, error)
                 self._look_for_called_off()  # whoever has rows in other batches does not wait for those either
         wake(calls)
+        del error, raised, work, calls  # what was raised refers to this frame, and the calls to that
 
     def _sink(self, work: Work) -> Callable[[str, Any], None]:
         def others_wait() -> bool:
@@ -504,3 +506,7 @@ def missing(name: str) -> ServingNotFound:
         f"could not find a serving named {name!r}. Make sure it is started, with serving.start(name={name!r}), "
         "and was not stopped"
     )
+
+
+def _is_unwanted(work: Work) -> bool:
+    return not work.wanted()
