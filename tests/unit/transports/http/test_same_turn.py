@@ -137,6 +137,7 @@ def test_a_queue_without_room_for_all_takes_those_who_came_first(doors):
     door.alpha.room = 2
     clients = arrive(door, 4)
     door.bring()
+    door.lane.refusals.stop()  # on a busy machine the first may cost so much that the second has to wait
     assert [each.origin for each in door.alpha.asked] == [each.connection for each in clients[:2]]
     assert [each.statuses for each in clients] == [[], [], [429], [429]]
     assert [each.code for each in door.alpha.rejected] == [each.code for each in door.alpha.rejected[:1]] * 2
