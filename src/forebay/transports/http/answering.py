@@ -8,7 +8,7 @@ pipelining client wait, and reading is paused while any does.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -18,6 +18,7 @@ from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
+    BODY,
     GONE,
     LEAVE,
     LINGER,
@@ -161,6 +162,8 @@ class AnsweringConnection(HttpToolsProtocol):
             while talk.state.owes and self.active is None and self._working is None:
                 if not talk.waiting:
                     talk.on(SETTLED)
+                    if talk.state is BODY:
+                        self.body_is_next()
                     break
                 if self.flow.write_paused or self.transport.is_closing():
                     return
@@ -174,6 +177,9 @@ class AnsweringConnection(HttpToolsProtocol):
         if not talk.waiting and not self.flow.write_paused:
             self.flow.resume_reading()
 
+    def body_is_next(self) -> None:
+        """Go on with a message whose turn has come while its body is still to come."""
+
     # The slow lane
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -184,7 +190,28 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _work_on(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._working = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, self._closing(cycle, app) if cycle.waiting_for_100_continue else app)
+
+    def _closing(self, cycle: RequestResponseCycle, app: Any) -> Any:
+        """Close after an answer that came without a word to the client that its body is wanted.
+
+        It may send it all the same, or keep it and send its next request instead: nobody can tell which.
+        """
+
+        async def answering(scope: Any, receive: Any, send: Any) -> None:
+            async def sending(message: Any) -> None:
+                if cycle.waiting_for_100_continue:
+                    self.announce_end(cycle)
+                await send(message)
+
+            await app(scope, receive, sending)
+
+        return answering
+
+    def announce_end(self, cycle: RequestResponseCycle) -> None:
+        """Have an answer say that the connection closes: it may come before the body's end, which nobody will read."""
+        cycle.keep_alive = False
+        cycle.transport = cast("asyncio.Transport", _LastWords(self))
 
     def on_response_complete(self) -> None:
         """Go on with what waits; uvicorn's cycle calls this."""
@@ -342,8 +369,8 @@ class AnsweringConnection(HttpToolsProtocol):
         return head.keep_alive and not (self._lane.is_draining and not self.talk.waiting)
 
     def hang_up_early(self) -> None:
-        """Close after an answer whose request may still be on its way."""
-        if self.talk.state.is_inside:
+        """Close after an answer whose request may still be on its way, as may be others behind it."""
+        if self.talk.state.reads:
             self.talk.on(REFUSE)
         self._hang_up()
 
@@ -372,6 +399,15 @@ class AnsweringConnection(HttpToolsProtocol):
             if request is not None:
                 call.answered_by(head.route.endpoint, request)
         self._lane.tell_ended(call)
+
+
+class _LastWords:
+    """Stands in for the transport under the last answer, so that its client has a moment to read it."""
+
+    def __init__(self, connection: AnsweringConnection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.hang_up_early
 
 
 def nowhere(_data: bytes) -> None:

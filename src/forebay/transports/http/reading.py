@@ -285,8 +285,23 @@ class ReadingConnection(AnsweringConnection):
         elif not talk.state.owes:  # else another one's turn is before, and there may be room by then
             if (head.length > MAX_AWAITED_BYTES or head.expects_continue) and head.is_full():
                 raise route.is_full_error
-            if head.expects_continue and head.chunked:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._call_for_body(head)
+
+    def _call_for_body(self, head: Head) -> None:
+        """Tell a client that waits for this word to send the body."""
+        if head.expects_continue and head.chunked:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def body_is_next(self) -> None:
+        """Say now what was not said before, for another answer was due: that the body is wanted, or not."""
+        head = self._reading
+        if head is None or head.problem is not None or self.talk.body_bytes:
+            return
+        assert head.route is not None
+        if head.expects_continue and head.is_full():
+            self._refuse(head.route.is_full_error, head)
+        else:
+            self._call_for_body(head)
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body, or drop it if the request is refused anyhow."""
@@ -295,7 +310,7 @@ class ReadingConnection(AnsweringConnection):
         head = self._reading
         if head is None:
             if received > self._lane.config.max_body_bytes and not self.cycle.response_started:
-                self._announce_end()
+                self.announce_end(self.cycle)
             if not self.cycle.response_complete:
                 super().on_body(body)
                 # What is read in steps has left the cycle by then, to where it is counted.
@@ -351,7 +366,7 @@ class ReadingConnection(AnsweringConnection):
         super().on_message_begin()
         self.url = with_path(url)
         self.headers = self.scope["headers"] = headers
-        self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
+        self.expect_100_continue = _waits_for_word(headers) and self._parser.get_http_version() == "1.1"
         super().on_headers_complete()
         self.talk.on(OWE)
         if (
@@ -363,12 +378,7 @@ class ReadingConnection(AnsweringConnection):
                 for name, value in headers
             )
         ):
-            self._announce_end()
-
-    def _announce_end(self) -> None:
-        """Have the answer say that the connection closes: it may come before the body's end, which nobody will read."""
-        self.cycle.keep_alive = False
-        self.cycle.transport = cast("asyncio.Transport", _LastWords(self))
+            self.announce_end(self.cycle)
 
     # Refused before it was read
 
@@ -420,10 +430,9 @@ class ReadingConnection(AnsweringConnection):
         return True
 
 
-class _LastWords:
-    """Stands in for the transport under the last answer, so that its client has a moment to read it."""
-
-    def __init__(self, connection: ReadingConnection) -> None:
-        self.write = connection.transport.write
-        self.is_closing = connection.transport.is_closing
-        self.close = connection.hang_up_early
+def _waits_for_word(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a client has a body that it will not send before it is told to."""
+    has_body = any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")) for name, value in headers
+    )
+    return has_body and any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
