@@ -8,7 +8,6 @@ as it is.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runn
 from forebay.serving.models.padding import Pad, Padded
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
 from forebay.types.first_use import known
+from forebay.workers.cores import usable_cores
 from forebay.workers.user_code import caught
 
 _BOUNDED: Final = 32
@@ -78,7 +78,7 @@ class FileModel(Model):
 
     def load(self) -> None:
         """Load the file, or take the model that is in memory."""
-        threads = self.plan.threads or len(os.sched_getaffinity(0))
+        threads = self.plan.threads or usable_cores()
         device, own = accelerator(self.device), self.plan.openvino
         options = RunOptions(threads=threads, device=device, signature=self.plan.name, openvino=own)
         file: ModelFile = load_with(Path(self.plan.path), options) if self.loaded is None else self.loaded()

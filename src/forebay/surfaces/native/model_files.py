@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,6 +15,7 @@ from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
 from forebay.runtimes.sharing import sharing_of
 from forebay.serving.models.file_model import FileModel, FilePlan, SignaturePlan, class_of, unserved
 from forebay.surfaces.native.model_options import devices_of, workers_of
+from forebay.workers.cores import usable_cores
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_model_file(
     if loaded is None and not path.is_file() and path.suffix in SUFFIXES:
         raise ConfigError(f"the model is '{path}', and no file is there")
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
-    threads = max(1, len(os.sched_getaffinity(0)) // workers_of(overrides.workers, devices))
+    threads = max(1, usable_cores() // workers_of(overrides.workers, devices))
     file = load_with(path, RunOptions(threads=threads, signature="", openvino=openvino)) if loaded is None else loaded()
     for device in devices:
         if device.kind != "cpu" and not file.runtime.can_run_on(device):
