@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No call leaves anything in a circle: only a walk of the collector frees that, and its batch's bodies until then."""
 
+import asyncio
 import http.client
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -35,6 +36,38 @@ class Waits(forebay.Model):
         if batch[0] < 0:
             raise ValueError("below zero")
         return batch
+
+
+class Explains(forebay.Model):
+    """Says why, in the way of Python."""
+
+    def predict(self, batch: list[int]) -> list[float]:
+        try:
+            return [1 / one for one in batch]
+        except ZeroDivisionError as error:
+            raise forebay.RequestError("nothing can be divided by it") from error
+
+
+class Tires(forebay.Model):
+    def predict(self, batch: list[int]) -> Iterator[list[float]]:
+        for number in range(max(batch), -1, -1):
+            try:
+                part = 1 / number
+            except ZeroDivisionError as error:
+                raise forebay.RequestError("nothing can be divided by it") from error
+            yield [part for _ in batch]
+
+
+class TiresAsync(forebay.Model):
+    async def predict(self, batch: list[int]) -> list[int]:
+        async with asyncio.TaskGroup() as group:
+            for one in batch:
+                group.create_task(self.count(one))
+        return batch
+
+    async def count(self, number: int) -> None:
+        if number < 0:
+            raise forebay.RequestError("below zero")
 
 
 class Keyed(forebay.Model):
@@ -83,7 +116,7 @@ def composed(number: int):
 
 @pytest.fixture(scope="module", params=["thread", "inline"])
 def served(request):
-    models = (Plain, Waits, Keyed, Rows, Column, Counts, CountsAsync, composed)
+    models = (Plain, Waits, Explains, Tires, TiresAsync, Keyed, Rows, Column, Counts, CountsAsync, composed)
     with forebay.start(*models, port=0, worker_kind=request.param) as server:
         yield server
 
@@ -114,6 +147,9 @@ def ask(served, path, body, headers, times=CALLS):
         ("plain", FIELD.replace(b"number", b"other") + b"--B--\r\n", FORM, 422),
         ("waits", b"1", {}, 200),
         ("waits", b"-1", {}, 500),
+        ("explains", b"0", {}, 400),
+        ("tires", b"2", EVENTS, 200),
+        ("tires-async", b"-1", {}, 500),
         ("keyed", b'{"number": "a"}', {}, 422),
         ("rows", b"[1, -1, 2, 3, 4]", {}, 400),
         ("rows", b'[1, "a"]', {}, 422),

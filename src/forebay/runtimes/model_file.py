@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
 from forebay.runtimes.contract import RunOptions, accelerator
@@ -19,6 +19,7 @@ from forebay.runtimes.paddle import Paddle
 from forebay.runtimes.saved_model import folder_of, runtime_of
 from forebay.runtimes.signature import named
 from forebay.runtimes.tensorflow import TensorFlow
+from forebay.types.caught import answered
 from forebay.types.failures import failure_of, trace_of, words_of
 from forebay.workers.user_code import caught
 
@@ -106,9 +107,9 @@ class ModelFile:
         """Run it, as `Backend.run`."""
         given = {var.name: value for var, value in feed}
         with self._turn:
-            found, problem = caught(self.runtime.run, given, [var.name for var in fetch])
-        if problem is None:
-            return found
+            return answered(lambda: self.runtime.run(given, [var.name for var in fetch]), self._failed)
+
+    def _failed(self, problem: BaseException) -> NoReturn:
         if isinstance(problem, ForebayError):
             raise failure_of(problem).error
         text = f"the model '{self.name}' cannot be run on this: {reason_of(problem)}"

@@ -33,6 +33,7 @@ from forebay.observe.naming import id_of
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
+from forebay.types.caught import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -604,7 +605,7 @@ _is_done: Final = operator.attrgetter("done")
 def _told(error: Exception) -> ForebayError:
     """Return what a client is told in place of an answer that could not be handed over."""
     if isinstance(error, ForebayError):  # a protocol has no words for what the model gave, and says so
-        return error.with_traceback(None)  # its frames hold the request, which the garbage collector does not look at
+        return without_frames(error)  # its frames hold the request, which the garbage collector does not look at
     log.error("an answer could not be handed over", exc_info=error)
     return InternalError("the answer could not be written")
 

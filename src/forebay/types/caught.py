@@ -7,7 +7,9 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
@@ -18,6 +20,36 @@ def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExce
         if is_ours(error):
             raise
         return None, error
+
+
+def answered(function: Callable[[], Any], otherwise: Callable[[BaseException], Any]) -> Any:
+    """Return what a function of the user's returns, or what another one makes of what it raised.
+
+    What was raised refers to the frame of every caller. One that keeps it, as it must with `caught`, is in a circle
+    with it, and so is all that this frame holds, such as the body of a request. Here nobody keeps it.
+    """
+    try:
+        return function()
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return otherwise(error)
+
+
+def without_frames(error: Raised) -> Raised:
+    """Take the frames away from an error and from what it came of: they hold all that the call held, and hold it."""
+    rest: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while rest:
+        one = rest.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        BaseException.with_traceback(one, None)
+        rest += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            rest += cast("BaseExceptionGroup[BaseException]", one).exceptions
+    return error
 
 
 def is_ours(error: BaseException) -> bool:

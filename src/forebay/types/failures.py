@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, Code, ForebayError, RunnerFailed, UserCodeError, known_kind, revive
 from forebay.types.call import Failure
+from forebay.types.caught import without_frames
 
 MAX_MESSAGE: Final = 8 * 1024
 """Characters of a message that are kept; of a trace, which only the log sees, eight times as many."""
@@ -27,15 +28,21 @@ def failure_of(error: BaseException) -> Failure:
 
     What could not be printed or sent is made so; this never raises.
     """
-    if isinstance(error, ForebayError):
-        with contextlib.suppress(BaseException):  # a class of the user's may do anything
-            if isinstance(error, UserCodeError) and not error.trace:
-                error.trace = trace_of(error)
-            if _can_be_told(error):
-                # Its frames hold the batch, whose requests the garbage collector does not look at.
-                return Failure(error.with_traceback(None))
-        return Failure(_told(error))
-    return Failure(RunnerFailed(text_of(error), trace=trace_of(error)))
+    failure = Failure(_named(error))
+    with contextlib.suppress(BaseException):  # a class of the user's may do anything
+        without_frames(error)  # they hold the batch, whose requests the garbage collector does not look at
+    return failure
+
+
+def _named(error: BaseException) -> ForebayError:
+    if not isinstance(error, ForebayError):
+        return RunnerFailed(text_of(error), trace=trace_of(error))
+    with contextlib.suppress(BaseException):
+        if isinstance(error, UserCodeError) and not error.trace:
+            error.trace = trace_of(error)
+        if _can_be_told(error):
+            return error
+    return _told(error)
 
 
 def failure_in(outcome: Failure) -> Failure:

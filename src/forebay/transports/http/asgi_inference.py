@@ -21,6 +21,7 @@ from forebay.transports.http.errors import (
 )
 from forebay.transports.http.forms_and_gzip import packed
 from forebay.types.call import Failure
+from forebay.types.caught import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,7 +82,7 @@ class Predict:
             request_id = (head.id if answer is None else answer.id) or next_id()
             failed(scope, error, request_id)
             await send_answer(send, *route.fault(error, request_id))
-            error.with_traceback(None)  # its frames hold the outcome that it is
+            without_frames(error)  # its frames hold the outcome that it is
         finally:
             if answer is not None:
                 answer.let_go()

@@ -36,6 +36,7 @@ from forebay.transports.http.parsers import (
     with_path,
 )
 from forebay.transports.http.route import Head, whole_number
+from forebay.types.caught import without_frames
 
 if TYPE_CHECKING:
     import asyncio
@@ -399,7 +400,7 @@ class ReadingConnection(AnsweringConnection):
                 head.method = self._parser.get_method() if self.url else b""
         else:
             head = copy.copy(head)  # it may be remembered, and others may send the same
-        head.problem = error.with_traceback(None)  # its frames hold it, and the connection
+        head.problem = without_frames(error)  # its frames hold it, and the connection
         head.keep_alive = head.is_simple = False
         if self.active is not None or self._working is not None or talk.waiting:
             self._put_off((head, b""), None)

@@ -23,6 +23,7 @@ from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.types.call import Media, Request
+from forebay.types.caught import without_frames
 from forebay.types.context import PARAM, told
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ class Route:
             if self.contract.query:
                 head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
-            head.problem = head.problem or error.with_traceback(None)  # its frames hold the head
+            head.problem = head.problem or without_frames(error)  # its frames hold the head
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
 

@@ -32,7 +32,7 @@ from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Request
-from forebay.types.caught import caught
+from forebay.types.caught import caught, without_frames
 from forebay.types.failures import trace_of, words_of
 from forebay.workers.hanging_calls import Late, LoopThreads
 from forebay.workers.objects import Packed
@@ -347,7 +347,7 @@ def _name_of(asked: Prediction) -> str:
 def _named(error: BaseException) -> ForebayError:
     """Return an error in a form that clients can be told; a defect of ours is logged."""
     if isinstance(error, ForebayError):
-        return error.with_traceback(None)  # its frames hold the request, which the garbage collector does not look at
+        return without_frames(error)  # its frames hold the request, which the garbage collector does not look at
     if isinstance(error, Late):
         return DeadlineExceeded("the time of the request was over before its answer was ready")
     log.error("a request could not be answered", exc_info=error)
