@@ -104,6 +104,18 @@ def test_a_pass_through_and_a_converter_are_other_names_of_a_stream(read):  # O5
     assert layout.python["n"].leaving == {"output"}
 
 
+def test_streams_without_a_tag_are_numbered_among_themselves(read):  # O46, O57
+    layout = read(
+        graph_text(
+            ["OVMS_PY_TENSOR:input", "plain"],
+            ["OVMS_PY_TENSOR:output", "back"],
+            'node { calculator: "PassThroughCalculator" input_stream: ["A:input", "plain"]'
+            ' output_stream: ["back", "A:output"] }',
+        )
+    )
+    assert dict(layout.spec.outputs) == {"output": "input", "back": "plain"}
+
+
 BROKEN = {
     "empty": ("  \n", ":1: the file is empty"),  # O43
     "no text format": ("input_stream {{", r":1: "),

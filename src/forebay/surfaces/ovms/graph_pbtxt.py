@@ -7,6 +7,7 @@ scan of its words says where each field stands.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -332,6 +333,7 @@ class _Reader:
     def _numbered(self, written: list[str], place: tuple[str | int, ...]) -> Iterator[StreamPort]:
         what = str(place[-1])
         seen: set[tuple[str, int]] = set()
+        untagged = itertools.count()  # these are numbered among themselves, wherever they stand between others
         for number, one in enumerate(written):
             line = self._places.line(*place, number)
             found = _PORT.fullmatch(one)
@@ -340,7 +342,7 @@ class _Reader:
                     f"{self._path}:{line}: {what} is {one[:100]!r}; 'name', 'TAG:name' or 'TAG:index:name' is needed"
                 )
             tag = found["tag"] or ""
-            index = int(found["index"] or 0) if tag else number
+            index = int(found["index"] or 0) if tag else next(untagged)
             if (tag, index) in seen:
                 msg = f"{what} has the tag '{tag}' twice; give each an index: '{tag}:0:name', '{tag}:1:name'"
                 raise ConfigError(f"{self._path}:{line}: {msg}")
