@@ -68,14 +68,15 @@ class OpenVinoOptions(msgspec.Struct, frozen=True, kw_only=True):
         properties: Names and values of properties of the device.
         shapes: Names of inputs and their shapes, as OpenVINO writes them, or `auto` for any; without a name that of all
             inputs.
-        batch: Length of the first axis of all inputs, -1 for any; None leaves it to the file.
+        batch: Length of the first axis of all inputs that have one, as OpenVINO writes it, or `auto` for any; empty
+            leaves it to the file.
         requests: How many predictions may run at a time.
         device: Devices as only it writes them, such as `AUTO:GPU,CPU`, for a model of which nobody says another one.
     """
 
     properties: tuple[tuple[str, str], ...] = ()
     shapes: tuple[tuple[str, str], ...] = ()
-    batch: int | None = None
+    batch: str = ""
     requests: int = 1
     device: str = ""
 

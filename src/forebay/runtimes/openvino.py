@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
@@ -56,15 +56,19 @@ class OpenVino:
         self._available: Sequence[str] = core.available_devices
         own = options.openvino or OpenVinoOptions()
         source: Any = str(model)
-        if own.shapes or own.batch is not None:
+        if own.shapes or own.batch:
             source = _reshaped(core.read_model(source), own, openvino.PartialShape, model)
         config |= own.properties
         self._model: Any = core.compile_model(source, own.device or "CPU" if device is None else _name(device), config)
         self.is_shared = own.requests > 1
         self._requests: SimpleQueue[Any] = SimpleQueue()
         """Those that nobody uses."""
+        self._has_state = False
         for _ in range(own.requests):
-            self._requests.put(self._model.create_infer_request())
+            request = self._model.create_infer_request()
+            states, _ = caught(request.query_state)
+            self._has_state = bool(states)
+            self._requests.put(request)
         self._shape = openvino.PartialShape
         self.file = model
         self.signature = Signature(_ports(self._model.inputs), _ports(self._model.outputs))
@@ -86,17 +90,24 @@ class OpenVino:
         return name in self._available or (index in {"", "0"} and kind in self._available)
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
-        """Run it."""
+        """Run it.
+
+        Raises:
+            InvalidRequest: If an input has a shape that the model does not take, or a text ends in what the library
+                would cut off.
+        """
         arrays = {name: ordinary(name, value) for name, value in feed.items()}
         for name, array in arrays.items():
             wanted = self._inputs[name].partial_shape
             # Not checked by the library, which would compute something.
             if not wanted.compatible(self._shape(list(array.shape))):
-                raise ValueError(f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}")
+                raise InvalidRequest(f"'{name}' has the shape {list(array.shape)}, and the model takes {wanted}")
             if array.dtype.hasobject:
                 arrays[name] = _given_texts(name, array)
         request = self._requests.get()
         try:
+            if self._has_state:  # which is of the client before, or of several that shared a batch
+                request.reset_state()
             request.infer({self._inputs[name]: array for name, array in arrays.items()})
             return [Value(self._copied(name, request.get_tensor(self._outputs[name]))) for name in fetch]
         finally:
@@ -168,13 +179,13 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
         shape = port.partial_shape if told in {None, _ANY} else make(told)
         if told == _ANY and not shape.rank.is_dynamic:
             shape = make([-1] * len(shape))
-        if options.batch is not None:
-            shape[0] = options.batch
+        if options.batch and not shape.rank.is_dynamic and len(shape):
+            shape[0] = make(f"[{'?' if options.batch == _ANY else options.batch}]")[0]
         wanted[port] = shape
     _, problem = caught(model.reshape, wanted)
     if problem is None:
         return model
-    if options.batch != -1 and _ANY not in shapes.values():
+    if _ANY not in {options.batch, *shapes.values()}:
         raise problem
     log.warning("the model %s takes the shapes of its file only: %s", file, text_of(problem))
     return str(file)
@@ -184,11 +195,11 @@ def _given_texts(name: str, array: Array) -> Array:
     """Return texts as the library takes them.
 
     Raises:
-        ValueError: If one ends in what the library would take away.
+        InvalidRequest: If one ends in what the library would cut off.
     """
     texts: Array = array.astype(str)
     if [*map(len, texts.flat)] != [*map(len, array.flat)]:
-        raise ValueError(f"'{name}' has a text that ends in \\0, which OpenVINO would cut off")
+        raise InvalidRequest(f"'{name}' has a text that ends in \\0, which OpenVINO would cut off")
     return texts
 
 

@@ -124,6 +124,7 @@ WRONG = {
     "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),
     "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), r"NUM_STREAMS is \[\]; a text, a number"),
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
+    "a batch of none": (models(base_path="m", batch_size="0"), "batch_size is '0'; a whole number"),
     "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
     "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
@@ -157,17 +158,31 @@ def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
     said = {
         "shape": {"b": "(1, 3)", "a": "(-1,1:224,)"},
         "plugin_config": {"NUM_STREAMS": 2, "X": True},
-        "batch_size": "4",
     }
     (entry,) = read(models(base_path="m", **said)).models
     assert entry.options.shapes == (("a", "[?,1..224]"), ("b", "[1,3]"))
     assert entry.options.properties == (("NUM_STREAMS", "2"), ("X", "TRUE"))
-    assert entry.options.batch == 4
-    (entry,) = read(models(base_path="m", shape="()", batch_size="auto")).models
-    assert (entry.options.shapes, entry.options.batch) == ((("", "[]"),), -1)
+    (entry,) = read(models(base_path="m", shape="()")).models
+    assert entry.options.shapes == (("", "[]"),)
     (entry,) = read(models(base_path="m", shape={"a": "auto", "b": "(1,)"}, nireq=4)).models
     assert (entry.options.shapes, entry.options.requests) == ((("a", "auto"), ("b", "[1]")), 4)
     assert read(models(base_path="m", nireq=0)).models[0].options.requests == 1
+
+
+@pytest.mark.parametrize(
+    "said, batch", [(4, "4"), ("4", "4"), ("-1", "?"), ("2:8", "2..8"), ("auto", "auto"), ("10 : 40", "10..40")]
+)
+def test_a_batch_is_a_length_a_range_or_any(read, tmp_path, said, batch):  # O106
+    write(tmp_path, {"m/1/net.xml": ""})
+    (entry,) = read(models(base_path="m", batch_size=said)).models
+    assert entry.options.batch == batch
+
+
+def test_a_shape_counts_and_a_batch_beside_it_does_not(read, tmp_path):  # O106
+    write(tmp_path, {"m/1/net.xml": ""})
+    found = read(models(base_path="m", shape="(1,3)", batch_size=4))
+    assert (found.models[0].options.shapes, found.models[0].options.batch) == ((("", "[1,3]"),), "")
+    assert "batch_size is not used" in found.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.anyio
 pytest.importorskip("openvino")
 
 
-def save(path, kind="f32", *, inputs=("input",), output="output", axis=-1):
+def save(path, kind="f32", *, inputs=("input",), output="output", axis=-1, shape=None):
     """Writes a model that adds its inputs, or one to its only input."""
     import openvino as ov
     from openvino import opset13 as ops
 
     dtype = getattr(ov.Type, kind)
-    ports = [ops.parameter([axis], dtype, name=name) for name in inputs]
+    ports = [ops.parameter(shape or [axis], dtype, name=name) for name in inputs]
     other = ports[1] if len(ports) > 1 else ops.constant(np.array(1, dtype.to_dtype()))
     result = ops.add(ports[0], other)
     for port, name in zip(ports, inputs, strict=True):
@@ -487,6 +487,7 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
         ({"shape": "(3)"}, (3,)),
         ({"shape": {"input": "(1:4)"}, "plugin_config": {"NUM_STREAMS": "1"}}, (-1,)),
         ({"batch_size": 5}, (5,)),
+        ({"batch_size": "1:4"}, (-1,)),
     ):
         told.clear()
         told.update(name="add", base_path="add", **said)
@@ -503,6 +504,54 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
         async with serving(tmp_path) as face:
             (version,) = face.app.describe_versions("add")
             assert why in version["error"]
+
+
+async def test_a_batch_is_of_the_inputs_that_have_axes(tmp_path):  # O106
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    ports = [ops.parameter(shape, ov.Type.f32, name=name) for name, shape in (("input", [2, 3]), ("factor", []))]
+    model: Any = ov.Model
+    (tmp_path / "m/1").mkdir(parents=True)
+    ov.save_model(model([ops.result(ops.multiply(*ports), name="y")], ports), str(tmp_path / "m/1/m.xml"))
+    every = json.loads(config("m", graphs=()))
+    every["model_config_list"][0]["config"]["batch_size"] = 4
+    write(tmp_path, {"config.json": json.dumps(every)})
+    async with serving(tmp_path) as face:
+        assert {one.name: one.shape for one in face.app.find("m").tensors.inputs} == {"input": (4, 3), "factor": ()}
+
+
+async def test_a_shape_outside_of_what_is_said_is_the_clients_mistake(tmp_path):  # O122
+    save(tmp_path / "add/1/add.xml", shape=[1, -1])
+    every = json.loads(config("add"))
+    every["model_config_list"][0]["config"]["shape"] = "(1,1:4)"
+    write(tmp_path, {"config.json": json.dumps(every), "g/graph.pbtxt": SEED, "g/model.py": PLUS_TEN})
+    async with serving(tmp_path) as face:
+        for name in ("add", "g"):
+            with pytest.raises(InvalidRequest, match=r"has the shape \[1, 5\], and the model takes \[1,1..4\]"):
+                await face.infer(name, tensor("input", np.zeros((1, 5), np.float32)))
+            assert (await face.infer(name, tensor("input", np.zeros((1, 4), np.float32)))).outputs[0].shape == (1, 4)
+
+
+@pytest.mark.parametrize("nireq", [1, 2])
+async def test_nobody_is_answered_with_the_state_of_another(tmp_path, nireq):
+    import openvino as ov
+    from openvino import opset6, opset13
+
+    port = opset13.parameter([1], ov.Type.f32, name="input")
+    kept = opset6.read_value(opset13.constant(np.zeros(1, np.float32)), "sum", ov.Type.f32, [1])
+    total = opset13.add(port, kept)
+    model: Any = ov.Model
+    made = model([opset13.result(total, name="total")], [opset6.assign(total, "sum")], [port])
+    (tmp_path / "m/1").mkdir(parents=True)
+    ov.save_model(made, str(tmp_path / "m/1/m.xml"))
+    every = json.loads(config("m", graphs=()))
+    every["model_config_list"][0]["config"] |= {"nireq": nireq}
+    write(tmp_path, {"config.json": json.dumps(every)})
+    async with serving(tmp_path) as face:
+        for _ in range(3):
+            answer = await face.infer("m", tensor("input", np.ones(1, np.float32)))
+            assert array(answer.outputs[0]).tolist() == [1]
 
 
 @pytest.mark.parametrize("device", ["AUTO:CPU", "HETERO:CPU", "MULTI:CPU", "BATCH:CPU(4)"])

@@ -35,6 +35,7 @@ _IGNORED_OF_MODELS: Final = (
     *("layout", "precision", "stateful", "idle_sequence_cleanup"),
     *("low_latency_transformation", "max_sequence_number", "allow_cache", "custom_loader_options"),
 )
+_AXIS: Final = re.compile(r"-1|[1-9]\d{0,8}(?::[1-9]\d{0,8})?", re.ASCII)
 _SHAPE: Final = re.compile(r"\s*\(\s*(?:(?:-1|\d{1,9}(?::\d{1,9})?)\s*(?:,\s*|(?=\))))*\)\s*", re.ASCII)
 _Path = tuple[Any, ...]
 
@@ -321,6 +322,8 @@ class _Reader(Walker):
             chosen = [str(one) for one in wanted if str(one) in versions]
         else:
             chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
+        if found.get("shape") and found.pop("batch_size", ""):
+            self.warn((*path, "batch_size"), "batch_size is not used, as there is a shape")
         device = found.get("target_device", "CPU")
         self._shapes_at[found["name"]] = {
             one: self.where((*path, "shape", one)) + ": shape" for one, _ in found.get("shape", ()) if one
@@ -328,7 +331,7 @@ class _Reader(Walker):
         options = OpenVinoOptions(
             properties=found.get("plugin_config", ()),
             shapes=found.get("shape", ()),
-            batch=found.get("batch_size"),
+            batch=found.get("batch_size", ""),
             requests=found.get("nireq", 0) or 1,
             device=device if ":" in device else "",
         )
@@ -423,17 +426,24 @@ def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], .
         if not isinstance(one, str) or not _SHAPE.fullmatch(one):
             where = (*path, name) if isinstance(value, dict) else path
             walker.wrong(where, one, "a shape such as (1,3,-1,1:224) is needed, or auto")
-        axes = [axis.strip().replace("-1", "?").replace(":", "..") for axis in one.strip("() ").split(",")]
+        axes = [_axis(axis.strip()) for axis in one.strip("() ").split(",")]
         found.append((str(name), f"[{','.join(axis for axis in axes if axis)}]"))
     return tuple(sorted(found))
 
 
-def _batch(walker: Walker, path: _Path, value: Any) -> int | None:
-    """Read `batch_size`."""
-    if value == "auto":
-        return -1
-    given = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-    return whole(1)(walker, path, given)
+def _batch(walker: Walker, path: _Path, value: Any) -> str:
+    """Read `batch_size`: a length, a range of them, or `auto` or -1 for any."""
+    told = value.replace(" ", "") if isinstance(value, str) else value
+    if told == "auto":
+        return told
+    if isinstance(told, str) and _AXIS.fullmatch(told):
+        return _axis(told)
+    return str(whole(1)(walker, path, told))
+
+
+def _axis(told: str) -> str:
+    """Write an axis of a shape as OpenVINO writes it."""
+    return told.replace("-1", "?").replace(":", "..")
 
 
 def _metadata(walker: Walker, path: _Path, value: Any) -> tuple[TensorMetadata, ...]:

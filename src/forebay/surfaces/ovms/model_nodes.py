@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from forebay.errors import ForebayError, ModelError, RunnerFailed
+from forebay.errors import ForebayError, InvalidRequest, ModelError, RunnerFailed
 from forebay.graph.values import Outputs
 from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
@@ -125,7 +125,7 @@ class InferenceRunner:
             feed.append((var, Value(array)))
         try:
             values = file.run(feed, list(self._ports.fetches.values()))
-        except RunnerFailed as error:
+        except (InvalidRequest, RunnerFailed) as error:
             raise ExecutionFailed(f"{self._where}: {error.message}") from error
         found: dict[str, Any] = {port: value.array for port, value in zip(self._ports.fetches, values, strict=True)}
         return Outputs(found)
