@@ -58,6 +58,17 @@ def test_a_graph_may_stand_among_the_models(read, tmp_path):  # O105
     assert [one.graph_path for one in listed] == [one.graph_path for one in other]
 
 
+def test_what_is_said_of_models_is_a_warning_where_it_stands_for_a_graph(read, tmp_path):  # O105
+    write(tmp_path, {"add/graph.pbtxt": one_node()})
+    found = read(models(target_device="CPU", nireq=2, layout="NHWC"))
+    assert [one.name for one in found.graphs] == ["add"]
+    assert [re.sub(r"^.*:(\d+): ", "", told).split()[0] for told in found.warnings] == [
+        "target_device",
+        "nireq",
+        "layout",
+    ]
+
+
 def test_the_first_of_two_graphs_of_a_name_is_served(read):  # O104
     found = read(
         '{"model_config_list": [], "mediapipe_config_list": [{"name": "a"},\n {"name": "a", "base_path": "b"}]}'

@@ -267,6 +267,10 @@ BROKEN = {
         "key OVMS_PY_TENSOR",
     ),  # O95
     "no session": (graph_text(["A:a"], ["B:b"], INFER), "session 'session', which no node makes"),  # O93
+    "one session twice": (
+        graph_text(["A:a"], ["B:b"], SESSION, SESSION, INFER),
+        r":\d+: .* makes the session 'session', which the node of line \d+ makes; each needs a name",
+    ),  # O93
     "no servable": (
         graph_text(["A:a"], ["B:b"], SESSION.replace('servable_name: "add"', ""), INFER),
         "no servable_name",

@@ -35,6 +35,9 @@ _IGNORED_OF_MODELS: Final = (
     *("layout", "precision", "stateful", "idle_sequence_cleanup"),
     *("low_latency_transformation", "max_sequence_number", "allow_cache", "custom_loader_options"),
 )
+_OF_MODELS: Final = frozenset(
+    {"model_version_policy", "target_device", "plugin_config", "shape", "batch_size", "nireq", *_IGNORED_OF_MODELS}
+)
 _AXIS: Final = re.compile(r"-1|[1-9]\d{0,8}(?::[1-9]\d{0,8})?", re.ASCII)
 _SHAPE: Final = re.compile(r"\s*\(\s*(?:(?:-1|\d{1,9}(?::\d{1,9})?)\s*(?:,\s*|(?=\))))*\)\s*", re.ASCII)
 _Path = tuple[Any, ...]
@@ -210,6 +213,11 @@ class _Reader(Walker):
                 if key != "config":
                     self.unknown((*path, key), ("config",))
             if self._is_graph((*path, "config"), inner):
+                for key in [key for key in inner if key in _OF_MODELS]:
+                    self.warn(
+                        (*path, "config", key), f"{key} is not used: this is a graph, and its models have their own"
+                    )
+                    inner.pop(key)
                 self._add(graphs, (*path, "config"), inner)
             elif (name := inner.get("name")) in named:
                 self.warn((*path, "config", "name"), f"there is another model {shown(name)} before it, which is served")

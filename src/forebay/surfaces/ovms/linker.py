@@ -232,7 +232,11 @@ class _Linker:
         sessions = [port for port in node.side_outputs if port.tag.startswith("SESSION")]
         if len(sessions) != 1 or len(node.side_outputs) != 1:
             self._file.fail(node.line, f'{node.shown} needs one output_side_packet, such as "SESSION:{{name}}"')
-        self._sessions[sessions[0].name] = node
+        name, line = sessions[0].name, sessions[0].line
+        if name in self._sessions:
+            msg = f"{node.shown} makes the session '{name}', which the node of line {self._sessions[name].line} makes"
+            self._file.fail(line, f"{msg}; each needs a name of its own")
+        self._sessions[name] = node
 
     def _enter_converter(self, node: CalculatorNode) -> None:
         shown = node.shown
