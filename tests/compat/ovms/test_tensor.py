@@ -145,6 +145,22 @@ def test_copies_and_other_names_keep_the_rest():
     assert renamed(made, "x") is made
 
 
+# Python reads no elements of `e`, wherever they lie.
+@pytest.mark.parametrize("form", [form for form in FORMATS if np.dtype(form).itemsize > 1 and form != "e"])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_request_can_be_read_element_by_element_wherever_it_lies(form, shift):  # O27, O33
+    values = np.arange(6, dtype=form).reshape(2, 3)
+    room = np.zeros(values.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64 + shift
+    room[start : start + values.nbytes] = values.reshape(-1).view(np.uint8)
+    found = read(Wire("x", FORMATS[form], (2, 3), room.data[start : start + values.nbytes]), "x")
+    assert (found.data.format, found.data.tolist(), memoryview(found).tolist()) == (
+        form,
+        values.tolist(),
+        values.tolist(),
+    )
+
+
 def test_nothing_of_a_request_is_copied():
     body = np.arange(4, dtype=np.float32)
     found = read(Wire("x", "FP32", (2, 2), body.data.cast("B")), "x")

@@ -144,10 +144,11 @@ def plain(value: Any) -> Any:
 
 
 def read(tensor: Tensor, name: str) -> PyTensor:
-    """Make of a request's tensor what a handler is given; nothing is copied.
+    """Make of a request's tensor what a handler is given.
 
     Elements of the types that Python's buffers know can be seen as such; all else comes as bytes, with the shape and
-    the type that the request says.
+    the type that the request says. Nothing is copied, but for elements that do not lie where their type wants them: of
+    these NumPy gives away a format (`=f`) that no `memoryview` can read.
 
     Raises:
         ValidationError: If its length is not what type and shape say.
@@ -156,7 +157,8 @@ def read(tensor: Tensor, name: str) -> PyTensor:
     if dtype is None:
         return PyTensor(name, np.frombuffer(tensor.data, np.uint8), tensor.shape, tensor.datatype)
     check_size(tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
-    return PyTensor(name, np.frombuffer(tensor.data, dtype).reshape(tensor.shape), None, tensor.datatype)
+    array = np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
+    return PyTensor(name, array if array.flags.aligned else array.copy(), None, tensor.datatype)
 
 
 def renamed(tensor: PyTensor, name: str) -> PyTensor:
