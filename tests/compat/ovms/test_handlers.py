@@ -458,3 +458,24 @@ async def test_deadlines_free_the_caller(tmp_path):  # O140
         with pytest.raises(Exception, match="50 ms were over"):
             await face.infer("g", tensor("input", [1]))
         (tmp_path / "go").touch()
+
+
+async def test_only_what_is_wanted_in_json_has_to_be_sayable_in_it(tmp_path):  # O42, O128
+    handler = """
+        import numpy as np
+        from pyovms import Tensor
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                return [Tensor("half", np.ones(1, np.float16)), Tensor("plain", np.ones(1, np.float32))]
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(outputs=("half", "plain")), "model.py": handler})
+    async with serving(tmp_path / "graph.pbtxt", name="g") as face:
+        answer = await face.infer("g", tensor("input", b""), outputs=["plain"], is_json=True)
+        assert [(one.name, bytes(one.data)) for one in answer.outputs] == [("plain", b"[1.0]")]
+        with pytest.raises(InvalidRequest, match="output 'half' is of FP16, which JSON cannot say"):
+            await face.infer("g", tensor("input", b""), is_json=True)
+        params, size = face.app.find("g").tensors.ask(
+            [tensor("input", b"")], ["half", "plain"], is_json=True, in_json={"half": False}
+        )
+        head, *datas = await face.app.find("g").endpoint.call([b""], params=params, size=size)
+        assert [bytes(data) for data in datas] == [b"\x00\x3c", b"[1.0]"], head

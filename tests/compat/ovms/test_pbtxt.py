@@ -101,7 +101,7 @@ def test_a_pass_through_and_a_converter_are_other_names_of_a_stream(read):  # O5
     assert dict(layout.spec.nodes[0].inputs) == {"IN:0": "input"}
     assert dict(layout.spec.outputs) == {"output": "output", "ov": "output", "back": "output"}
     assert [one.called for one in layout.outputs] == ["output", "ov", "zzz"]  # O41
-    assert layout.python["n"].leaving == {"output"}
+    assert layout.python["n"].leaving == {"output": ("output", "ov", "zzz")}
 
 
 def test_streams_without_a_tag_are_numbered_among_themselves(read):  # O46, O57

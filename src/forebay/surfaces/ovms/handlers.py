@@ -15,13 +15,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from forebay.arrays.tensors import as_json
 from forebay.errors import ModelError, RequestError
 from forebay.graph.values import Outputs
 from forebay.surfaces.ovms import shim
 from forebay.surfaces.ovms.layout import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
 from forebay.surfaces.ovms.tensor import PyTensor, check_writable, sealed, written
-from forebay.surfaces.ovms.values import ExecutionFailed, as_python, as_wanted
+from forebay.surfaces.ovms.values import ExecutionFailed, as_python, wants_in_json
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import attempt, caught, close
 
@@ -221,17 +222,16 @@ class HandlerRunner:
             if port in ports:
                 msg = f"{self._where} returned the tensor '{one.name}' twice in one list; each has one place in time"
                 raise ExecutionFailed(msg)
-            if one.name not in node.leaving:
+            leaving = node.leaving.get(one.name)
+            if leaving is None:
                 ports[port] = sealed(one) if is_kept else one
                 continue
             try:
                 check_writable(one)
             except RequestError as error:
                 raise ExecutionFailed(f"{self._where}: {error.message}") from None
-            if params.get(UNARY) and params.get("is_json"):
-                ports[port] = as_wanted(written(one, one.name), params)
-            else:
-                ports[port] = sealed(one)
+            called = next((name for name in leaving if wants_in_json(name, params)), "") if params.get(UNARY) else ""
+            ports[port] = as_json(written(one, called)) if called else sealed(one)
         return ports
 
     @property

@@ -37,7 +37,7 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
         output_names: Streams that it writes, in the order of the file.
         reads: What `execute` is given, in this order.
         writes: Its ports by the name of the stream.
-        leaving: Those of its streams that leave the graph.
+        leaving: Those of its streams that leave the graph, and what answers call them.
         loop: The port on which its loop comes back; empty without one.
         turn: The port by which it leaves.
     """
@@ -48,7 +48,7 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
     output_names: tuple[str, ...]
     reads: tuple[Read, ...]
     writes: dict[str, str]
-    leaving: frozenset[str]
+    leaving: dict[str, tuple[str, ...]]
     loop: str = ""
     turn: str = ""
 

@@ -125,7 +125,9 @@ class _Linker:
             if port.name in missing
         ]
         outputs = [(port, self._resolved(port)) for port in file.outputs if port.name not in missing]
-        leaving = frozenset(alias.stream for _, alias in outputs)
+        leaving: dict[str, tuple[str, ...]] = {}
+        for port, alias in outputs:
+            leaving[alias.stream] = (*leaving.get(alias.stream, ()), alias.called or port.name)
         for name, node in self._names.items():
             if node.calculator == PYTHON:
                 python[name] = self._python(node, leaving)
@@ -284,7 +286,7 @@ class _Linker:
         alias = self._resolved(port)
         return Read(port.key, alias.called or port.name, bool(alias.called))
 
-    def _python(self, node: CalculatorNode, leaving: frozenset[str]) -> PythonNode:
+    def _python(self, node: CalculatorNode, leaving: Mapping[str, tuple[str, ...]]) -> PythonNode:
         fail = self._file.fail
         options = node.options
         if options is None:
@@ -312,7 +314,7 @@ class _Linker:
             output_names=tuple(port.name for port in node.outputs),
             reads=tuple(map(self._read, ports)),
             writes=writes,
-            leaving=leaving & writes.keys(),
+            leaving={name: leaving[name] for name in writes if name in leaving},
             loop=loop,
             turn=turn,
         )

@@ -74,7 +74,13 @@ def as_wanted(tensor: Tensor, params: Mapping[str, Any]) -> Tensor:
     Raises:
         InvalidRequest: If that is JSON, which cannot say it.
     """
-    wants_json = dict(params.get("wanted", ())).get(tensor.name, params.get("is_json", False))
+    wants_json = wants_in_json(tensor.name, params)
     if wants_json and not tensor.is_json:
         return as_json(tensor)
     return tensor if wants_json else as_raw(tensor)
+
+
+def wants_in_json(name: str, params: Mapping[str, Any]) -> bool:
+    """Tell whether a client wants a tensor of an answer, and wants it in JSON."""
+    wanted = params.get("wanted")
+    return dict(wanted).get(name, False) if wanted else params.get("is_json", False)
