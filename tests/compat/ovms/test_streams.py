@@ -455,6 +455,37 @@ async def test_a_client_that_goes_away_ends_its_generator(tmp_path):  # O19
         assert face.app.find("g").endpoint.in_flight == 0
 
 
+async def test_a_generator_that_runs_at_the_end_is_closed_before_the_model_is_finalised(tmp_path):  # O12, O19
+    handler = """
+        import threading
+        from pyovms import Tensor
+        gate = threading.Semaphore(0)
+        events = []
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                try:
+                    while True:
+                        yield [Tensor("output", b"")]
+                        gate.acquire(timeout=60)
+                finally:
+                    events.append("closed")
+            def finalize(self):
+                events.append("finalised")
+        """
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": handler})
+    async with serving(tmp_path, name="g") as face:
+        module = handler_of(face)
+        stream = face.stream("g")
+        stream.send(tensor("input", b"x"))
+        await stream.take()
+        ending = asyncio.create_task(face.app.drain(0.0))
+        _, end = await stream.rest()
+        assert end.error.code.name == "UNAVAILABLE"
+        module.gate.release()
+        await ending
+        assert module.events == ["closed", "finalised"]
+
+
 async def test_a_client_that_has_said_all_gets_all(tmp_path):  # O19
     write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
     async with serving(tmp_path, name="g") as face:

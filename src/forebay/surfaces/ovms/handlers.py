@@ -3,7 +3,8 @@
 
 A generator lives on the loop of its node: each turn is a packet that holds it, and thus an item in the node's queue
 like any other. So its item is sent before the next one is computed, and many that generate take turns. One that nobody
-goes on with is closed in a thread for that, whoever drops it: user code does not run on the server's loop.
+goes on with is closed in a thread for that, whoever drops it: user code does not run on the server's loop. Those that
+are on their way when the node ends are closed before the model is finalised.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakSet
 
 from forebay.arrays.tensors import as_json
 from forebay.errors import ModelError, RequestError
@@ -52,7 +54,7 @@ class _Kwargs(dict[str, Any]):
 class Turning:
     """A generator on its way round the loop of a node."""
 
-    __slots__ = ("_dropped", "steps")
+    __slots__ = ("__weakref__", "_dropped", "steps")
 
     def __init__(self, steps: Iterator[Any], dropped: SimpleQueue[Any]) -> None:
         self.steps: Iterator[Any] | None = steps
@@ -98,6 +100,7 @@ class HandlerRunner:
         self._modules = modules
         self._model: Any = None
         self._dropped: SimpleQueue[Any] = SimpleQueue()
+        self._turnings: WeakSet[Turning] = WeakSet()
         self._closer: threading.Thread | None = None
 
     def open(self, ctx: WorkerContext) -> None:
@@ -144,6 +147,10 @@ class HandlerRunner:
     def close(self) -> None:
         """Finalise the model."""
         if self._closer is not None:
+            for turning in list(self._turnings):  # these are in outcomes that the loop has not dropped yet
+                steps, turning.steps = turning.steps, None
+                if steps is not None:
+                    self._dropped.put(steps)
             self._dropped.put(None)
             self._closer.join()
         model, self._model = self._model, None
@@ -184,7 +191,9 @@ class HandlerRunner:
             else:
                 msg = f"node '{node.name}' returned a generator and has no LOOPBACK in the graph; return a list"
             raise ExecutionFailed(msg)
-        return Turning(steps, self._dropped)
+        turning = Turning(steps, self._dropped)
+        self._turnings.add(turning)
+        return turning
 
     def _step(self, turning: Turning, item: Item) -> Outputs:
         """Ask a generator for its next item."""

@@ -49,7 +49,9 @@ def as_array(value: Any, name: str) -> npt.NDArray[Any]:
     if not isinstance(value, (PyTensor, Tensor)):
         return value
     if value.datatype not in DATATYPES or not DATATYPES[value.datatype].size:
-        raise ExecutionFailed(f"'{name}' is of the type '{value.datatype[:80]}'; nodes that infer take numbers and BOOL")
+        raise ExecutionFailed(
+            f"'{name}' is of the type '{value.datatype[:80]}'; nodes that infer take numbers and BOOL"
+        )
     try:
         if isinstance(value, PyTensor):
             check_writable(value)
