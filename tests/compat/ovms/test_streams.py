@@ -14,6 +14,7 @@ from tests.waiting import reached
 from forebay.errors import Code, InvalidRequest, TooLarge
 from forebay.surfaces.ovms import calls
 from forebay.surfaces.ovms.calls import IS_FINAL, TIMESTAMP, WANTS_FINAL
+from forebay.types.call import Failure
 
 pytestmark = pytest.mark.anyio
 
@@ -480,6 +481,7 @@ async def test_a_generator_that_runs_at_the_end_is_closed_before_the_model_is_fi
         await stream.take()
         ending = asyncio.create_task(face.app.drain(0.0))
         _, end = await stream.rest()
+        assert isinstance(end, Failure)
         assert end.error.code.name == "UNAVAILABLE"
         module.gate.release()
         await ending

@@ -154,11 +154,9 @@ def test_a_request_can_be_read_element_by_element_wherever_it_lies(form, shift):
     start = -room.ctypes.data % 64 + shift
     room[start : start + values.nbytes] = values.reshape(-1).view(np.uint8)
     found = read(Wire("x", FORMATS[form], (2, 3), room.data[start : start + values.nbytes]), "x")
-    assert (found.data.format, found.data.tolist(), memoryview(found).tolist()) == (
-        form,
-        values.tolist(),
-        values.tolist(),
-    )
+    given: Any = found
+    assert found.data.format == memoryview(given).format == form
+    assert found.data.tolist() == memoryview(given).tolist() == values.tolist()
 
 
 def test_nothing_of_a_request_is_copied():
