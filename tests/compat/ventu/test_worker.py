@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pydantic
+import pydantic.v1
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,6 +125,41 @@ def test_whatever_a_body_is_its_neighbours_are_answered(bodies, use_msgpack):
     last = answer[f"{len(bodies):036}"]
     assert codec.decode(last if use_msgpack else last.encode()) == {"n": 5}
     assert len(answer.get("error_ids", "")) == 36 * len(bodies)
+
+
+class Limited(pydantic.BaseModel):
+    n: int = pydantic.Field(le=10**30)
+
+
+# B76: msgpack has no word for the limit that the list of errors tells
+def test_a_limit_beyond_64_bits_is_told_as_text(work, ask):
+    model = Ventu(Limited, Limited, use_msgpack=True)
+    over, fits = ({"n": "1" + "0" * zeros} for zeros in (31, 3))
+    results, errors = work(model).ask(*map(msgspec.msgpack.encode, (over, fits)))
+    assert errors == [True, False]
+    [error] = msgspec.msgpack.decode(results[0])
+    assert error["ctx"] == {"le": "1" + "0" * 30}
+    answer = ask(model).post(msgspec.msgpack.encode(over))
+    assert (answer.status_code, answer.content) == (422, results[0])
+
+
+class Worded(pydantic.v1.BaseModel):
+    n: int
+
+    @pydantic.v1.validator("n")
+    def refuse(cls, n):
+        if n == 1:
+            raise ValueError("\ud800")
+        return n
+
+
+# B77
+def test_words_of_a_validator_that_cannot_be_sent_concern_their_job_only(work, ask):
+    model = Ventu(Worded, Worded, use_msgpack=True)
+    results, errors = work(model).ask(*(msgspec.msgpack.encode({"n": n}) for n in (1, 2)))
+    assert (results[0], errors) == (None, [False, False])
+    assert msgspec.msgpack.decode(results[1]) == {"n": 2}
+    assert ask(model).post(msgspec.msgpack.encode({"n": 1})).status_code == 500
 
 
 # B77

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
 from forebay.surfaces.ventu.handover import hand_over
-from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed
+from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, UnfitResult
 from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from forebay.surfaces.ventu.inference import Inference, Outcome
+    from forebay.surfaces.ventu.inference import Inference
 
 log = logging.getLogger("ventu.protocol")
 
@@ -61,11 +61,12 @@ class BatchProtocol:
         results: dict[str, bytes | str] = {}
         errors: list[str] = []
         for job, outcome in zip(jobs, self._inference.many(list(jobs.values())), strict=True):
-            if type(outcome) is Answered:
+            if isinstance(outcome, Answered):
                 results[job] = outcome.body
             elif isinstance(outcome, Garbled | BodyRefused):
-                log.info("Job %s cannot be taken: %s", job, outcome)
-                results[job] = self._inference.media.dumps(_told(outcome))
+                log.info("Job %s cannot be taken: %s", job, outcome.reason)
+                is_read = isinstance(outcome, BodyRefused)
+                results[job] = outcome.body if is_read else self._inference.media.dumps(outcome.reason)
                 errors.append(job)
             else:
                 _log_failure(job, outcome)
@@ -160,12 +161,8 @@ def _dial(addr: str | tuple[str, int], protocol: str) -> socket.socket:
     return connection
 
 
-def _told(outcome: Garbled | BodyRefused) -> object:
-    return outcome.reason if isinstance(outcome, Garbled) else outcome.errors
-
-
-def _log_failure(job: str, outcome: Outcome) -> None:
+def _log_failure(job: str, outcome: HookFailed | UnfitResult) -> None:
     if isinstance(outcome, HookFailed):
         log.error("Job %s failed", job, exc_info=outcome.error)
     else:
-        log.error("Job %s: the result does not fit the response schema: %s", job, outcome)
+        log.error("Job %s: the result does not fit the response schema: %s", job, outcome.reason)

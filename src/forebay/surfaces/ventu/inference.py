@@ -40,15 +40,22 @@ class Garbled(msgspec.Struct, frozen=True):
 
 
 class BodyRefused(msgspec.Struct, frozen=True):
-    """The body does not fit the request schema."""
+    """The body does not fit the request schema.
 
-    errors: list[dict[str, Any]]
+    Attributes:
+        reason: Why, for the log.
+        body: The list of problems, written in the service's serialisation.
+    """
+
+    reason: str
+    body: bytes | str
 
 
 class UnfitResult(msgspec.Struct, frozen=True):
-    """The model's result does not fit the response schema."""
+    """The model's result does not fit the response schema; see `BodyRefused`."""
 
-    errors: list[dict[str, Any]]
+    reason: str
+    body: bytes | str
 
 
 class HookFailed(msgspec.Struct, frozen=True):
@@ -153,7 +160,7 @@ class Inference:
             return Garbled(str(error))
         if isinstance(error, Invalid):
             self._invalid.inc()
-            return BodyRefused(error.errors)
+            return self._refused(BodyRefused, error)
         return HookFailed(error)
 
     def _written(self, result: Any) -> Outcome:
@@ -162,7 +169,11 @@ class Inference:
         body, error = caught(self._body, result)
         if error is None:
             return Answered(body)
-        return UnfitResult(error.errors) if isinstance(error, Invalid) else HookFailed(error)
+        return self._refused(UnfitResult, error) if isinstance(error, Invalid) else HookFailed(error)
+
+    def _refused(self, kind: type[BodyRefused | UnfitResult], error: Invalid) -> Outcome:
+        body, failure = caught(self.media.problems, error.errors)  # the user's validators word them
+        return kind(str(error), body) if failure is None else HookFailed(failure)
 
     def _body(self, result: Any) -> bytes | str:
         value = self.media.plain(result)

@@ -52,6 +52,10 @@ class Serialisation(ABC):
             TypeError, ValueError: If it holds something that cannot be sent.
         """
 
+    def problems(self, errors: list[dict[str, Any]]) -> bytes | str:
+        """Return as it is sent what is wrong with data; see `Invalid.errors`."""
+        return self.dumps(errors)
+
     def plain(self, value: Any) -> Any:
         """Return what is sent for a result: the data of a model's object, everything else as it is."""
         return dump(value, for_json=self.is_json) if is_model_object(value) else value
@@ -114,3 +118,14 @@ class MsgPack(Serialisation):
     def dumps(self, value: Any) -> bytes:
         """Return data as bytes; see `Serialisation.dumps`."""
         return self._encode(value)
+
+    def problems(self, errors: list[dict[str, Any]]) -> bytes:
+        """Return as it is sent what is wrong with data, such as a limit of more bits than an integer may have here."""
+        try:
+            return self.dumps(errors)
+        except OverflowError:
+            return self.dumps(json.loads(json.dumps(errors), parse_int=_int_or_text))
+
+
+def _int_or_text(digits: str) -> int | str:
+    return int(digits) if -(1 << 63) <= int(digits) < 1 << 64 else digits

@@ -119,10 +119,8 @@ def reply_to(outcome: Outcome, media: Serialisation) -> Reply:
     if isinstance(outcome, Garbled):
         text = f"Could not parse {media.label} body - {outcome.reason}"
         return problem(400, f"Invalid {media.label}", text)
-    if isinstance(outcome, BodyRefused):
-        return Reply(422, media.name, _bytes(media.dumps(outcome.errors)))
-    if isinstance(outcome, UnfitResult):
-        return Reply(500, media.name, _bytes(media.dumps(outcome.errors)))
+    if isinstance(outcome, BodyRefused | UnfitResult):
+        return Reply(422 if isinstance(outcome, BodyRefused) else 500, media.name, _bytes(outcome.body))
     return broken()
 
 
