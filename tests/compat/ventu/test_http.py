@@ -384,6 +384,19 @@ def test_the_api_document_is_valid_and_every_reference_resolves(ask, request_sch
     assert set(post["responses"]) >= {"200", "422"}
 
 
+class Endless(pydantic.BaseModel):
+    upto: float = pydantic.Field(float("inf"), ge=float("-inf"))
+    several: list[float] = [float("nan")]
+
+
+# B68: browsers and others read no `Infinity`
+def test_what_json_has_no_number_for_leaves_the_document_readable(ask):
+    document = ask(Ventu(Endless, Resp)).get("/apidoc/openapi.json").content
+    properties = msgspec.json.decode(document)["components"]["schemas"]["Endless"]["properties"]
+    assert properties["upto"] == {"title": "Upto", "type": "number"}
+    assert properties["several"]["default"] == [None]
+
+
 # B68
 def test_the_document_shows_summary_and_example(client):
     document = client.get("/apidoc/openapi.json").json()

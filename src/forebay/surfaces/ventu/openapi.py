@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -82,8 +83,8 @@ _PROBLEMS: Final[Node] = {
 }
 
 
-def document(*, title: str, version: str, summary: str, media: str, request: Schema, response: Schema) -> Node:
-    """Describe a service.
+def document(*, title: str, version: str, summary: str, media: str, request: Schema, response: Schema) -> str:
+    """Describe a service, in JSON.
 
     Args:
         title: Its name.
@@ -114,12 +115,16 @@ def document(*, title: str, version: str, summary: str, media: str, request: Sch
         "422": problems,
         "500": {"description": "The model failed, or its result does not fit the schema"},
     }
-    return {
-        "openapi": "3.0.3",
-        "info": {"title": title, "version": version},
-        "paths": paths,
-        "components": {"schemas": components},
-    }
+    return json.dumps(
+        _as_json(
+            {
+                "openapi": "3.0.3",
+                "info": {"title": title, "version": version},
+                "paths": paths,
+                "components": {"schemas": components},
+            }
+        )
+    )
 
 
 def _operation(summary: str, name: str, answer: Node) -> Node:
@@ -159,8 +164,13 @@ def _add(schema: Schema, components: dict[str, Node]) -> Node:
 
 
 def _as_json(value: Any) -> Any:
-    """Return an example with what JSON cannot hold as text: bytes in base64, dates as ISO 8601 has them."""
-    return json.loads(json.dumps(value, default=_as_text, skipkeys=True))
+    """Return data with what JSON cannot hold as text: bytes in base64, dates as ISO 8601 has them; infinity is null."""
+    return json.loads(json.dumps(value, default=_as_text, skipkeys=True), parse_constant=lambda _: None)
+
+
+def _is_endless(value: Any) -> bool:
+    """Tell whether a default or a bound is a number that JSON does not have."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -179,7 +189,7 @@ def _translated(node: Any) -> Node:
         reference: Node = {"$ref": given["$ref"]}
         siblings = _translated({key: value for key, value in given.items() if key != "$ref"})
         return {"allOf": [reference], **siblings} if siblings else reference
-    made: Node = {key: value for key, value in given.items() if key in _KEPT}
+    made: Node = {key: value for key, value in given.items() if key in _KEPT and not _is_endless(value)}
     if isinstance(examples := given.get("examples"), list) and examples:
         made["example"] = _as_json(examples[0])
     if "const" in given:

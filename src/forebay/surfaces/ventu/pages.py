@@ -9,14 +9,12 @@ import json
 from enum import Enum, auto
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, UnfitResult
 from forebay.surfaces.ventu.media import JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.surfaces.ventu.inference import Outcome
     from forebay.surfaces.ventu.media import Serialisation
 
@@ -62,12 +60,12 @@ _ASSETS: Final = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "
 class ServicePages:
     """The paths of a service."""
 
-    def __init__(self, media: Serialisation, document: Mapping[str, Any]) -> None:
+    def __init__(self, media: Serialisation, document: str) -> None:
         """Prepare the answers that never change.
 
         Args:
             media: What the service speaks.
-            document: Its OpenAPI document.
+            document: Its OpenAPI document, in JSON.
         """
         self.media = media
         page = Reply(200, "text/html", resources.files("forebay.surfaces.ventu").joinpath("apidoc.html").read_bytes())
@@ -76,7 +74,7 @@ class ServicePages:
             "/": Reply(200, media.name, _bytes(media.dumps(HOME))),
             "/health": Action.HEALTH,
             "/metrics": Action.METRICS,
-            "/apidoc/openapi.json": Reply(200, JSON, json.dumps(document).encode()),
+            "/apidoc/openapi.json": Reply(200, JSON, document.encode()),
             "/apidoc/redoc": page,
             "/apidoc/swagger": page,
             "/apidoc/swagger-init.js": Reply(200, "text/javascript", _INIT),

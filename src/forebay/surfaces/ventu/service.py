@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.surfaces.ventu.inference import HookFailed, Inference, Steps
 from forebay.surfaces.ventu.media import Json, MsgPack
@@ -61,8 +61,8 @@ class Service:
             log.warning("Service health check error: %s", words_of(error))
         return error is None
 
-    def document(self) -> dict[str, Any]:
-        """Return the OpenAPI document."""
+    def document(self) -> str:
+        """Return the OpenAPI document, in JSON."""
         model = self._model
         about = inspect.cleandoc(type(model).__doc__ or "")
         return document(
