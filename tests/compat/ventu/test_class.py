@@ -80,6 +80,12 @@ def test_settings_come_from_keywords_then_the_environment_then_defaults(monkeypa
 
 
 # B53
+def test_a_version_may_be_a_number():
+    config = Ventu(Plain, Resp, name=7, version=0.2).config
+    assert (config.name, config.version) == ("7", "0.2")
+
+
+# B53
 @pytest.mark.parametrize("setting", [{"port": 79}, {"port": 65536}, {"prot": 8000}])
 def test_a_setting_that_is_not_possible_is_refused_at_construction(setting):
     with pytest.raises(pydantic.ValidationError, match=next(iter(setting))):

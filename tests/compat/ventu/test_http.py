@@ -293,6 +293,20 @@ def test_an_object_is_sent_under_its_aliases(base, ask):
         assert codec.decode(answer.content) == {"outer": "x"}
 
 
+# B67: as in data, and as objects of pydantic 2
+@pytest.mark.parametrize("base", [pydantic.BaseModel, pydantic.v1.BaseModel])
+def test_an_object_may_hold_numbers_that_are_not_finite(base, ask):
+    class Score(base):
+        score: float
+
+    class Model(Ventu):
+        def inference(self, data):
+            return Score(score=float("inf"))
+
+    answer = ask(Model(Resp, Score)).post(b'{"n": 1}')
+    assert (answer.status_code, answer.content) == (200, b'{"score": Infinity}')
+
+
 def references(node):
     if isinstance(node, dict):
         for key, value in node.items():

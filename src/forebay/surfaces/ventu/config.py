@@ -22,7 +22,7 @@ class Config(BaseModel):
         socket: Path at which the batching service listens.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)  # version=2, as the original takes it
 
     name: str = "Deep Learning Service"
     version: str = "latest"

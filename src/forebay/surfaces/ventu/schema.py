@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import msgspec
@@ -112,7 +113,7 @@ def dump(value: Any, *, for_json: bool) -> Any:
     """Return the data of a model's object: for JSON only what JSON can hold, else bytes and dates as they are."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json" if for_json else "python", by_alias=True)
-    return msgspec.json.decode(value.json(by_alias=True)) if for_json else value.dict(by_alias=True)
+    return json.loads(value.json(by_alias=True)) if for_json else value.dict(by_alias=True)
 
 
 def _plain(problem: dict[str, Any]) -> dict[str, Any]:
