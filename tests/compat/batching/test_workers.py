@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The socket side of `forebay batching`: what workers of the original service rely on, and what they cannot break."""
 
+import contextlib
 import functools
 import select
 import threading
@@ -331,6 +332,16 @@ def test_workers_join_over_tcp_with_the_same_bytes(start):  # B6, B40
 
 
 @pytest.mark.stress
+def test_hundreds_of_workers_may_join(start):  # B22
+    front = start("-batch", "1")
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(front.idle_peer()) for _ in range(300)]
+        job = front.post(b"x")
+        assert peers[0].serve() == [b"x"]  # it has been idle longest
+        assert job.read().status == 200
+        assert front.log.count("has joined") == 300
+
+
 def test_workers_come_and_go_under_load_and_nothing_is_lost(shared, at_once):  # B22-B24
     front = shared("-batch", "4", "-latency", "1")
     ended = threading.Event()

@@ -28,6 +28,9 @@ NAME: Final = "batching"
 HELLO_S: Final = 60.0
 """Time a worker has from joining to asking for jobs: the original sets none, and some load their model in between."""
 
+WORKERS: Final = 65_536
+"""Workers at a time; the original takes any number."""
+
 
 class BatchingApp(App):
     """The service; a server runs it behind its `listener`."""
@@ -55,7 +58,7 @@ class BatchingApp(App):
         self.door = self._door = WorkerListener(
             parse_address(f"{settings.protocol}:{settings.address}"),
             jobs=lambda: JobSlot(pool, settings.max_frame_bytes),
-            limits=VisitorLimits(hello_s=HELLO_S, frame_bytes=settings.max_frame_bytes),
+            limits=VisitorLimits(hello_s=HELLO_S, connections=WORKERS, frame_bytes=settings.max_frame_bytes),
         )
         # The face limits the time of a body by itself; the connection's limit is for heads and must not be the shorter.
         http = HttpConfig(
