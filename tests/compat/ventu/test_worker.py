@@ -49,6 +49,8 @@ class Lengths(Ventu):
             return []
         if "none" in batch:
             return None
+        if "unordered" in batch:
+            return {len(text) for text in batch}
         if "word" in batch:
             return "w" * len(batch)
         return [len(text) for text in batch]
@@ -186,6 +188,11 @@ def test_what_fails_is_left_out_of_the_answer_and_the_worker_goes_on(text, touch
 
 
 # B77
+def test_a_set_is_no_list_of_results(work):
+    results, errors = work(Lengths(Req, Resp)).ask(body("unordered"), body("hello"))  # who would get which?
+    assert (results, errors) == ([None, None], [False, False])
+
+
 def test_a_string_is_no_list_of_results(work):
     assert work(Lengths(Req, Resp)).ask(body("word"))[0] == [None]
 

@@ -196,9 +196,9 @@ def _checked(results: Any, count: int) -> list[Any]:
     """Return the results of a batch as a list.
 
     Raises:
-        BadOutcome: If there is not exactly one for each item.
+        BadOutcome: If there is not exactly one for each item, in an order.
     """
-    if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__iter__"):
+    if isinstance(results, str | bytes | Mapping | set | frozenset) or not hasattr(results, "__iter__"):
         found = type(cast("object", results)).__name__
         msg = f"batch_inference returned a {found}; a list with one result for each of {count} requests is needed"
         raise BadOutcome(msg)
