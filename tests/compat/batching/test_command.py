@@ -57,10 +57,12 @@ def test_what_is_not_possible_is_said_in_a_sentence(cli, tmp_path, flags):  # B1
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("address", [[], ["-address", "batch.socket"]], ids=["usual", "said"])
-def test_a_path_is_no_address_of_tcp(cli, address):  # B3
-    told = "workers join at 'batch.socket', which is a path; -protocol tcp needs -address HOST:PORT"
-    assert told in cli("batching", "-protocol", "tcp", *address).stderr
+@pytest.mark.parametrize("address", ["batch.socket", "127.0.0.1:nine", "127.0.0.1:99999", "127.0.0.1:", ":8989"])
+def test_an_address_of_tcp_is_a_host_and_a_port(cli, address):  # B3, B6
+    given = ["-address", address] if address != "batch.socket" else []
+    told = cli("batching", "-protocol", "tcp", *given).stderr
+    hint = "; did you mean 127.0.0.1:8989, or 0.0.0.0:8989 to let other machines in?" if address[0] == ":" else ""
+    assert told == f"forebay: workers cannot join at '{address}': -protocol tcp needs -address HOST:PORT{hint}\n"
 
 
 def test_options_are_written_with_one_dash_or_two_with_or_without_a_sign(start, tmp_path):  # B1, B2

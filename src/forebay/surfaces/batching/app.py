@@ -41,9 +41,8 @@ class BatchingApp(App):
         Raises:
             ConfigError: If the address is none.
         """
-        if settings.protocol == "tcp" and ":" not in settings.address:
-            msg = f"workers join at '{settings.address}', which is a path; -protocol tcp needs -address HOST:PORT"
-            raise ConfigError(msg)
+        if settings.protocol == "tcp":
+            _require_host_and_port(settings.address)
         self._settings = settings
         pool = AttachedPool[JobSlot](NAME, grace_s=None)
         timeout_s = settings.timeout_ms / 1000
@@ -106,3 +105,12 @@ class BatchingApp(App):
         await super().drain(grace_s)
         if self._pages is not None:
             await self._pages.stop(0.0)
+
+
+def _require_host_and_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and int(port) < 1 << 16
+    if host and is_port:
+        return
+    hint = f"; did you mean 127.0.0.1:{port}, or 0.0.0.0:{port} to let other machines in?" if is_port else ""
+    raise ConfigError(f"workers cannot join at '{address}': -protocol tcp needs -address HOST:PORT{hint}")
