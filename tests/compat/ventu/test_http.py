@@ -293,6 +293,27 @@ def test_an_object_is_sent_under_its_aliases(base, ask):
         assert codec.decode(answer.content) == {"outer": "x"}
 
 
+class Numbers(pydantic.RootModel[list[int]]):
+    pass
+
+
+class OldNumbers(pydantic.v1.BaseModel):
+    __root__: list[int]
+
+
+# B67
+@pytest.mark.parametrize("use_msgpack", [False, True])
+@pytest.mark.parametrize("schema", [Numbers, OldNumbers])
+def test_an_object_that_is_a_list_is_sent_as_one(schema, use_msgpack, ask):
+    class Model(Ventu):
+        def inference(self, data):
+            return schema.parse_obj([1, 2]) if schema is OldNumbers else schema([1, 2])
+
+    codec = msgspec.msgpack if use_msgpack else msgspec.json
+    answer = ask(Model(Resp, schema, use_msgpack)).post(codec.encode({"n": 1}))
+    assert codec.decode(answer.content) == [1, 2]
+
+
 # B67: as in data, and as objects of pydantic 2
 @pytest.mark.parametrize("base", [pydantic.BaseModel, pydantic.v1.BaseModel])
 def test_an_object_may_hold_numbers_that_are_not_finite(base, ask):

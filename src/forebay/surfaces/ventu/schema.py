@@ -113,7 +113,10 @@ def dump(value: Any, *, for_json: bool) -> Any:
     """Return the data of a model's object: for JSON only what JSON can hold, else bytes and dates as they are."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json" if for_json else "python", by_alias=True)
-    return json.loads(value.json(by_alias=True)) if for_json else value.dict(by_alias=True)
+    if for_json:
+        return json.loads(value.json(by_alias=True))
+    data = value.dict(by_alias=True)
+    return data.get(ROOT, data)
 
 
 def _plain(problem: dict[str, Any]) -> dict[str, Any]:
