@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.circles import left_in_circles
 from tests.compat.ovms.conftest import (
     array,
     config,
@@ -24,6 +25,7 @@ from tests.waiting import reached
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.server.kserve_facts import is_model_ready
 from forebay.surfaces import build
+from forebay.surfaces.ovms.values import ExecutionFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -479,3 +481,25 @@ async def test_only_what_is_wanted_in_json_has_to_be_sayable_in_it(tmp_path):  #
         )
         head, *datas = await face.app.find("g").endpoint.call([b""], params=params, size=size)
         assert [bytes(data) for data in datas] == [b"\x00\x3c", b"[1.0]"], head
+
+
+RAISES = """
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            raise ValueError("no")
+    """
+
+
+async def test_a_call_whose_handler_raises_leaves_nothing_in_a_circle(tmp_path):
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": RAISES})
+    async with serving(tmp_path / "graph.pbtxt", name="g") as face:
+
+        async def ask(times):
+            for _ in range(times):
+                with pytest.raises(ExecutionFailed):
+                    await face.infer("g", tensor("input", np.arange(3, dtype=np.float32)))
+
+        await ask(3)
+        with left_in_circles() as left:
+            await ask(20)
+        assert len(left) < 20, sorted(set(left))

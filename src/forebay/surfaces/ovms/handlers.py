@@ -14,7 +14,7 @@ import logging
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from weakref import WeakSet
 
 from forebay.arrays.tensors import as_json
@@ -25,6 +25,7 @@ from forebay.surfaces.ovms.layout import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
 from forebay.surfaces.ovms.tensor import PyTensor, check_writable, sealed, written
 from forebay.surfaces.ovms.values import ExecutionFailed, as_python, wants_in_json
+from forebay.types.caught import answered
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import attempt, caught, close
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from forebay.errors import ForebayError
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
@@ -173,9 +173,7 @@ class HandlerRunner:
             for read in node.reads
             if read.port in body
         ]
-        result, raised = caught(self._model.execute, inputs)
-        if raised is not None:
-            raise self._failed(raised)
+        result = answered(lambda: self._model.execute(inputs), self._fails)
         if hasattr(result, "__next__"):
             return self._step(self._turning(result, is_unary=bool(item.params.get(UNARY))), item)
         if result is None and len(inputs) < len(node.reads):
@@ -199,13 +197,11 @@ class HandlerRunner:
         """Ask a generator for its next item."""
         steps = turning.steps
         assert steps is not None
-        found, raised = caught(next, steps, self)
-        if raised is not None or found is self:
-            turning.steps = None
-        if raised is not None:
-            raise self._failed(raised)
+        turning.steps = None  # it is over, unless it gives something
+        found = answered(lambda: next(steps, self), self._fails)
         if found is self:
             return Outputs({})
+        turning.steps = steps
         return Outputs({**self._ports(found, item.params, is_kept=True), self._node.turn: turning})
 
     def _ports(self, result: Any, params: Mapping[str, Any], *, is_kept: bool) -> dict[str, Any]:
@@ -247,12 +243,12 @@ class HandlerRunner:
     def _where(self) -> str:
         return f"node '{self._node.name}'"
 
-    def _failed(self, raised: BaseException) -> ForebayError:
+    def _fails(self, raised: BaseException) -> NoReturn:
         if isinstance(raised, RequestError):  # it knows what it says
-            return failure_of(raised).error
+            raise failure_of(raised).error
         error = ExecutionFailed(f"{self._where}: {text_of(raised)}")
         log.error("%s", error.message, extra={"trace": trace_of(raised)})
-        return error
+        raise error
 
     def _close_dropped(self) -> None:
         """Close what nobody goes on with, until the node ends."""
