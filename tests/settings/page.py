@@ -76,7 +76,8 @@ TITLES = {
 CLASS = """\
 ## Attributes of a model's class
 
-`class Iris(forebay.Model): max_batch_size = 16`. `batch_key` and `pad` are told about in
+`class Iris(forebay.Model): max_batch_size = 16`. They are read from the class, before a model is made: what `__init__`
+or `load` sets on `self` changes nothing, and is warned of. `batch_key` and `pad` are told about in
 [Buckets and padding](../how-to/buckets-and-padding.md).
 
 """

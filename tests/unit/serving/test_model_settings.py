@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 
 import msgspec
@@ -12,8 +13,11 @@ from forebay import Pad
 from forebay.errors import ConfigError
 from forebay.server.config import Overrides
 from forebay.serving.models.model import Model, settings_of
+from forebay.serving.models.model_runner import runner_for
 from forebay.surfaces.native import serve_model
+from forebay.types.settings import declared
 from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import WorkerContext
 
 
 def model(**attributes):
@@ -143,3 +147,49 @@ def test_isolation_reaches_the_pool():
     assert isolates(model(), Overrides(isolate_errors=True))
     with pytest.raises(ConfigError, match=r"MyModel streams.*leave out --isolate-errors"):
         isolates(model(predict=generator), Overrides(isolate_errors=True))
+
+
+@pytest.mark.parametrize("name", [*declared(Model), "batch_key"])
+def test_a_setting_on_a_model_instead_of_its_class_is_warned_of(name, caplog):
+    def load(self):
+        setattr(self, name, object())
+
+    runner_for(model(load=load)).open(WorkerContext())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"MyModel sets `self.{name}`" in record.getMessage()
+    assert "body of the class" in record.getMessage()
+
+
+def test_so_is_one_of_a_model_that_loads_on_a_loop(caplog):
+    class Slow(Model):
+        def __init__(self):
+            self.max_batch_size = 4  # pyright: ignore[reportAttributeAccessIssue] - which says so, too
+
+        async def load(self):
+            self.max_wait_ms = 4  # pyright: ignore[reportAttributeAccessIssue]
+
+        async def predict(self, batch):
+            return batch
+
+    asyncio.run(runner_for(Slow).open_async(WorkerContext()))  # pyright: ignore[reportAttributeAccessIssue]
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "Slow sets `self.max_batch_size`" in said
+    assert "Slow sets `self.max_wait_ms`" in said
+
+
+def test_what_a_model_keeps_otherwise_is_not(caplog):
+    class Kept(Model):
+        max_batch_size = 4
+
+        def load(self):
+            self.device = "cuda:0"  # told to the model, not by it
+            self.weights = self.max_batch_size
+            self.max_batch_size = self.max_batch_size  # pyright: ignore[reportAttributeAccessIssue]
+
+        def predict(self, batch):
+            return batch
+
+    runner_for(Kept).open(WorkerContext())
+    runner_for(model(__init__=lambda self: setattr(self, "max_queue", 1))).open(WorkerContext(index=1))
+    assert not caplog.records  # the first of several workers says it for all

@@ -9,6 +9,7 @@ is looked at sample by sample.
 from __future__ import annotations
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
 from forebay.serving.models.function_kinds import awaits, may_await
-from forebay.serving.models.model import takes_context
+from forebay.serving.models.model import set_in_vain, takes_context
 from forebay.serving.models.padding import Padded, require_numpy
 from forebay.serving.models.spelling import STEPS
 from forebay.serving.models.steps import Stream
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from forebay.types.context import Context
     from forebay.workers.runner import WorkerContext
     from forebay.workers.together import Together
+
+log = logging.getLogger("forebay.workers")
 
 
 class BatchRunner(ABC):
@@ -116,6 +119,7 @@ class BatchRunner(ABC):
         loaded = self._load(ctx)
         if inspect.isawaitable(loaded):
             self._coroutines.run(loaded)
+        self._told_of_settings(ctx)
         self._loaded()
 
     def share(self, opened: BatchRunner) -> None:
@@ -143,6 +147,7 @@ class BatchRunner(ABC):
         loaded = self._load(ctx)
         if inspect.isawaitable(loaded):
             await loaded
+        self._told_of_settings(ctx)
         self._loaded()
 
     async def _close_async(self) -> None:
@@ -159,6 +164,21 @@ class BatchRunner(ABC):
         if ctx.device != "cpu" and self._class.device == "cpu":  # or the class has a `device` of its own
             self._model.device = ctx.device
         return self._model.load() if self._files is None else self._model.load(Path(self._files))
+
+    def _told_of_settings(self, ctx: WorkerContext) -> None:
+        if ctx.index:  # the others would say the same
+            return
+        where = self._class.__qualname__
+        for name in set_in_vain(self._model):
+            log.warning(
+                "%s sets `self.%s`, which changes nothing: that setting is read from the class, before a model is "
+                "made; write `%s = ...` in the body of the class. What is meant otherwise needs another name, such as "
+                "`_%s`",
+                where,
+                name,
+                name,
+                name,
+            )
 
     def _loaded(self) -> None:
         self._predict = self._called(self._method)

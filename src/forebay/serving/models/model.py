@@ -270,6 +270,13 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
     )
 
 
+def set_in_vain(model: Model) -> list[str]:
+    """Return the settings that a loaded model has on itself, where they are not read: the class was asked before."""
+    own: dict[str, Any] = getattr(model, "__dict__", {})
+    names = (*declared(Model), "batch_key")
+    return [name for name in names if name in own and own[name] is not getattr(type(model), name)]
+
+
 def has_steps(model: type[Any]) -> bool:
     """Tell whether a model makes the next part of all streams at once, instead of running batches."""
     return callable(getattr(model, "start", None)) and callable(getattr(model, "step", None))
