@@ -249,3 +249,5 @@ def test_lines_of_a_worker_that_attached_come_to_the_server_too(serve, tmp_path)
             shown, _ = worker.communicate()
     assert b"two words\n" in shown, "who started it sees it as well"
     assert b"seen 1" in shown
+    assert b"ready; attached" in shown
+    assert "ready; attached" not in server.log, "the model has not said it, nor is it a warning"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.observe.author_metrics import MetricReporter
 from forebay.observe.log import TextFormatter
-from forebay.observe.model_log import capture, origin
+from forebay.observe.model_log import capture, origin, speaking
 from forebay.workers import sigterm
 from forebay.workers.child import serve, wire_error
 from forebay.workers.devices import device_in
@@ -98,7 +98,8 @@ class JoiningWorker:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         sigterm.keep_from_children(self._leave)
-        self._tell(f"ready; attached to {self._address}")
+        with speaking(None):  # to whoever started it; the server logs by itself who has joined
+            self._tell(f"ready; attached to {self._address}")
         threads = [
             threading.Thread(target=self._work, args=(runner, first), daemon=True)
             for first in (connection, *[None] * (self._threads - 1))
