@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,15 @@ def load_script(path, name):
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize(
+    "readme", sorted((REPOSITORY / "examples").glob("*/README.md")), ids=lambda path: path.parent.name
+)
+def test_what_a_command_on_the_page_sends_is_there(readme):
+    commands = [line for line in readme.read_text().splitlines() if line.startswith("    curl ")]
+    sent = [Path(file) for line in commands for file in re.findall(r"(?:-d|--data-binary) @(\S+)", line)]
+    assert [str(file) for file in sent if not (readme.parent / file).exists()] == []
 
 
 @pytest.fixture(scope="module")
