@@ -76,6 +76,12 @@ def test_help_names_the_defaults(cli):
         assert default in text
 
 
+def test_help_names_every_target_and_protocol(cli):
+    text = " ".join(cli("serve", "--help").stdout.split())
+    for word in ("folder of a SavedModel", "KServe v2 and TensorFlow Serving over gRPC"):
+        assert word in text
+
+
 def test_no_command_shows_the_help(cli):
     result = cli()
     assert result.returncode == 2

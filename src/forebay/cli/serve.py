@@ -28,7 +28,8 @@ Serve a model or a project. TARGET is one of
 
   model.py           a Python file: every forebay.Model class in it is served at /models/NAME
   model.py:Name      one class of it, one forebay.Serving, or one function with @forebay.compose
-  model.onnx         a model file, also OpenVINO's model.xml: served with the types that it declares
+  model.onnx         a model file, also OpenVINO's model.xml or the folder of a SavedModel: served with the types that
+                     it declares
   forebay.yaml       several of these with settings of their own, or the folder of this file; a file of another
                      name is given as --config FILE, beside TARGET or instead
   FOLDER             model files in folders MODEL/VERSION, also of a bucket: s3://BUCKET/PATH, gs:// or az://

@@ -134,8 +134,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         host: Address to bind.
-        port: TCP port of the KServe v2 protocol over gRPC, which there is only if this is said; 0 takes a free one.
-            That of a pipeline is there anyway.
+        port: TCP port of KServe v2 and TensorFlow Serving over gRPC, which there is only if this is said; 0 takes a
+            free one. That of a pipeline is there anyway.
         max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
         max_buffered_bytes: Bytes of messages that have not come whole yet, and of those that came packed until their
             calls are over, of all clients together; the call that would exceed it gets RESOURCE_EXHAUSTED. Clients that
