@@ -11,6 +11,7 @@ import numpy as np
 import pydantic
 import pydantic.v1
 import pytest
+from tests.circles import left_in_circles
 from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.ventu import Ventu
@@ -355,3 +356,17 @@ def test_without_pydantic_the_error_says_what_to_install():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert "pip install forebay[pydantic]" in done.stdout
+
+
+def test_a_body_whose_inference_fails_leaves_nothing_in_a_circle(monkeypatch):
+    monkeypatch.setattr(Counting, "inference", lambda _self, _data: 1 / 0)
+    service = Counting(Req, Resp).ventu_service
+
+    def ask(times):
+        for _ in range(times):
+            assert service.answer(b'{"text": "a"}').status == 500
+
+    ask(3)
+    with left_in_circles() as left:
+        ask(20)
+    assert len(left) < 20, sorted(set(left))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import InvalidRequest
 from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, UnfitResult
+from forebay.types.caught import without_frames
 from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 if TYPE_CHECKING:
@@ -164,5 +165,6 @@ def _dial(addr: str | tuple[str, int], protocol: str) -> socket.socket:
 def _log_failure(job: str, outcome: HookFailed | UnfitResult) -> None:
     if isinstance(outcome, HookFailed):
         log.error("Job %s failed", job, exc_info=outcome.error)
+        without_frames(outcome.error)
     else:
         log.error("Job %s: the result does not fit the response schema: %s", job, outcome.reason)

@@ -12,6 +12,7 @@ from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
 from forebay.surfaces.ventu.pages import reply_to
+from forebay.types.caught import without_frames
 from forebay.types.failures import words_of
 from forebay.workers.user_code import caught
 
@@ -52,6 +53,7 @@ class Service:
         outcome = self.inference.one(body or self.media.nothing)
         if isinstance(outcome, HookFailed):
             log.error("Inference failed", exc_info=outcome.error)
+            without_frames(outcome.error)
         return reply_to(outcome, self.media)
 
     def is_well(self) -> bool:
