@@ -4,6 +4,7 @@
 import asyncio
 import copy
 import ipaddress
+import pickle
 import socket
 import threading
 import time
@@ -356,3 +357,10 @@ def test_a_request_says_whose_it_is():
     own = request_of({"x": "1"}, as_tensors=False, as_npy=False).clientip
     assert not ipaddress.ip_address(own).is_unspecified
     assert request_of({"x": "1", "clientip": "10.0.0.1"}, as_tensors=False, as_npy=False).clientip == "10.0.0.1"
+
+
+def test_a_result_can_be_copied_and_sent_to_other_processes():  # P129
+    result = ClientResult(Response(key=["x", "y"], value=["array([1, 2])", "7"]), ["x"])
+    for made in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+        assert (made.err_no, list(made)) == (0, ["ecode", "x"])
+        assert made["x"].tolist() == [1, 2]

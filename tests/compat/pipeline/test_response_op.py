@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -246,6 +248,12 @@ def test_a_response_has_its_fields_under_all_names() -> None:  # P59
     assert packing.message_of(response).SerializeToString()
     with pytest.raises(AttributeError):
         response.tenant = "x"
+
+
+def test_a_response_can_be_copied() -> None:  # P59
+    response = packing.Response(ecode=1, key=["a"], value=["b"])
+    for made in (copy.copy(response), copy.deepcopy(response), pickle.loads(pickle.dumps(response))):
+        assert (made.ecode, made.err_no, pairs(made)) == (1, 6000, {"a": "b"})
 
 
 def test_a_body_may_return_a_plain_message() -> None:  # P59

@@ -77,6 +77,8 @@ class ClientResult(Mapping[str, Any]):
         self._read: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies are asked for, which have no message yet
+            raise AttributeError(name)
         return getattr(self.message, name)
 
     def __getitem__(self, name: str) -> Any:

@@ -34,6 +34,8 @@ class Response:
                 setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies are asked for, which have no message yet
+            raise AttributeError(name)
         found = getattr(self.message, _ALIASES.get(name, name))
         return to_v03(found) if name == "ecode" else found
 
