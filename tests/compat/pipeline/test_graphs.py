@@ -552,6 +552,44 @@ def test_answers_carry_the_numbers_of_the_generation_that_is_configured(hosted, 
     assert hosted(last, lambda service: ask(service, q="q"), {"error_codes": codes}).err_no == number
 
 
+def test_results_that_cannot_be_told_have_the_numbers_that_are_configured(hosted):
+    # P61, P91
+    class Number(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            return {"q": 1}, False, None, ""
+
+    last = Number(name="A", input_ops=[RequestOp()])
+    for codes_, number in ("v0.7", 7000), ("v0.4", 3):
+        assert hosted(last, lambda service: ask(service, q="q"), {"error_codes": codes_}).err_no == number
+
+
+@pytest.mark.parametrize(
+    "own,err_no,pairs",
+    [
+        ({"err_no": 0, "key": ["q"], "value": ["instead"]}, 0, {"q": "instead"}),
+        ({"err_no": 777}, 777, {}),
+        ({}, 10000, {}),
+        ({"err_msg": "sorry"}, 10000, {}),
+    ],
+    ids=["result", "number", "nothing", "text"],
+)
+def test_a_response_op_of_ones_own_decides_what_an_error_is_answered_with(hosted, own, err_no, pairs):
+    # P59, P63
+    class Mine(ResponseOp):
+        def pack_response_package(self, channeldata):
+            assert channeldata.error_code == 10000
+            return Response(**own)
+
+    class Wrong(Tag):
+        def preprocess(self, input_dicts, data_id, log_id):
+            raise KeyError("x")
+
+    last = Mine(input_ops=[Wrong(name="A", input_ops=[RequestOp()])])
+    found = hosted(last, lambda service: ask(service, q="q"))
+    assert found.err_no == err_no
+    assert dict(zip(found.key, found.value, strict=True)) == pairs
+
+
 @pytest.mark.parametrize(
     "hook,number",
     [

@@ -231,6 +231,8 @@ class PipelineService(Predictions):
             found = type(response).__name__
             text = f"rpc package error: pack_response_package should return a Response, it returned {found}"
             raise codes.error(codes.CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
+        if data.prod_error_code is None:
+            response.err_no = codes.numbered(_number_of(response, data), self.error_codes)
         return response
 
     def _answered(self, asked: Prediction, response: Any) -> None:
@@ -259,13 +261,12 @@ class PipelineService(Predictions):
             return self._pack(ChannelData.of(named, data_id=asked.data_id, log_id=asked.log_id))
 
         def packed(asked: Prediction, response: Any) -> None:
-            if not told.product:
-                response.err_no = codes.numbered(told.err_no, self.error_codes)
             self._end(asked, response, ok=False)
 
         def failed(asked: Prediction, worse: ForebayError) -> None:
             log.error("(%s) %s", _name_of(asked), worse.message, exc_info=worse.__cause__)
-            packed(asked, packing.pack_error(told.err_no, text, self.response_class))
+            number = told.err_no if told.product else codes.numbered(told.err_no, self.error_codes)
+            packed(asked, packing.pack_error(number, text, self.response_class))
 
         self._do(asked, pack, packed, failed, time.monotonic() + ERROR_S if self._packs_itself else None)
 
@@ -342,6 +343,17 @@ def _nothing() -> None:
 def _name_of(asked: Prediction) -> str:
     """Return what clients and the log call a request."""
     return f"data_id={asked.data_id} log_id={asked.log_id}"
+
+
+def _number_of(response: Any, data: ChannelData) -> int:
+    """Return the number of an answer: the error's, unless the hook gave another one, or a result in place of the error.
+
+    `ecode` has fewer numbers than `err_no`, so one that was handed on by that name may stand for another.
+    """
+    found: int = response.err_no
+    gives = any(field.name not in {"err_no", "err_msg"} for field, _ in response.ListFields())
+    is_handed_on = found == codes.from_v03(codes.to_v03(data.error_code)) or not (found or gives)
+    return data.error_code if is_handed_on else found
 
 
 def _named(error: BaseException) -> ForebayError:
