@@ -10,6 +10,7 @@ import yaml
 
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline.config import OP_DEFAULTS, masked, read, settle
+from forebay.surfaces.pipeline.ops.op import Op
 from forebay.surfaces.pipeline.predictors import PredictorSettings
 
 SEED = """
@@ -365,6 +366,13 @@ def test_what_a_constructor_is_given_must_be_in_range_too():
     # P38
     with pytest.raises(ConfigError, match="op 'a': concurrency is 0; a whole number of at least 1"):
         settle("a", {"concurrency": 0}, {})
+
+
+def test_an_op_may_be_given_the_retry_that_the_original_has_by_default():
+    # P28, P87
+    assert settle("a", Op("a", retry=0).given, {"retry": 3})["retry"] == 1
+    with pytest.raises(ConfigError, match="op 'a': retry is -1; a whole number of at least 1"):
+        settle("a", Op("a", retry=-1).given, {})
 
 
 def test_the_settings_of_an_op_of_which_nothing_is_said():

@@ -76,7 +76,7 @@ class Op:
             client_type: `brpc`, `grpc`, `local_predictor` or `pipeline_grpc`.
             concurrency: Workers.
             timeout: Milliseconds a call of `process` may take; 0 or less for any time.
-            retry: Calls of `process` in all; again only after a time-out.
+            retry: Calls of `process` in all; again only after a time-out. 0, the original's default, means 1.
             batch_size: Samples that may share a call of `process`.
             auto_batching_timeout: Milliseconds a sample waits for others to share a batch with.
             local_service_handler: A model of one's own.
@@ -96,7 +96,7 @@ class Op:
             "client_type": client_type,
             "concurrency": concurrency,
             "timeout": timeout,
-            "retry": retry,
+            "retry": 1 if retry == 0 else retry,
             "batch_size": batch_size,
             "auto_batching_timeout": auto_batching_timeout,
         }
