@@ -59,6 +59,19 @@ def test_equal_options_share_a_call(option: Any) -> None:  # P83
     assert group.feed["mode"] == option
 
 
+@pytest.mark.parametrize("words", [["a", "b"], ("a", "b"), [[1, 2], [3, 4]]])
+def test_lists_with_an_element_for_each_row_are_not_taken_for_options(words: Any) -> None:  # P83
+    one, other = ({"x": array(2), "words": words} for _ in range(2))
+    assert [group.members for group in grouped([one, other])] == [[0], [1]]
+    assert len(grouped([{"x": array(1), "words": words}, {"x": array(1), "words": words}])) == 1
+
+
+def test_names_that_are_no_texts_are_not_merged_and_cut_apart_as_others() -> None:  # P82
+    assert len(grouped([{0: array(1), "x": array(1)}, {0: array(1), "x": array(1)}])) == 2  # pyright: ignore[reportArgumentType]
+    shares: Any = split({0: array(3), 1: "v1"}, [1, 2])
+    assert [(len(share[0]), share[1]) for share in shares] == [(1, "v1"), (2, "v1")]
+
+
 def test_options_that_cannot_be_compared_are_not_merged() -> None:  # P83
     first, second = ({"x": array(1), "more": {"mask": array(1)}} for _ in range(2))
     assert len(grouped([first, second])) == 2

@@ -74,13 +74,13 @@ def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
     bounds = list(itertools.pairwise(starts))
     shares: list[dict[str, Any]] = [{} for _ in rows]
     for name, value in found.items():
-        offsets = found.get(name + LOD)
+        offsets = found.get(f"{name}{LOD}")
         if offsets is not None:
-            _require(name + LOD, len(offsets), starts[-1] + 1)
+            _require(f"{name}{LOD}", len(offsets), starts[-1] + 1)
             for share, (start, end) in zip(shares, bounds, strict=True):
                 share[name] = value[offsets[start] : offsets[end]]
-                share[name + LOD] = _shifted(offsets[start : end + 1], -offsets[start])
-        elif name.endswith(LOD) and name.removesuffix(LOD) in found:
+                share[f"{name}{LOD}"] = _shifted(offsets[start : end + 1], -offsets[start])
+        elif _is_lod(name, found):
             continue
         elif _has_rows(value):
             _require(name, len(value), starts[-1])
@@ -104,7 +104,7 @@ def one_each(result: Any, count: int) -> list[Any]:
         return found
     return [
         {
-            name: value[0] if _has_rows(value) and name + LOD not in share and not _is_lod(name, share) else value
+            name: value[0] if _has_rows(value) and f"{name}{LOD}" not in share and not _is_lod(name, share) else value
             for name, value in share.items()
         }
         for share in split(result, [1] * count)
@@ -126,16 +126,24 @@ def _require(name: str, found: int, needed: int) -> None:
 
 
 def _rows_of(sample: Mapping[str, Any]) -> int | None:
-    """Return how many rows a sample has; None if its values do not agree, so that it can share no call."""
+    """Return how many rows a sample has; None if it can share no call.
+
+    That is so if its values do not agree, and if it has a list with an element for each row, which nobody joins.
+    """
     counts: set[int] = set()
+    lengths: set[int] = set()
     for name, value in sample.items():
+        if not isinstance(cast("object", name), str):
+            return None
         if _is_lod(name, sample):
             if _offsets(value) is None:
                 return None
         elif _is_stackable(value):
             offsets = _offsets(sample.get(name + LOD))
             counts.add(len(value) if offsets is None else len(offsets) - 1)
-    return counts.pop() if len(counts) == 1 else None
+        elif isinstance(value, (list, tuple)):
+            lengths.add(len(cast("Sequence[Any]", value)))
+    return counts.pop() if len(counts) == 1 and lengths.isdisjoint(counts) else None
 
 
 def _form_of(sample: Mapping[str, Any]) -> Hashable:
@@ -201,7 +209,7 @@ def _like(model: Any, values: list[int]) -> Any:
 
 
 def _is_lod(name: str, sample: Mapping[str, Any]) -> bool:
-    return name.endswith(LOD) and name.removesuffix(LOD) in sample
+    return str(name).endswith(LOD) and name.removesuffix(LOD) in sample
 
 
 def _offsets(value: Any) -> Sequence[int] | None:
