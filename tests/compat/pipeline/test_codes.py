@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 
+import numpy as np
 import pytest
 
 from forebay import errors
@@ -74,6 +75,12 @@ def test_product_codes_are_made_by_extending_an_empty_enum() -> None:  # P94
     assert not list(ProductErrCode)
     assert codes.value_of(Own.SOLD_OUT) == codes.value_of(71) == 71
     assert codes.value_of("71") is codes.value_of(True) is codes.value_of(None) is None
+
+
+def test_numbers_of_numpy_are_codes() -> None:  # P43
+    assert type(codes.value_of(np.int64(71))) is int
+    assert codes.value_of(np.int64(71)) == codes.value_of(np.uint8(71)) == 71
+    assert codes.value_of(np.bool_(True)) is codes.value_of(np.float32(71)) is None
 
 
 @pytest.mark.parametrize("code", [code for code in CustomExceptionCode if code.value])

@@ -9,6 +9,7 @@ as failures of the server.
 from __future__ import annotations
 
 import enum
+import numbers
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -195,9 +196,10 @@ def value_of(code: Any, bits: int = 32) -> int | None:
         None if it is neither, or does not fit into so many bits; `err_no` has 32.
     """
     found = code.value if isinstance(code, enum.Enum) else code
-    if not isinstance(found, int) or isinstance(found, bool):
+    if isinstance(found, bool) or not isinstance(found, numbers.Integral):  # NumPy's are no int
         return None
-    return int(found) if -(1 << bits - 1) <= found < 1 << bits - 1 else None
+    number = int(found)
+    return number if -(1 << bits - 1) <= number < 1 << bits - 1 else None
 
 
 def to_v03(err_no: int) -> int:
