@@ -863,6 +863,11 @@ def test_a_batch_that_waits_for_ever_is_a_warning():
     a = Tag(name="a", input_ops=[RequestOp()], batch_size=4)
     assert any("waits until it has 4 samples" in one for one in wired(a, {"worker_num": 8}).warnings)
     assert any("worker_num lets only 2" in one for one in wired(a, {"worker_num": 2}).warnings)
+    # P72: what bounds a channel is the op that takes the fewest at a time
+    config = {"worker_num": 16, "dag": {"channel_size": 2}}
+    (told,) = wired(Tag(name="B", input_ops=[a]), config).warnings
+    assert told.startswith("op 'a'")
+    assert "channel_size lets only 3 requests in at a time; raise channel_size" in told
     quiet = Tag(name="a", input_ops=[RequestOp()], batch_size=4, auto_batching_timeout=10)
     assert wired(quiet, {"worker_num": 8}).warnings == ()
 

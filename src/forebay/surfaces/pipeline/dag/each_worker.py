@@ -20,7 +20,8 @@ from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
-from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, NEVER_S, ServedGraph, inside_of, slots_of
+from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, NEVER_S, ServedGraph
+from forebay.surfaces.pipeline.dag.wiring import inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.figures.reports import Reports
@@ -61,7 +62,7 @@ class EachWorker:
             {"script": msgspec.to_builtins(script), "count": count},
             self._reported,
             workers=count,
-            threads=inside_of(dag),
+            threads=inside_of(dag.settings),
             handover_s=HANDOVER_S,
         )
         self.endpoint = Endpoint(
@@ -74,7 +75,7 @@ class EachWorker:
             pool,
         )
         self._reports = Reports(dag.ops, pool.pids)
-        self._outlets = Outlets(dag, config, self._reports.waiting, slots_of(dag, config) * count, count)
+        self._outlets = Outlets(dag, config, self._reports.waiting, slots_of(dag.settings, config) * count, count)
         self.service = Forwarding(name, self.endpoint, config, self._outlets.tracer)
 
     def open(self) -> None:

@@ -13,6 +13,7 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag import op_workers
 from forebay.surfaces.pipeline.dag.service import PipelineService
+from forebay.surfaces.pipeline.dag.wiring import slots_of
 from forebay.surfaces.pipeline.figures.observers import Observers
 from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, open_store
 from forebay.workers.objects import packed
@@ -69,7 +70,7 @@ class ServedGraph:
         self._storage: Storage | None = None
         self._offloads = config.dag.external_store is not None
         self._store: dict[str, Any] = {}  # filled in by `open`, before a worker looks at it
-        slots = slots_of(dag, config)
+        slots = slots_of(dag.settings, config)
         nodes = {one: self._node(one, dag, config, slots, script) for one in dag.ops}
         timeout_ms = config.dag.timeout_ms
         self.endpoint = Endpoint(
@@ -146,24 +147,6 @@ class ServedGraph:
             pool,
         )
         return Node(endpoint=endpoint, packs=not in_threads)
-
-
-def slots_of(dag: Dag, config: PipelineConfig) -> int:
-    """Return how many requests may be inside the graph at a time.
-
-    `channel_size` bounds what waits before each op. The number of requests let in is bounded, so that no more can ever
-    wait there. Ops that have a result are never held up: a graph in which nobody waits for room cannot deadlock.
-    """
-    slots = inside_of(dag) if config.build_dag_each_worker else config.worker_num
-    if config.dag.channel_size:
-        busy = min(settings["concurrency"] * settings["batch_size"] for settings in dag.settings.values())
-        slots = min(slots, config.dag.channel_size + busy)
-    return slots
-
-
-def inside_of(dag: Dag) -> int:
-    """Return how many requests the ops could work on at a time."""
-    return sum(settings["concurrency"] for settings in dag.settings.values())
 
 
 def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:

@@ -96,6 +96,7 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
     warnings = [*check(spec), *_unused(used, config)]
     by_name = {op.name: op for op in _sorted(ops)}
     settings = {op.name: _settings(op, config, warnings) for op in by_name.values()}
+    warnings += _batches(settings, config)
     return Dag(spec, sources[0], response_op, by_name, settings, tuple(warnings))
 
 
@@ -172,20 +173,10 @@ def _sorted(ops: list[Op]) -> list[Op]:
 def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[str, Any]:
     """Return the settings of an op, and say what is odd about them."""
     settings = settle(op.name, op.given, config.op.get(op.name, {}))
-    size, wait_ms = settings["batch_size"], settings["auto_batching_timeout"]
+    size = settings["batch_size"]
     if config.build_dag_each_worker and size > 1:
         warnings.append(f"op '{op.name}': batch_size {size} is taken as 1, because build_dag_each_worker is true")
         settings.update(batch_size=1, auto_batching_timeout=None)
-    elif size > config.worker_num:
-        warnings.append(
-            f"op '{op.name}': a batch will never have its {size} samples, because worker_num lets only "
-            f"{config.worker_num} requests in at a time; raise worker_num"
-        )
-    elif size > 1 and (wait_ms is None or wait_ms <= 0):
-        warnings.append(
-            f"op '{op.name}': a batch waits until it has {size} samples, however long that takes; "
-            "set auto_batching_timeout to the milliseconds it may wait"
-        )
     if settings["server_endpoints"] and settings["client_type"] is None:
         settings["client_type"] = config.dag.client_type
     try:
@@ -205,6 +196,44 @@ def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[st
             f"op '{op.name}': its process is not called, because it has no model; set run_process to true to call it"
         )
     return settings
+
+
+def _batches(settings: Mapping[str, Mapping[str, Any]], config: PipelineConfig) -> list[str]:
+    """Warn of batches that will not be as they are configured, or wait without an end."""
+    slots = slots_of(settings, config)
+    by = "worker_num" if slots == config.worker_num else "channel_size"
+    warnings: list[str] = []
+    for name, found in settings.items():
+        size, wait_ms = found["batch_size"], found["auto_batching_timeout"]
+        if size > slots:
+            warnings.append(
+                f"op '{name}': a batch will never have its {size} samples, because {by} lets only "
+                f"{slots} requests in at a time; raise {by}"
+            )
+        elif size > 1 and (wait_ms is None or wait_ms <= 0):
+            warnings.append(
+                f"op '{name}': a batch waits until it has {size} samples, however long that takes; "
+                "set auto_batching_timeout to the milliseconds it may wait"
+            )
+    return warnings
+
+
+def slots_of(settings: Mapping[str, Mapping[str, Any]], config: PipelineConfig) -> int:
+    """Return how many requests may be inside a graph of ops with these settings at a time.
+
+    `channel_size` bounds what waits before each op. The number of requests let in is bounded, so that no more can ever
+    wait there. Ops that have a result are never held up: a graph in which nobody waits for room cannot deadlock.
+    """
+    slots = inside_of(settings) if config.build_dag_each_worker else config.worker_num
+    if config.dag.channel_size:
+        busy = min(found["concurrency"] * found["batch_size"] for found in settings.values())
+        slots = min(slots, config.dag.channel_size + busy)
+    return slots
+
+
+def inside_of(settings: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return how many requests the ops could work on at a time."""
+    return sum(found["concurrency"] for found in settings.values())
 
 
 def _unused(used: list[Op], config: PipelineConfig) -> list[str]:
