@@ -325,6 +325,8 @@ def test_without_an_http_port_there_is_only_grpc(tmp_path, eventually):
         _, log = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
         assert f"ready at grpc://127.0.0.1:{port}" in log
+        assert "gRPC: 4 ops" in log
+        assert "POST" not in log
     finally:
         process.kill()
         process.wait()

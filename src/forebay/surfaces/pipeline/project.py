@@ -100,7 +100,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
         asgi=with_cors(face, http) if has_http else None,
         routes=gateway,
         listeners=[rpc],
-        summary=_summary(server, dag, config),
+        summary=_summary(server, dag, config, has_http=has_http),
         warnings=[*server.warnings, *dag.warnings, *_ignored(config, options)],
         log_level=config.log_level,
         look=lambda: _misfits(dag, config),
@@ -192,7 +192,7 @@ class _Presence:
         """Write it, and tell the port of gRPC, which may be any."""
         assert self._rpc.address is not None
         host, rpc_port = self._rpc.address
-        log.info("gRPC at %s:%d", host, rpc_port)
+        log.info("gRPC at %s:%d", f"[{host}]" if ":" in host else host, rpc_port)
         ports = tuple(port for port in (rpc_port, self._http_port) if port)
         try:
             self._file = running_servers.announce(ports, sys.argv[0])
@@ -254,10 +254,11 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _summary(server: PipelineServer, dag: Dag, config: PipelineConfig) -> list[str]:
+def _summary(server: PipelineServer, dag: Dag, config: PipelineConfig, *, has_http: bool) -> list[str]:
     name = server.name or "any name"
     kind = "a thread" if config.dag.is_thread_op else "a process"
-    lines = [f"POST /{server.name or '{name}'}/prediction, and gRPC: {counted(len(dag.ops), 'op')}, {name}"]
+    post = f"POST /{server.name or '{name}'}/prediction, and " if has_http else ""
+    lines = [f"{post}gRPC: {counted(len(dag.ops), 'op')}, {name}"]
     if config.build_dag_each_worker:
         lines.append(f"{counted(config.worker_num, 'process', 'processes')} with the whole graph each")
         kind = "a thread"
