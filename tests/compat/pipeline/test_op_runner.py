@@ -166,6 +166,21 @@ def test_the_list_style_gives_each_sample_a_dict_of_its_own() -> None:  # P44
     assert [outcome["y"].tolist() for outcome in outcomes] == [[2, 4], [6, 8]]
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("nothing", [None, []])
+def test_a_list_of_results_is_one_however_many_there_are(count: int, nothing: Any) -> None:  # P44, P46
+    class Finds(Op):
+        def process(self, feed_batch: Any, typical_logid: Any = 0) -> Any:
+            return [nothing if feed["x"][0] == 1 else {"x": feed["x"]} for feed in feed_batch]
+
+        def postprocess(self, input_dicts: Any, fetch_data: Any, *ids: Any) -> Any:
+            return {"found": fetch_data["x"].tolist() if fetch_data else "nothing"}
+
+    runner = opened(Finds("finds"), run_process=True, batch_style="list")
+    outcomes = runner.run(requests(*(rows(place) for place in range(count))))
+    assert [outcome["found"] for outcome in outcomes] == [[0], "nothing", [2], [3]][:count]
+
+
 def test_skipping_concerns_one_sample_of_a_batch() -> None:  # P42, trap 15
     class Skips(Doubles):
         def preprocess(self, input_dicts: Any, data_id: Any = None, log_id: Any = None) -> Any:

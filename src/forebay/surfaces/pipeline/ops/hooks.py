@@ -420,15 +420,15 @@ def _listed(names: Iterable[str]) -> str:
 def _fields(found: Any, count: int) -> Sequence[Any] | None:
     """Return what a hook returned as its parts: a tuple, or a list of data and what belongs to it; None for data alone.
 
-    A list whose second part is data as well is a list of data.
+    A list with data in another place than the first is a list of data.
     """
     if isinstance(found, tuple):
         return cast("tuple[Any, ...]", found)
     if not isinstance(found, list) or len(cast("list[Any]", found)) != count:
         return None
     parts = cast("list[Any]", found)
-    is_data = isinstance(parts[1], dict) or not (parts[0] is None or isinstance(parts[0], (dict, list)))
-    return None if is_data else parts
+    is_first_only = parts[0] is None or isinstance(parts[0], (dict, list))
+    return parts if is_first_only and not any(isinstance(part, (dict, list)) for part in parts[1:]) else None
 
 
 def _product_error(code: Any, info: Any) -> ForebayError | None:
