@@ -279,6 +279,38 @@ def _is_ready(client):
         return False
 
 
+@pytest.mark.parametrize("way", [("-m", "forebay", "serve", "server.py"), ("server.py",), ("-m", "server")])
+def test_a_script_may_change_the_folder_it_works_in(tmp_path, eventually, way):
+    # P101: its workers begin where it has begun
+    port = free_port()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "config.yml").write_text(f"rpc_port: {port}\ndag:\n  is_thread_op: false\n")
+    moved = "from forebay.surfaces.pipeline import shim\nshim.install()\n" + UNGUARDED.replace(
+        "\nclass Tag", "\nos.chdir('inner')\nclass Tag"
+    )
+    (tmp_path / "server.py").write_text(moved.replace("os.path.dirname(os.path.abspath(__file__))", "''"))
+    process = subprocess.Popen(
+        [sys.executable, *way],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+
+        def answered():
+            assert process.poll() is None
+            try:
+                return call_grpc(port, Request(key=["q"], value=["x"]), timeout_s=2)
+            except grpc.RpcError:
+                return None
+
+        assert eventually(answered).value[0] == "xAB+xACD"
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
 def test_arguments_behind_two_dashes_are_the_scripts(pipeline, tmp_path):
     text = WEB_SERVICE.replace("CONFIG", str(tmp_path / "config.yml"))
     server = pipeline(text, None, "--", "?")

@@ -9,10 +9,11 @@ Nothing is forked, and nothing but the path of the script and its arguments trav
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -36,12 +37,25 @@ class Script(msgspec.Struct, frozen=True):
         arguments: What follows its name in `sys.argv`.
         folder: What it can import modules from; None is where it lies.
         package: Its package, where it is run as `python -m`.
+        started_in: The working directory it begins in; None for that of the process that executes it.
     """
 
     path: str
     arguments: tuple[str, ...] = ()
     folder: str | None = None
     package: str | None = None
+    started_in: str | None = None
+
+
+def here() -> str | None:
+    """Return the working directory; None if it is gone."""
+    with suppress(OSError):
+        return os.getcwd()  # noqa: PTH109 - as text, and at once
+    return None
+
+
+_STARTED_IN: Final = here()
+"""Of this process, as a rule: scripts import this before they go anywhere else."""
 
 
 class _Handed(BaseException):
@@ -90,6 +104,9 @@ def capture(script: Script) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     sys.argv = [str(path), *script.arguments]
+    if script.started_in is not None:
+        with suppress(OSError):  # it is gone, and the script may do without
+            os.chdir(script.started_in)
     with _capturing() as found:
         _, error = caught(exec, code, vars(module))
     if error is not None and not (found.server is not None and isinstance(error, _Handed | SystemExit)):
@@ -131,8 +148,8 @@ def running() -> Script:
     path = Path(file).resolve()
     spec = main.__spec__
     if spec is None:
-        return Script(str(path), tuple(sys.argv[1:]))
-    return Script(str(path), tuple(sys.argv[1:]), str(Path.cwd()), spec.parent)  # python -m
+        return Script(str(path), tuple(sys.argv[1:]), started_in=_STARTED_IN)
+    return Script(str(path), tuple(sys.argv[1:]), _STARTED_IN, spec.parent, _STARTED_IN)  # python -m
 
 
 def _no_script() -> NoReturn:

@@ -46,7 +46,7 @@ class PipelineSurface:
             named = f": forebay serve {(reading or scripts)[0]}" if scripts else ""
             msg = f"{target} is the configuration of a pipeline; what can be served is the script that reads it{named}"
             raise ConfigError(msg)
-        found = script.Script(str(Path(target).resolve()), options.arguments)
+        found = script.Script(str(Path(target).resolve()), options.arguments, started_in=script.here())
         server = script.capture(found)
         with _told_what_to_install():
             from forebay.surfaces.pipeline.project import project_of
