@@ -552,6 +552,17 @@ def test_answers_carry_the_numbers_of_the_generation_that_is_configured(hosted, 
     assert hosted(last, lambda service: ask(service, q="q"), {"error_codes": codes}).err_no == number
 
 
+def test_a_time_without_an_end_is_none(hosted):
+    # P32, P87: what stands for "as long as it takes" in configurations
+    class Same(Op):
+        def process(self, feed_batch, typical_logid):
+            return feed_batch[0], 0, ""
+
+    config = {"op": {"A": {"timeout": 10**13, "run_process": True}}}
+    last = Same(name="A", input_ops=[RequestOp()])
+    assert values_of(hosted(last, lambda service: ask(service, q="q"), config)) == {"q": "q"}
+
+
 def test_results_that_cannot_be_told_have_the_numbers_that_are_configured(hosted):
     # P61, P91
     class Number(Op):

@@ -20,8 +20,8 @@ from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
-from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, NEVER_S, ServedGraph
-from forebay.surfaces.pipeline.dag.wiring import inside_of, slots_of
+from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, ServedGraph
+from forebay.surfaces.pipeline.dag.wiring import NEVER_S, inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.figures.reports import Reports

@@ -13,7 +13,7 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag import op_workers
 from forebay.surfaces.pipeline.dag.service import PipelineService
-from forebay.surfaces.pipeline.dag.wiring import slots_of
+from forebay.surfaces.pipeline.dag.wiring import NEVER_S, slots_of
 from forebay.surfaces.pipeline.figures.observers import Observers
 from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, open_store
 from forebay.workers.objects import packed
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.script import Script
     from forebay.workers.pool import Pool
 
-NEVER_S: Final = 24 * 3600.0
-"""Time a request has where none is configured: the original sets none, and nothing may wait for ever."""
 STUCK_S: Final = 5.0
 """A worker that goes on so long with a batch nobody waits for is replaced."""
 HANDOVER_S: Final = 0.8

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RESULT: Final = "result"
 """The one output of the graph."""
+NEVER_S: Final = 24 * 3600.0
+"""Time a request has where none is configured: the original sets none, and nothing may wait for ever."""
 
 
 class Dag(msgspec.Struct, frozen=True):
@@ -173,6 +175,7 @@ def _sorted(ops: list[Op]) -> list[Op]:
 def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[str, Any]:
     """Return the settings of an op, and say what is odd about them."""
     settings = settle(op.name, op.given, config.op.get(op.name, {}))
+    settings["timeout"] = min(settings["timeout"], NEVER_S * 1000)  # clocks take no time without an end
     size = settings["batch_size"]
     if config.build_dag_each_worker and size > 1:
         warnings.append(f"op '{op.name}': batch_size {size} is taken as 1, because build_dag_each_worker is true")
