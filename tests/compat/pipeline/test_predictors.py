@@ -621,6 +621,20 @@ def test_a_model_service_is_started_where_there_are_no_endpoints(hosted, eventua
     np.testing.assert_array_equal(client.predict({"x": X})["price"], PRICES)
 
 
+def test_a_model_service_gives_all_results_where_nobody_names_any(tmp_path):  # P109, P113
+    undescribed = onnx_model(tmp_path / "plain", described=False)
+    for model, feed, wanted in (undescribed, "in", {"out", "twice"}), (f"{REFERENCE}:twice", "x", {"y", "pid"}):
+        client = local(model, client_type="brpc")
+        try:
+            found = client.predict({feed: X})
+            assert set(found) == wanted
+            assert {value.shape[0] for name, value in found.items() if name != "pid"} == {2}
+            (one,) = sorted(wanted)[:1]
+            assert set(client.predict({feed: X}, fetch=[one])) == {one}
+        finally:
+            client.close()
+
+
 def test_one_process_for_each_device(hosted, caplog, eventually):  # P113
     client = hosted(devices="0,1")
     pids = pids_of(client)

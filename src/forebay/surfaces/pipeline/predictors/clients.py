@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError
 from forebay.remotes.kserve import KServeBackend
 from forebay.remotes.servers import ServerAddress
+from forebay.runtimes.signature import named
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
@@ -18,8 +19,10 @@ from forebay.surfaces.pipeline.predictors.model_processes import leave_host, tak
 from forebay.surfaces.pipeline.predictors.watching import watched_client
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.runtimes.model_file import Backend
-    from forebay.runtimes.signature import Signature
+    from forebay.runtimes.signature import Feed, Signature
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
     from forebay.surfaces.pipeline.predictors.watching import ModelWatch
@@ -74,6 +77,18 @@ def require_described(settings: PredictorSettings) -> None:
         require_wanted(settings.wanted, signature)
 
 
+class _HostedModel(ModelClient):
+    """Asks a model service that was started for it, which gives all results where none is named."""
+
+    def __init__(self, backend: GeneralModelBackend, signature: Signature | None, wanted: Sequence[str]) -> None:
+        super().__init__(backend, signature, wanted)
+        self._service = backend
+
+    def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
+        found = self._service.run_all(fed, log_id)
+        return named(list(found), list(found.values()))
+
+
 class _Hosted:
     """The client of a model service that was started for it."""
 
@@ -86,7 +101,7 @@ class _Hosted:
         signature = None if self.takes_text else describe(Path(self._conf.model_config))
         host = take_host(self._conf, index)
         endpoints = [ServerAddress.parse(text, "http") for text in host.endpoints]
-        self._client = ModelClient(GeneralModelBackend(endpoints, settings.timeout_s), signature, settings.wanted)
+        self._client = _HostedModel(GeneralModelBackend(endpoints, settings.timeout_s), signature, settings.wanted)
         self._is_closed = False
         self.feed_names_ = self._client.feed_names_
         self.fetch_names_ = self._client.fetch_names_

@@ -12,10 +12,12 @@ from forebay.errors import RunnerFailed
 from forebay.remotes.grpc_calls import GrpcCalls
 from forebay.remotes.http_calls import HttpCalls
 from forebay.remotes.servers import ServerAddress, Servers, Unreachable
+from forebay.runtimes.signature import Var
 from forebay.surfaces.pipeline.predictors.general_model import (
     PATH,
     GeneralRequest,
     GeneralResponse,
+    GeneralTensor,
     described,
     pack,
     unpack,
@@ -23,7 +25,7 @@ from forebay.surfaces.pipeline.predictors.general_model import (
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from forebay.runtimes.signature import Feed, Signature, Value, Var
+    from forebay.runtimes.signature import Feed, Signature, Value
 
 
 class _Face(Protocol):
@@ -56,10 +58,7 @@ class GeneralModelBackend:
 
     def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
         """Ask a server."""
-        response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, id, deadline))
-        if response.err_no:
-            raise RunnerFailed(f"the model server answers {response.err_no}: {response.err_msg}")
-        tensors = [tensor for output in response.outputs for tensor in output.tensor]
+        tensors = self._tensors(feed, fetch, id)
         by_name = {name: tensor for tensor in tensors for name in (tensor.name, tensor.alias_name) if name}
         values: list[Value] = []
         for at, var in enumerate(fetch):
@@ -70,6 +69,17 @@ class GeneralModelBackend:
                 raise RunnerFailed(f"the model server gave {', '.join(by_name) or 'nothing'}, and not {var.alias}")
             values.append(unpack(tensor, described(var)))
         return values
+
+    def run_all(self, feed: Feed, id: int) -> dict[Var, Value]:
+        """Ask a server for all that its model gives, under the names that it has there."""
+        names = {tensor.alias_name or tensor.name: tensor for tensor in self._tensors(feed, (), id)}
+        return {Var(name, name): unpack(tensor) for name, tensor in names.items()}
+
+    def _tensors(self, feed: Feed, fetch: Sequence[Var], id: int) -> list[GeneralTensor]:
+        response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, id, deadline))
+        if response.err_no:
+            raise RunnerFailed(f"the model server answers {response.err_no}: {response.err_msg}")
+        return [tensor for output in response.outputs for tensor in output.tensor]
 
     def close(self) -> None:
         """Hang up."""

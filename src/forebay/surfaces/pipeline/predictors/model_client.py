@@ -16,7 +16,7 @@ from forebay.errors import (
     Unavailable,
     ValidationError,
 )
-from forebay.runtimes.signature import LOD, Signature, Var, named, one_feed
+from forebay.runtimes.signature import LOD, Feed, Signature, Var, named, one_feed
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
 from forebay.types.did_you_mean import meant
 
@@ -153,8 +153,16 @@ class ModelClient(NumberedClient):
         if self._signature is None:
             self._signature = self._backend.signature()
         signature = self._signature or _as_it_comes(given, wanted)
+        fed = signature.fed(given, batch=is_batch)
+        if not signature.fetches:
+            return self._all_of(fed, log_id)
         fetches = signature.fetched(wanted)
-        return named(fetches, self._backend.run(signature.fed(given, batch=is_batch), fetches, log_id))
+        return named(fetches, self._backend.run(fed, fetches, log_id))
+
+    def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
+        """Ask a model for all of its results, of which nothing is known."""
+        text = "nothing says what the model gives; name the results in fetch_list, or describe it in client_config"
+        raise InvalidRequest(text)
 
     def different(self, other: ModelClient) -> str | None:
         """Return what another model of this kind would take or give differently from this one; None if nothing."""
@@ -186,9 +194,6 @@ def require_wanted(wanted: Sequence[str], signature: Signature) -> None:
 
 def _as_it_comes(feed: Mapping[str, Any], wanted: Sequence[str]) -> Signature:
     """Return a signature for a model without a description: it takes whatever it is given."""
-    if not wanted:
-        text = "nothing says what the model gives; name the results in fetch_list, or describe it in client_config"
-        raise InvalidRequest(text)
     return Signature(
         tuple(Var(name, name) for name in feed if not (name.endswith(LOD) and name.removesuffix(LOD) in feed)),
         tuple(Var(name, name) for name in wanted),
