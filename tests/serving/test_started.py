@@ -30,6 +30,7 @@ from forebay import (
 )
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, InternalError, ModelError
+from forebay.serving.servings import registry
 from forebay.serving.servings.dispatch import Dispatch, Submission
 
 LONG_MS = 100_000
@@ -120,6 +121,29 @@ def test_a_name_is_taken_by_one_at_a_time():
         forebay.batched_run("taken", cat(1), where="here")  # pyright: ignore[reportArgumentType]
     with plain.start("taken"):
         pass
+
+
+def test_a_serving_that_is_still_starting_is_not_found_yet(pool):
+    # S34, S45
+    entered, go = threading.Event(), threading.Event()
+
+    def build(options):
+        entered.set()
+        assert go.wait(PATIENCE_S)
+        return lambda batch: batch.realize()
+
+    starting = pool.submit(Serving.new(build).start, "starting", batch_timeout_ms=1)
+    try:
+        assert entered.wait(PATIENCE_S)
+        with pytest.raises(ServingNotFound, match="could not find a serving named 'starting'"):
+            forebay.batched_run("starting", cat(1))
+        with pytest.raises(ConfigError, match="a serving named 'starting' is running already"):
+            plain.start("starting")
+        assert registry.running() == []  # all of which pages of a server tell
+    finally:
+        go.set()
+    with starting.result(PATIENCE_S):
+        assert forebay.batched_run("starting", cat(1)).tolist() == [1]
 
 
 def test_a_serving_that_does_not_start_leaves_its_name_free():

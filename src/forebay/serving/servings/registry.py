@@ -5,40 +5,57 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import ConfigError
 from forebay.serving.servings.partitions import missing
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from forebay.serving.servings.started import ServingProcess
 
     Where = Literal["any", "local", "distributed"]
 
 _lock = threading.Lock()
 _running: dict[str, ServingProcess[Any, Any]] = {}
+_starting: set[str] = set()
 
 
-def _renew_lock() -> None:
+def _renew() -> None:
     global _lock  # noqa: PLW0603 - a thread that is not in a forked child may have held it
     _lock = threading.Lock()
+    _starting.clear()  # by threads that are not here
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_renew)
 
 
-def register(process: ServingProcess[Any, Any]) -> None:
-    """Make a process known under its name.
+@contextmanager
+def taking(name: str) -> Generator[None]:
+    """Keep a name from others while a process starts, which is known under it once it has registered.
 
     Raises:
         ConfigError: The name is taken.
     """
     with _lock:
-        taken = _running.get(process.name)
-        if taken is not None and not taken.is_forked:
+        taken = _running.get(name)
+        if name in _starting or (taken is not None and not taken.is_forked):
             raise ConfigError(
-                f"a serving named {process.name!r} is running already; stop it first, or start this one as another name"
+                f"a serving named {name!r} is running already; stop it first, or start this one as another name"
             )
+        _starting.add(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _starting.discard(name)
+
+
+def register(process: ServingProcess[Any, Any]) -> None:
+    """Make a process that has started known under its name."""
+    with _lock:
         _running[process.name] = process
 
 

@@ -104,20 +104,12 @@ class ServingProcess(Generic[In, Out]):
         self._limit = options.batch_size
         self._keys = frozenset(options.batch_keys)
         self._stop_once = threading.Lock()
-        if name is not None:
+        if name is None:
+            self._partitions = self._started(serving)
+            return
+        with registry.taking(name):
+            self._partitions = self._started(serving)
             registry.register(self)
-        try:
-            config = BatchConfig(
-                max_size=options.batch_size,
-                max_wait_s=options.batch_timeout_ms / 1000,
-                capacity=max(options.capacity, options.batch_size),
-                idle="wait",
-            )
-            self._partitions = Partitions(self.name, config, self._runners(serving), has_hooks=bool(settings.streaming))
-        except BaseException:
-            registry.forget(self)
-            raise
-        self._partitions.start()
 
     def batched_run(self, given: In, *, timeout_s: float | None = None) -> Out:
         """Execute an input in batches with what other callers hand in, and wait for it.
@@ -279,6 +271,19 @@ class ServingProcess(Generic[In, Out]):
 
     def __repr__(self) -> str:
         return f"ServingProcess({self.name!r}, {len(self._partitions.runners)} partitions, {self.options})"
+
+    def _started(self, serving: Serving[In, Out]) -> Partitions:
+        options = self.options
+        config = BatchConfig(
+            max_size=options.batch_size,
+            max_wait_s=options.batch_timeout_ms / 1000,
+            capacity=max(options.capacity, options.batch_size),
+            idle="wait",
+        )
+        has_hooks = bool(self._settings.streaming)
+        partitions = Partitions(self.name, config, self._runners(serving), has_hooks=has_hooks)
+        partitions.start()
+        return partitions
 
     def _runners(self, serving: Serving[In, Out]) -> Sequence[BatchExecutor]:
         options = self.options
