@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -17,7 +18,7 @@ from tests.later import torch
 from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, Serving
-from forebay.errors import ServingCrashed
+from forebay.errors import DeadlineExceeded, ServingCrashed
 from forebay.serving.servings.request_runner import RequestRunner
 from forebay.workers.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
@@ -212,7 +213,7 @@ STRADDLING = """
 import threading
 import jax, numpy as np
 from forebay import Batch, Serving
-from forebay.errors import ServingCrashed
+from forebay.errors import DeadlineExceeded, ServingCrashed
 
 together = threading.Barrier(4)
 
@@ -249,4 +250,21 @@ def test_a_batch_that_crashed_is_freed_with_its_error():
         with left_in_circles() as left:
             for _ in range(20):
                 crash(serving)
+    assert len(left) < 20, sorted(set(left))
+
+
+def test_the_rows_of_a_task_that_is_late_are_freed_with_its_error():
+    async def be_late(serving):
+        with pytest.raises(DeadlineExceeded):
+            await serving.batched_run_async(cat(1), timeout_s=0.0)
+
+    async def main(serving):
+        await be_late(serving)
+        with left_in_circles() as left:
+            for _ in range(20):
+                await be_late(serving)
+        return left
+
+    with Serving.new(writing).start(batch_size=2, batch_timeout_ms=100_000) as serving:
+        left = asyncio.run(main(serving))
     assert len(left) < 20, sorted(set(left))

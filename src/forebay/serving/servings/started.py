@@ -349,7 +349,8 @@ class ServingProcess(Generic[In, Out]):
 
     def _expire(self, call: Submission, future: asyncio.Future[None]) -> None:
         if self._partitions.cancel(call) and not future.done():
-            future.set_exception(_too_late())
+            call.error = _too_late()  # not the future's: raised by it, it would hold the frame that holds the future
+            future.set_result(None)
 
 
 class _Threaded:
