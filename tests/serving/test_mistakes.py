@@ -55,6 +55,11 @@ def test_a_hook_with_its_arguments_swapped_is_told():  # F60
         forebay.hook(np.ones(2), "mean")  # pyright: ignore[reportArgumentType]
 
 
+def test_the_name_of_a_hook_in_place_of_a_list_of_names_is_told():  # S58
+    with pytest.raises(ConfigError, match=r"hooks is the text 'double'; a list of names is needed: hooks=\['double'\]"):
+        Serving.jit(lambda x: x).streaming(hooks="double")
+
+
 def test_an_iterable_of_something_else_is_not_blamed_on_a_preprocessing_that_there_is_not():  # F60
     serving = Serving.jit(lambda x: x)
     with pytest.raises(InvalidRequest, match=r"^without a client_preprocessing .* Batch\.stack\(\[row, \.\.\.\]\)"):

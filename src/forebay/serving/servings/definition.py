@@ -162,10 +162,12 @@ class Serving(Generic[In, Out]):
         batches are then never broken.
 
         Raises:
-            ConfigError: It is streaming already.
+            ConfigError: It is streaming already, or `hooks` is a text.
         """
         if self.settings.streaming is not None:
             raise ConfigError("serving is already marked as streaming")
+        if isinstance(hooks, str):  # its letters would be taken for the names
+            raise ConfigError(f"hooks is the text {hooks!r}; a list of names is needed: hooks=[{hooks!r}]")
         return cast("Serving[In, Events]", self._with(streaming=tuple(hooks)))
 
     def warm(self) -> Serving[In, Out]:
