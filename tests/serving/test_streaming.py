@@ -12,6 +12,7 @@ import pytest
 from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, ConfigError, DeadlineExceeded, InvalidRequest, Serving, ServingCrashed, hook
+from forebay.errors import BadOutcome, BatchResultMismatch
 from forebay.serving.servings import stream as streams
 
 LONG_MS = 100_000
@@ -143,6 +144,21 @@ def test_hook_values_reach_the_callers_whose_rows_they_are(pool, compiler):
                     ("double", [2 * n, 2 * n + 2]),
                     ("batch", [n + 5.0, n + 6.0], "server_info"),
                 ]
+
+
+def test_a_value_of_a_hook_without_a_row_for_each_is_an_error_and_no_wrong_rows():
+    # S57, S58
+    def summing(x):
+        return x + hook("sum", x.sum(keepdims=True) if x[0] < 10 else x.sum())
+
+    serving = Serving.jit(summing).streaming(hooks=["sum"])
+    with pytest.raises(BatchResultMismatch, match=r"gave the hook 'sum' 1 row for a batch of 2"):
+        list(serving.run(cat(1, 2)))
+    with serving.start(batch_size=2, batch_timeout_ms=LONG_MS) as process:
+        with pytest.raises(BatchResultMismatch, match=r"gave the hook 'sum' 1 row for a batch of 2"):
+            list(process.batched_run(cat(1, 2)))
+        with pytest.raises(BadOutcome, match=r"gave the hook 'sum' no tree of arrays with the batch as their first"):
+            list(process.batched_run(cat(10, 2)))
 
 
 def test_hooks_and_larger_inputs_do_not_go_together():

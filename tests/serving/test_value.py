@@ -134,7 +134,7 @@ def test_wrong_returns_name_the_module():
         Serving.new(BadHandle).run(cat(1))
     with pytest.raises(BadOutcome, match=r"BadFunction must return \(output, metadata\)"):
         Serving.new(BadFunction).run(cat(1))
-    with pytest.raises(BadOutcome, match="BadOutput must return a tree of arrays"):
+    with pytest.raises(BadOutcome, match="BadOutput returned no tree of arrays"):
         Serving.new(BadOutput).run(cat(1))
 
 

@@ -97,7 +97,7 @@ class Execution:
         Raises:
             Exception: What the module raises.
             BadOutcome: It returned something other than its protocol says.
-            BatchResultMismatch: It returned fewer rows than it was given.
+            BatchResultMismatch: It returned fewer rows than it was given, or gave a hook fewer.
         """
         if self._pad_to is not None and batch.size < self._pad_to:
             batch = batch.pad(self._pad_to - batch.size)
@@ -109,11 +109,11 @@ class Execution:
             if sink is None:
                 returned = run()
             else:
-                with collecting(self._hooks, sink):
+                with collecting(self._hooks, self._held(sink, batch.size)):
                     returned = run()
             output, metadata = self._checked(returned)
             attributes["metadata"] = metadata
-        return Executed(output, metadata, self._count(output, batch.size))
+        return Executed(output, metadata, _count(output, batch.size, self._name, "returned"))
 
     def _handle(self, batch: Batch, partition: int) -> Callable[[], Any]:
         handled: Any = self._module.handle_batch(batch, partition, self._state)
@@ -130,13 +130,29 @@ class Execution:
             raise BadOutcome(f"the function of {self._name} must return (output, metadata), got {returned!r}")
         return cast("tuple[Any, Any]", returned)
 
-    def _count(self, output: Any, wanted: int) -> int:
-        try:
-            found = rows(output)
-        except (BatchMismatch, InvalidRequest) as error:
-            msg = f"{self._name} must return a tree of arrays with the batch as their first axis: {error}"
-            raise BadOutcome(msg) from error
-        if found < wanted:
-            msg = f"{self._name} returned {counted(found, 'row')} for a batch of {wanted}; one row is needed for each"
-            raise BatchResultMismatch(msg)
-        return found
+    def _held(self, sink: Sink, wanted: int) -> Sink:
+        """Return a sink that takes only values in which each caller has its rows."""
+
+        def take(name: str, value: Any) -> None:
+            _count(value, wanted, self._name, f"gave the hook {name!r}")
+            sink(name, value)
+
+        return take
+
+
+def _count(tree: Any, wanted: int, who: str, did: str) -> int:
+    """Return how many rows there are.
+
+    Raises:
+        BadOutcome: It is no tree of arrays with rows.
+        BatchResultMismatch: There are fewer than `wanted`.
+    """
+    try:
+        found = rows(tree)
+    except (BatchMismatch, InvalidRequest) as error:
+        msg = f"{who} {did} no tree of arrays with the batch as their first axis: {error}"
+        raise BadOutcome(msg) from error
+    if found < wanted:
+        msg = f"{who} {did} {counted(found, 'row')} for a batch of {wanted}; one row is needed for each"
+        raise BatchResultMismatch(msg)
+    return found
