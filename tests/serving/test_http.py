@@ -102,6 +102,50 @@ def test_rows_in_and_rows_out(file, serve, kind):
     assert about["batching"]["mean_batch_size"] >= 1
 
 
+def test_arrays_whose_bytes_say_nothing_elsewhere_are_sent_as_what_they_mean(tmp_path, serve):
+    # S73
+    path = tmp_path / "odd.py"
+    path.write_text("""
+import ml_dtypes
+import numpy as np
+from forebay import Serving
+
+KINDS = ["bfloat16", "int4", "O", "i4,U2", "c16", "g"]
+
+
+def fn(rows):
+    kind, is_one = rows[0]
+    name = KINDS[kind]
+    row = {"O": ["ab", 1.5], "i4,U2": [(3, "x")]}.get(name, [3, 1])
+    array = np.array([row], getattr(ml_dtypes, name, name))
+    return array[:, 0] if is_one else array
+
+
+odd = Serving.jit(fn).batch_size(1)
+""")
+    server = serve(f"{path}:odd", "--worker-kind", "thread")
+    url = f"{server.url}/models/odd"
+
+    def ask(kind, format, *, is_one=False):
+        answer = httpx.post(url, json=[kind, int(is_one)], headers={"accept": f"application/{format}"})
+        if answer.status_code != 200:
+            return answer.json()["error"]["code"]
+        return msgspec.msgpack.decode(answer.content) if format == "msgpack" else answer.json()
+
+    assert [ask(kind, "msgpack") for kind in range(5)] == [
+        tensor(np.array([3, 1], "<f4")),
+        tensor(np.array([3, 1], "i1")),
+        ["ab", 1.5],
+        [[3, "x"]],
+        tensor(np.array([3, 1], "<c16")),
+    ]
+    assert [ask(kind, "msgpack", is_one=True) for kind in (0, 3, 4, 5)] == [3, [3, "x"], tensor(np.array(3, "<c16")), 3]
+    assert [ask(kind, "json") for kind in (0, 2, 5)] == [[3, 1], ["ab", 1.5], [3, 1]]
+    assert [ask(4, "json", is_one=is_one) for is_one in (False, True)] == ["internal", "internal"]
+    server.stop()
+    assert server.log.count('"message":"BadOutcome: the answer holds complex numbers, which JSON') == 2, server.log
+
+
 def test_what_is_wrong_is_the_requests_own_error(file, serve):
     # S73
     server = serve(f"{file}:double", "--worker-kind", "thread")

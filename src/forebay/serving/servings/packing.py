@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _ORDERS = "<>|"
 """What the names of numpy's own types begin with."""
-_LEARNED = 2
+LEARNED = 2
 """What numpy says of a type that another library has told it of."""
 _PLAIN: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple, "NoneType": type(None)}
 
@@ -149,7 +149,7 @@ def _bytes_of(tensor: Any) -> np.ndarray[Any, Any]:
 
 def _name(dtype: np.dtype[Any]) -> str:
     # Types that numpy learned from jax (bfloat16 and others) are raw bytes to it except by name.
-    return dtype.name if dtype.isbuiltin == _LEARNED else dtype.str
+    return dtype.name if dtype.isbuiltin == LEARNED else dtype.str
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -28,6 +28,7 @@ from forebay.serving.models.model import load_module
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Dispatch, Submission
+from forebay.serving.servings.packing import LEARNED
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.tensor_face import TENSORS, TensorFace, tensors_of
 from forebay.types.call import ROWS, Failure, Media
@@ -312,14 +313,32 @@ def _encode(answer: Any, format: str) -> bytes:
 
 
 def _listed(value: Any) -> Any:
-    return _on_host(value).tolist()
+    array = _on_host(value)
+    if array.ndim:
+        return array.tolist()
+    if array.dtype.kind == "c":
+        msg = "the answer holds complex numbers, which JSON cannot say; return their real and imaginary parts"
+        raise BadOutcome(msg)
+    return _number(array)
 
 
 def _tensor(value: Any) -> Any:
+    import numpy as np
+
     array = _on_host(value)
-    if array.ndim == 0:
-        return array.item()
+    dtype = array.dtype
+    if dtype.hasobject or dtype.names:  # its bytes mean nothing elsewhere, nor does its type
+        return array.tolist()
+    if array.ndim == 0 and dtype.kind != "c":
+        return _number(array)
+    if dtype.isbuiltin == LEARNED:  # bfloat16 and others, which have no name of numpy's
+        array = array.astype("i1" if np.can_cast(dtype, np.int8) else "f4")
     return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _number(array: Any) -> Any:
+    """Return the only element as Python has it."""
+    return float(array) if array.dtype.kind == "f" else array.item()  # of a longdouble the item is none of Python's
 
 
 def _on_host(value: Any) -> Any:
