@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -184,6 +185,14 @@ def test_what_cannot_travel_is_named():
         pack({"a": np.array([{}])})
     with pytest.raises(BadOutcome, match="the metadata cannot travel"):
         pack(np.zeros(1), object())
+
+
+def test_keys_of_dicts_that_would_arrive_as_others_are_refused():
+    # S55
+    assert unpack(pack({1: np.zeros(1), ("b", 2): np.zeros(1)}))[0].keys() == {1, ("b", 2)}
+    for key in (Enum("Colour", "RED").RED, np.int64(1), frozenset([1])):
+        with pytest.raises(BadOutcome, match=r"a dict has the key .*, which cannot travel between processes"):
+            pack({"a": {key: np.zeros(1)}})
 
 
 def test_four_devices_are_four_partitions():

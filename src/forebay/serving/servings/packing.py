@@ -31,6 +31,8 @@ LEARNED = 2
 """What numpy says of a type that another library has told it of."""
 _PLAIN: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple, "NoneType": type(None)}
 
+_PLAIN_KEYS = {str, int, float, bool, bytes, type(None)}
+
 
 class _Shape(msgspec.Struct, array_like=True):
     """A `Structure` as plain data; the class by name, None for a leaf."""
@@ -168,8 +170,28 @@ def _shape(structure: Structure) -> _Shape:
     cls = structure.type
     if cls is None:
         return _Shape(None, [], [])
+    if cls is dict:
+        _check_keys(structure.keys)
     name = cls.__name__ if cls in _PLAIN.values() else f"{cls.__module__}:{cls.__qualname__}"
     return _Shape(name, list(structure.keys), [_shape(child) for child in structure.children])
+
+
+def _check_keys(keys: Sequence[Hashable]) -> None:
+    """Refuse keys that would arrive as others.
+
+    Raises:
+        BadOutcome: One would.
+    """
+    for key in keys:
+        if type(key) in _PLAIN_KEYS:
+            continue
+        try:
+            arrived = _key(msgspec.msgpack.decode(_encoder.encode(key)))
+        except TypeError:
+            arrived = None
+        if arrived != key:
+            msg = f"a dict has the key {key!r}, which cannot travel between processes; use texts and numbers as keys"
+            raise BadOutcome(msg)
 
 
 def _structure(shape: _Shape) -> Structure:
