@@ -313,6 +313,25 @@ def test_a_script_that_imported_multiprocessing_is_found(tmp_path):
     assert (done.stdout, done.stderr) == ("[2]\n", "")
 
 
+def test_trees_of_a_scripts_own_classes_reach_its_processes_and_come_back(tmp_path):
+    # S55
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dataclasses import dataclass\nimport numpy as np\nfrom forebay import Batch, Serving\n"
+        "@dataclass\n"
+        "class Pair:\n"
+        "    left: object\n"
+        "    right: object\n"
+        "serving = Serving.jit(lambda pair: Pair(pair.right, pair.left))\n"
+        "if __name__ == '__main__':\n"
+        "    with serving.start(worker_kind='process', batch_timeout_ms=1) as process:\n"
+        "        found = process.batched_run(Batch.stack([Pair(1, 2)]))\n"
+        "        print(type(found) is Pair, found.left, found.right)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == ("True [2] [1]\n", "")
+
+
 def test_processes_outlive_the_thread_that_started_them(fragile):
     # F23: the kernel's parent-death signal is tied to a thread
     started = []

@@ -339,12 +339,10 @@ def load_module(path: Path) -> ModuleType:
         hint = nearest(path.name, siblings)
         msg = f"there is no file {shown_path(path)}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
-    # The same name in every process, so that what is pickled in one can be found in another.
-    above, *package = _package_of(path)
-    name = ".".join([*package, f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"])
+    name = target_name(path)
     if name in sys.modules:
         return sys.modules[name]
-    for folder in (str(path.parent), above):
+    for folder in (str(path.parent), _package_of(path)[0]):
         if folder not in sys.path:
             sys.path.append(folder)  # at the end: a sibling named like an installed package must not shadow it
     spec = importlib.util.spec_from_file_location(name, path)
@@ -358,6 +356,12 @@ def load_module(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def target_name(path: Path) -> str:
+    """Return the name under which a file is imported: the same in every process, so that each finds what is in it."""
+    path = path.resolve()
+    return ".".join([*_package_of(path)[1:], f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"])
 
 
 def _package_of(path: Path) -> list[str]:

@@ -7,9 +7,11 @@ multiple of 64 bytes. The header has the structure and, for each array, its dtyp
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
@@ -17,6 +19,7 @@ import msgspec
 from forebay.arrays.libraries import kind_of
 from forebay.arrays.structure import Structure, flatten
 from forebay.errors import BadOutcome
+from forebay.serving.models.model import target_name
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ LEARNED = 2
 _PLAIN: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple, "NoneType": type(None)}
 
 _PLAIN_KEYS = {str, int, float, bool, bytes, type(None)}
+
+_PROGRAM = {"__main__", "__mp_main__"}
+"""Names of the file that is run as a program."""
 
 
 class _Shape(msgspec.Struct, array_like=True):
@@ -172,8 +178,19 @@ def _shape(structure: Structure) -> _Shape:
         return _Shape(None, [], [])
     if cls is dict:
         _check_keys(structure.keys)
-    name = cls.__name__ if cls in _PLAIN.values() else f"{cls.__module__}:{cls.__qualname__}"
+    name = cls.__name__ if cls in _PLAIN.values() else f"{_sent_name(cls.__module__)}:{cls.__qualname__}"
     return _Shape(name, list(structure.keys), [_shape(child) for child in structure.children])
+
+
+def _sent_name(module: str) -> str:
+    """Return the name of a module as its workers know it: they import the file that is the program here."""
+    file = getattr(sys.modules.get(module), "__file__", None) if module in _PROGRAM else None
+    return module if file is None else _target_name(file)
+
+
+@functools.cache
+def _target_name(file: str) -> str:
+    return target_name(Path(file))
 
 
 def _check_keys(keys: Sequence[Hashable]) -> None:
@@ -211,10 +228,10 @@ def _class(name: str) -> type:
     if name in _PLAIN:
         return _PLAIN[name]
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    found: Any = sys.modules.get(module) or (sys.modules["__main__"] if _sent_name("__main__") == module else None)
     for step in path.split("."):
         found = getattr(found, step, None)
     if not isinstance(found, type):
-        msg = f"the class {name} of a tree of arrays is not known on the other side; define it in an imported module"
+        msg = f"the class {path} of a tree of arrays is not known on the other side; define it in an imported module"
         raise BadOutcome(msg)
     return found
