@@ -142,7 +142,18 @@ odd = Serving.jit(fn).batch_size(1)
     assert [ask(kind, "msgpack", is_one=True) for kind in (0, 3, 4, 5)] == [3, [3, "x"], tensor(np.array(3, "<c16")), 3]
     assert [ask(kind, "json") for kind in (0, 2, 5)] == [[3, 1], ["ab", 1.5], [3, 1]]
     assert [ask(4, "json", is_one=is_one) for is_one in (False, True)] == ["internal", "internal"]
+
+    def infer(kind):
+        given = {"name": "input", "datatype": "INT64", "shape": [1, 2], "data": [kind, 0]}
+        return httpx.post(f"{server.url}/v2/models/odd/infer", json={"inputs": [given]})
+
+    found = [infer(kind).json()["outputs"][0] for kind in (0, 1)]
+    assert [(one["datatype"], one["data"]) for one in found] == [("FP32", [3.0, 1.0]), ("INT8", [3, 1])]
+    assert infer(4).status_code == 500  # not 400: the client cannot help it
     server.stop()
+    assert server.log.count("BadOutcome: array 'output' is of complex128, which tensors have no data type for"), (
+        server.log
+    )
     assert server.log.count('"message":"BadOutcome: the answer holds complex numbers, which JSON') == 2, server.log
 
 

@@ -498,8 +498,15 @@ def _written(port: TensorPort, values: Sequence[Any]) -> Tensor:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    """Make a tensor with memory of its own: the model may write its next results where it has put these."""
+    """Make a tensor with memory of its own: the model may write its next results where it has put these.
+
+    Raises:
+        BadOutcome: There is no tensor of such elements.
+    """
     import numpy as np
 
-    tensor = from_array(name, np.asarray(value))
+    try:
+        tensor = from_array(name, np.asarray(value))
+    except ValidationError as error:  # it is not the client who has to cast it
+        raise BadOutcome(error.message) from error
     return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))

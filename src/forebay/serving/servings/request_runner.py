@@ -248,7 +248,7 @@ def _read_tensors(item: Item) -> Any:
 
 
 def _written_tensors(answer: Any, params: Mapping[str, Any]) -> list[Any]:
-    host = to_host(answer)
+    host = map_leaves(_numpys, to_host(answer))
     fields = cast("Mapping[str, Any]", host) if isinstance(host, Mapping) else {"output": host}
     return _CODEC.encode([fields], params)
 
@@ -323,17 +323,23 @@ def _listed(value: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    import numpy as np
-
     array = _on_host(value)
     dtype = array.dtype
     if dtype.hasobject or dtype.names:  # its bytes mean nothing elsewhere, nor does its type
         return array.tolist()
     if array.ndim == 0 and dtype.kind != "c":
         return _number(array)
-    if dtype.isbuiltin == LEARNED:  # bfloat16 and others, which have no name of numpy's
-        array = array.astype("i1" if np.can_cast(dtype, np.int8) else "f4")
+    array = _numpys(array)
     return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _numpys(array: Any) -> Any:
+    """Return numbers of types that only another library gives a meaning to, such as bfloat16, as those of numpy."""
+    import numpy as np
+
+    if array.dtype.isbuiltin != LEARNED:
+        return array
+    return array.astype("i1" if np.can_cast(array.dtype, np.int8) else "f4")
 
 
 def _number(array: Any) -> Any:
