@@ -111,6 +111,22 @@ def test_versions_are_managed_over_http(serve, project):  # F51
     assert ask(server) == "2"
 
 
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_drain_does_not_wait_for_a_version_that_somebody_loads(serve, project, kind):
+    server = serve(project, "--manage", "--worker-kind", kind)
+    write(project, "3", name="v2.py", load="__import__('time').sleep(1000)")
+    with server.connect() as wire, server.connect() as other:
+        wire.send(wire.request("POST", "/models/tells/versions/2/load"))
+        eventually(lambda: ("2", "loading", 0) in states(server))
+        other.send(other.request("POST", "/v2/repository/models/tells/load"))
+        server.signal()
+        answers = [wire.read(), other.read()]
+    assert [answer.status for answer in answers] == [503, 503]
+    assert all(b"the server is draining" in answer.body for answer in answers)
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
+
+
 @pytest.mark.parametrize("path", ["/models/tells/versions/1/load", "/v2/repository/models/tells/load"])
 def test_what_fails_without_words_while_a_version_is_loaded_is_in_the_log(path, caplog):
     app = App([])

@@ -51,6 +51,8 @@ class App:
         self._served: dict[str, Served] = {}
         self._on_change: list[Callable[[str], None]] = []
         self._changes: set[asyncio.Task[None]] = set()
+        self._unneeded: set[asyncio.Task[None]] = set()
+        """Changes that end as soon as the server drains: no request to a model waits for them."""
         self._locks: dict[str, asyncio.Lock] = {}
         self.door: WorkerListener | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
@@ -169,7 +171,15 @@ class App:
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
         raise NotFound(f"there is no model '{name[:100]}'{did_you_mean}")
 
-    async def load(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
+    async def load(
+        self,
+        name: str,
+        version: str,
+        make: Callable[[], Served],
+        *,
+        timeout_s: float = LOAD_S,
+        is_for_requests: bool = False,
+    ) -> None:
         """Load a version beside those that answer, and let it answer once it is ready.
 
         One of the same name and version is replaced, and its weight passes on. The first version of a name answers
@@ -180,11 +190,13 @@ class App:
             version: What the version is called.
             make: Builds its endpoint, in a thread; what it raises goes through.
             timeout_s: How long all of it may take.
+            is_for_requests: Whether requests wait for it, which a drain lets end.
 
         Raises:
             ForebayError: Why it could not be loaded; all is as it was, and `/models` tells the reason.
         """
-        await self._change(name, self._load(name, version, make, time.monotonic() + timeout_s))
+        work = self._load(name, version, make, time.monotonic() + timeout_s)
+        await self._change(name, work, is_for_requests=is_for_requests)
 
     async def unload(self, name: str, version: str, served: Served | None = None) -> None:
         """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
@@ -288,6 +300,8 @@ class App:
     def begin_drain(self) -> None:
         """Say that no more is to come: the server is not ready any more, and no batch waits for company."""
         self.is_draining = True
+        while self._unneeded:  # whoever waits for it holds up the drain
+            self._unneeded.pop().cancel()
         for one in self._all():
             for endpoint in (one.endpoint, *one.nodes.values()):
                 endpoint.hasten()
@@ -301,7 +315,8 @@ class App:
             self.stock.stop()
         changes = list(self._changes)
         for change in changes:  # what is being loaded is not wanted any more, and what is leaving is drained below
-            change.cancel()
+            if not change.cancelling():  # it is ending its workers
+                change.cancel()
         if changes:
             await asyncio.wait(changes)
         ending = list(self._all())
@@ -389,7 +404,7 @@ class App:
         for on_change in self._on_change:
             on_change(name)
 
-    async def _change(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _change(self, name: str, work: Coroutine[Any, Any, None], *, is_for_requests: bool = False) -> None:
         """Change the versions of a name, one change at a time.
 
         Raises:
@@ -407,6 +422,9 @@ class App:
             work.close()
             raise Unavailable("the server is draining")
         change = self._run(alone())
+        if not is_for_requests:
+            self._unneeded.add(change)
+            change.add_done_callback(self._unneeded.discard)
         await asyncio.wait((change,))  # goes on if the caller is cancelled
         if change.cancelled() and self.is_draining:
             raise Unavailable("the server is draining")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -295,7 +296,8 @@ class Stock:
             self._make_room(key, revision)
             try:
                 limit_s = self._app.load_timeout_s
-                await self._app.load(name, version, lambda: self._made(owner, revision), timeout_s=limit_s)
+                make = functools.partial(self._made, owner, revision)
+                await self._app.load(name, version, make, timeout_s=limit_s, is_for_requests=True)
             except BaseException as error:
                 self._memory.failed(revision)
                 if not isinstance(error, ForebayError):
