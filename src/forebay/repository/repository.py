@@ -136,7 +136,7 @@ class Repository:
 
     def look_soon(self) -> None:
         """Have the thread look at once; what moves is looked at again when a second is over anyway, and not before."""
-        if not self._settling.is_moving:
+        if not self._is_settling:
             self._looking.soon()
 
     def open(self) -> None:
@@ -270,7 +270,12 @@ class Repository:
                 on_change()
 
     def _pause_s(self) -> float | None:
-        return pause_after(self._look_s, self.poll_s, is_moving=self._settling.is_moving and not self.problem)
+        return pause_after(self._look_s, self.poll_s, is_moving=self._is_settling)
+
+    @property
+    def _is_settling(self) -> bool:
+        """Whether the second look comes by itself; after one that failed it does not."""
+        return self._settling.is_moving and not self.problem
 
     def _tell_problems(self) -> None:
         new = [problem for problem in self.catalog.problems if problem not in self._told]

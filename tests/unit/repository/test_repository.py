@@ -411,6 +411,22 @@ def test_a_folder_that_is_gone_has_not_lost_its_models(tmp_path, opened):
     assert list(repository.catalog.models) == ["net"]
 
 
+def test_a_second_look_that_fails_is_made_again_when_somebody_asks(tmp_path, opened):  # N115
+    models, away = tmp_path / "models", tmp_path / "away"
+    for name in ("iris", "net"):
+        (models / name).mkdir(parents=True)
+        (models / name / "a").write_bytes(b"x")
+        if name == "iris":
+            repository = opened(str(models), in_place=True, poll_s=0)
+    assert not repository.look()  # what is new counts from the next look on
+    models.rename(away)
+    repository.start()
+    eventually(lambda: repository.problem)
+    away.rename(models)
+    repository.look_soon()
+    eventually(lambda: list(repository.catalog.models) == ["iris", "net"])
+
+
 def test_what_cannot_be_looked_at_hides_only_itself_and_loses_nothing_that_was_there(tmp_path, opened):
     for name in ("iris", "net"):
         (tmp_path / "models" / name / "1").mkdir(parents=True)
