@@ -167,9 +167,9 @@ class Cache(Generic[V]):
             self._values[key] = value
 
     def keep_only(self, keys: Collection[str]) -> None:
-        """Let everything else leave, as soon as nobody uses it."""
+        """Let everything else leave, as soon as nobody uses it; what is being loaded is used by who loads it."""
         with self._lock:
-            gone = [key for key in self._values if key not in keys and self._shelf.retire(key)]
+            gone = [key for key in self._shelf.keys if key not in keys and self._shelf.retire(key)]
             leaving = [self._values.pop(key) for key in gone]
         for value in leaving:
             self._unload(value)

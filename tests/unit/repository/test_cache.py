@@ -105,6 +105,20 @@ def test_what_is_gone_is_used_to_the_end_and_may_come_back():
     assert unloaded == ["a"]
 
 
+def test_what_is_gone_by_the_time_it_is_loaded_leaves_with_who_loaded_it():  # N113
+    unloaded = []
+    cache: Cache[str] = Cache("things", unloaded.append)
+
+    def load():
+        cache.keep_only([])
+        return "a"
+
+    with cache.take("a", 1, load) as value:
+        assert value == "a"
+        assert unloaded == []
+    assert unloaded == ["a"]
+
+
 def test_a_hit_is_quick():  # N123
     cache: Cache[int] = Cache("things")
     for number in range(50):
