@@ -198,6 +198,24 @@ class App:
         work = self._load(name, version, make, time.monotonic() + timeout_s)
         await self._change(name, work, is_for_requests=is_for_requests)
 
+    async def load_all(self, name: str, makers: Mapping[str, Callable[[], Served]], *, timeout_s: float) -> None:
+        """Load these versions of a model one after the other, with no other change of it between them.
+
+        Args:
+            makers: What builds each of them.
+            timeout_s: How long each may take.
+
+        Raises:
+            ForebayError: As `load`; those before are loaded.
+        """
+
+        async def work() -> None:
+            for version, make in makers.items():
+                await self._load(name, version, make, time.monotonic() + timeout_s)
+            self.model_index.unloaded.pop(name, None)
+
+        await self._change(name, work())
+
     async def unload(self, name: str, version: str, served: Served | None = None) -> None:
         """Let a version answer what it has accepted and leave; returns when it accepts nothing more.
 
@@ -209,6 +227,24 @@ class App:
             InvalidRequest: If it is the one that answers what names no version, and others are left.
         """
         await self._change(name, self._unload(name, version, served))
+
+    async def unload_all(self, name: str) -> None:
+        """Let all versions of a model leave, in one step; the index goes on telling of them.
+
+        Raises:
+            NotFound: If none of them answers.
+        """
+
+        async def work() -> None:
+            versions = self.versions(name)
+            self.model_index.unloaded[name] = [*versions.ready]
+            heavy = versions.weights
+            leaving = [versions.dismiss(one) for one in sorted(versions.ready, key=lambda one: heavy.get(one, 0))]
+            self._changed(name)
+            for one in leaving:
+                self._run(self._leave(versions, one))
+
+        await self._change(name, work())
 
     async def swap(self, name: str, version: str, make: Callable[[], Served], *, timeout_s: float = LOAD_S) -> None:
         """Load a version; once it is ready it takes the place of those that answer requests without a version.

@@ -36,12 +36,16 @@ async def in_turns(each: Iterable[T]) -> list[T]:
 
 
 class ModelIndex:
-    """What there is, and what may be loaded."""
+    """What there is, and what may be loaded.
+
+    Attributes:
+        unloaded: Versions of models of which all were unloaded.
+    """
 
     def __init__(self, app: App) -> None:
         """Look at an app."""
         self._app = app
-        self._unloaded: dict[str, list[str]] = {}
+        self.unloaded: dict[str, list[str]] = {}
 
     async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """Return every version of every model and where it is, also those that were unloaded."""
@@ -58,7 +62,7 @@ class ModelIndex:
         there = {(one["name"], one["version"]) for one in found}
         found += [
             {"name": name, "version": version, "state": "UNAVAILABLE", "reason": "unloaded"}
-            for name, versions in self._unloaded.items()
+            for name, versions in self.unloaded.items()
             for version in versions
             if (name, version) not in there
         ]
@@ -77,10 +81,9 @@ class ModelIndex:
         elif stock is not None and stock.offer.has(name):
             known = stock.offer.chosen(name)
         else:
-            known = self._unloaded.get(name, ["1"])
-        for version in known:
-            await self._app.load(name, version, self.maker(name, version), timeout_s=self._app.load_timeout_s)
-        self._unloaded.pop(name, None)
+            known = self.unloaded.get(name, ["1"])
+        makers = {version: self.maker(name, version) for version in known}
+        await self._app.load_all(name, makers, timeout_s=self._app.load_timeout_s)
 
     async def unload(self, name: str) -> None:
         """Let all versions of a model answer what they have accepted and leave; of a repository none comes by itself.
@@ -93,13 +96,7 @@ class ModelIndex:
             stock.offer.dismiss(name, () if versions is None else versions.ready)
             if versions is None:
                 return
-        versions = self._app.versions(name)
-        self._unloaded[name] = [*versions.ready]
-        heavy = versions.weights
-        for version in sorted(versions.ready, key=lambda version: heavy.get(version, 0)):
-            if len(versions.ready) > 1 and versions.weights.keys() == {version}:
-                versions.share({next(other for other in versions.ready if other != version): 1})
-            await self._app.unload(name, version)
+        await self._app.unload_all(name)
 
     def maker(self, name: str, version: str) -> Callable[[], Served]:
         """Return what builds a version of a model.

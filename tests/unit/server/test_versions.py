@@ -314,6 +314,33 @@ def test_an_app_that_drains_gives_up_what_it_loads_and_waits_for_what_leaves():
     asyncio.run(main())
 
 
+@run(("1",), ("2",), ("3",))
+async def test_all_versions_come_and_go_together_however_many_say_so(app):
+    app.source = lambda name, version: served(version, name=name)
+    index = app.model_index
+
+    async def told():
+        return {(one["version"], one["state"]) for one in await index.index()}
+
+    async def after(turns, call):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await call("iris")
+
+    for _ in range(3):
+        found = await asyncio.gather(*(after(number, index.unload) for number in range(8)), return_exceptions=True)
+        assert [type(one) for one in found] == [type(None), *[NotFound] * 7]
+        await reached(lambda: "iris" not in app.ready)
+        assert {version for version, _ in await told()} == {"1", "2", "3"}
+        await index.load("iris")
+        assert await told() >= {("1", "READY"), ("2", "READY"), ("3", "READY")}
+    for turns in range(1, 12):
+        calls = [index.load("iris"), *(after(turns * number, index.unload) for number in range(1, 4))]
+        await asyncio.gather(*calls, return_exceptions=True)
+        await index.load("iris")
+        assert {version for version, state in await told() if state == "READY"} == {"1", "2", "3"}
+
+
 def test_weights_that_files_name_hold_from_the_start():
     app = App([served("1", weight=9), served("2", weight=1), served("5", name="rose"), served("6", name="rose")])
     assert app.versions("iris").weights == {"1": 9, "2": 1}
