@@ -9,8 +9,8 @@ then. A successor is loaded beside the one in use, so that for a moment there is
 then do requests go to it, and the one before leaves with its last request.
 
 What could not be loaded is tried again after a pause that doubles, or at once when its files are other ones; until
-then the reason is the answer, or the next lower version answers, if there is one. What somebody has unloaded by hand
-stays away until somebody loads it, or its files are other ones.
+then the files of this version that are in memory go on, or the next lower version answers, or the reason is the
+answer. What somebody has unloaded by hand stays away until somebody loads it, or its files are other ones.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class Stock:
         """
         self._app = app
         self.stocked = stocked
-        self.offer = StockOffer(stocked, policy)
         self.is_lazy = is_lazy
         self._memory = StockMemory(self._ready, max_models, max_bytes)
+        self.offer = StockOffer(stocked, policy, self._memory.loaded)
         self._loading: dict[Key, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._found: WeakKeyDictionary[Served, Revision] = WeakKeyDictionary()  # perhaps never loaded
@@ -237,7 +237,7 @@ class Stock:
         there = self.offer.there(name)
         for key in self._memory.versions_of(name):
             number = key[1]
-            if number in served or (number in there and self.offer.refusal(there[number]) is not None):
+            if number in served:
                 continue
             # Who answers goes on until another one can, unless the model is gone.
             if best is not None or not there or not self._app.versions(name).weights.get(str(number)):
@@ -255,7 +255,7 @@ class Stock:
             answering = self._app.served.get(name) if number is None else None
             if answering is not None:  # a successor may be on its way, or have failed
                 return (name, int(answering.endpoint.config.version)), has_waited
-            revision = self.offer.asked(name, number, self._memory.loaded)
+            revision = self.offer.asked(name, number)
             key = (name, revision.number)
             if key in self._memory.loaded:
                 if number is None:
@@ -437,7 +437,7 @@ class Stock:
             is_there = bool(self._memory.versions_of(name))
             for revision in chosen:
                 loaded = self._memory.loaded.get((name, revision.number))
-                if revision.id in tried or loaded == revision:
+                if revision.id in tried or loaded == revision or self.offer.is_resting(revision):
                     continue
                 if not self.is_lazy or loaded is not None or (is_there and revision is chosen[0]):
                     tried.add(revision.id)

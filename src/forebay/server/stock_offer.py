@@ -63,13 +63,21 @@ class StockOffer:
         policies: Which versions of a model are served, where somebody has said so; all others follow the policy.
     """
 
-    def __init__(self, stocked: Sequence[Stocked], policy: VersionPolicy) -> None:
+    def __init__(self, stocked: Sequence[Stocked], policy: VersionPolicy, loaded: Collection[Key]) -> None:
+        """Begin with what the policy says.
+
+        Args:
+            stocked: The repositories.
+            policy: Which versions of a model are served.
+            loaded: Which versions are in memory, now and later.
+        """
         self.refusals: Refusals[Key, Revision] = Refusals(FIRST_PAUSE_S)
         self.dismissed: dict[Key, Revision] = {}
         self.policies: dict[str, VersionPolicy] = {}
         self._preferred: dict[str, Preferred] = {}
         self._stocked = stocked
         self._policy = policy
+        self._loaded = loaded
 
     @property
     def names(self) -> list[str]:
@@ -100,14 +108,16 @@ class StockOffer:
     def served(self, name: str, *, tries: bool = False) -> list[Revision]:
         """Return which versions are served, the one that answers what names none first.
 
+        What could not be loaded is none, unless other files of the same version are in memory: these go on.
+
         Args:
             tries: Whether what could not be loaded, and has rested for long enough, is one.
         """
-        versions, now = self.there(name), time.monotonic()
+        versions = self.there(name)
         there = [
             number
             for number, one in versions.items()
-            if (found := self.refusal(one)) is None or (tries and found.again_s <= now)
+            if (name, number) in self._loaded or not (self.is_resting(one) if tries else self.refusal(one))
         ]
         chosen = [versions[number] for number in self._chosen(name, there)]
         return [one for one in chosen if self.dismissed.get((name, one.number)) != one]
@@ -153,7 +163,11 @@ class StockOffer:
         """Return why a revision could not be loaded, if it could not."""
         return self.refusals.of((revision.model, revision.number), revision)
 
-    def asked(self, name: str, number: int | None, loaded: Collection[Key]) -> Revision:
+    def is_resting(self, revision: Revision) -> bool:
+        """Tell whether a revision could not be loaded, and is not to be tried again yet."""
+        return self.refusals.is_resting((revision.model, revision.number), revision, time.monotonic())
+
+    def asked(self, name: str, number: int | None) -> Revision:
         """Return what is meant by a name and perhaps a number.
 
         Raises:
@@ -174,7 +188,7 @@ class StockOffer:
         revision = owner.repository.find(name, number)
         if self.dismissed.get((name, number)) == revision:
             raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
-        if number not in chosen and (name, number) not in loaded:
+        if number not in chosen and (name, number) not in self._loaded:
             why = "a client has said which are" if name in self.policies else "see --versions"
             raise NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
         return revision

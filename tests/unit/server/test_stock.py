@@ -269,6 +269,31 @@ async def test_what_cannot_be_loaded_leaves_all_as_it_was_until_it_heals(files):
 
 
 @run
+async def test_what_is_broken_in_its_place_goes_on_and_no_lower_version_answers(files):
+    for name in "ab":
+        files.put(f"{name}/1", "one")
+        files.put(f"{name}/2", "two")
+    for is_lazy in (True, False):
+        async with serving(files, is_lazy=is_lazy) as found:
+            assert await found.ask("a") == "two"
+            files.put("a/2", "bad")
+            await found.look()
+            assert await found.ask("a") == "two"
+            assert await found.app.find("a").endpoint.call(b"") == "two"
+            assert found.versions("a") == {"1": "not served", "2": "failed"}
+            assert files.loads.count(("a", 1)) == 0
+            files.put("a/3", "three")
+            await found.look()
+            assert await found.ask("a") == "three"
+            assert ("2", "ready") not in [(one["version"], one["state"]) for one in found.app.describe_versions("a")]
+            files.remove("a/3")
+            await found.look()
+            assert await found.ask("a") == "one"  # by now nothing of version 2 is there that works
+            files.put("a/2", "two")
+            files.loads.clear()
+
+
+@run
 async def test_what_failed_is_tried_again_after_a_pause(files):
     files.put("a/1", "bad")
     async with serving(files) as found:
