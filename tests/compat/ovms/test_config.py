@@ -211,6 +211,11 @@ def test_a_version_is_whatever_openvino_reads(tmp_path, files, wanted):  # O106
     assert versions_in(tmp_path / "m") == {"1": tmp_path / "m" / wanted}
 
 
+def test_of_two_spellings_of_a_version_the_shorter_one_is_served(tmp_path):
+    write(tmp_path, {f"m/{name}{number}/net.onnx": "" for number in range(1, 10) for name in ("", "0", "00")})
+    assert versions_in(tmp_path / "m") == {str(one): tmp_path / f"m/{one}/net.onnx" for one in range(1, 10)}
+
+
 def test_a_version_has_all_files_of_its_folder_and_a_file_alone_those_called_like_it(tmp_path):  # O106, O110
     files = {"m/1/net.onnx", "m/1/weights/w", "alone/net.xml", "alone/net.bin", "alone/other.bin", "alone/1/net.bin"}
     write(tmp_path, dict.fromkeys(files, ""))

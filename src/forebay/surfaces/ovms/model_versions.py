@@ -82,7 +82,10 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def versions_in(base: Path) -> dict[str, Path]:
-    """Return the model of each version, in rising order; a path of one file is its version 1."""
+    """Return the model of each version, in rising order; a path of one file is its version 1.
+
+    Of two folders that are the same number, as `1` and `01`, it is in the one with the shorter name.
+    """
     if base.is_file():
         return {"1": base.parent / model_among([base.name])} if base.suffix in MODEL_FILES else {}
     try:
@@ -90,12 +93,12 @@ def versions_in(base: Path) -> dict[str, Path]:
     except OSError:
         return {}
     found: dict[str, Path] = {}
-    for folder in sorted(folders, key=lambda one: int(one.name)):
+    for folder in sorted(folders, key=lambda one: (int(one.name), len(one.name))):
         files: list[str] = []
         with contextlib.suppress(OSError):  # it may be gone by now
             files = [one.name for one in folder.iterdir()] if folder.is_dir() else []
         if any(map(_is_model, files)):
-            found[str(int(folder.name))] = folder / model_among(files)
+            found.setdefault(str(int(folder.name)), folder / model_among(files))
     return found
 
 
