@@ -155,6 +155,23 @@ def test_a_store_that_fails_leaves_what_is_served(buckets, serve, tmp_path, even
     faults.close()
 
 
+def test_how_far_a_version_has_come_is_told(buckets, serve, tmp_path, eventually):
+    bucket = "slow-store"
+    buckets.make(bucket)
+    buckets.put(f"{bucket}/net/1/model.onnx", times(1))
+    faults = Faults(buckets.port)
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), env=buckets.environment(faults.port))
+    faults.fault = lambda _method, path: ("slow", 1) if "model.onnx" in path else None
+    buckets.put(f"{bucket}/net/2/model.onnx", times(2), old=False)
+
+    def told():
+        versions = server.client.get("/models/net").json()["versions"]
+        return [(one["version"], one["state"], "of 0.0 MB are here" in one.get("progress", "")) for one in versions]
+
+    eventually(lambda: told() == [("1", "ready", False), ("2", "loading", True)])
+    faults.close()
+
+
 def test_a_store_that_cannot_be_asked_at_the_start_delays_it(buckets, serve, cli, tmp_path):  # N59
     bucket = "late-store"
     buckets.make(bucket)

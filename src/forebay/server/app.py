@@ -403,8 +403,12 @@ class App:
         found = [one.describe() for one in self._models[name].all] if name in self._models else []
         if self.stock is None:
             return found
-        known = {one["version"] for one in found}
-        return found + [one for one in self.stock.describe_versions(name) if one["version"] not in known]
+        stocked = {one["version"]: one for one in self.stock.describe_versions(name)}
+        for one in found:
+            more = stocked.pop(one["version"], {})
+            if one["state"] == "loading" and "progress" in more:
+                one["progress"] = more["progress"]
+        return [*found, *stocked.values()]
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return what `/models` tells of every model, also of those of which no version could be loaded."""
