@@ -279,6 +279,9 @@ def test_exactly_one_place_of_models(refuse, field, places):  # N18
         ("[{name: a, path: s3://b/a}, {path: s3://b/b}]", "paths: 1: name field required"),
         ("[{name: a}]", "paths: 0: path field required"),
         ("[{name: a, path: s3://b/a}, {name: a, path: s3://b/b}]", "paths: 1: the name 'a' is taken"),
+        ("[{name: org/net, path: s3://b/a}]", "paths: 0: name: a name without '/', with no dot in front"),
+        ("[{name: .net, path: s3://b/a}]", "paths: 0: name: a name without '/', with no dot in front"),
+        (f"[{{name: {'é' * 128}, path: s3://b/a}}]", "paths: 0: name: a name without '/', with no dot in front"),
     ],
 )
 def test_paths_texts(refuse, paths, text):  # N19

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from forebay.errors import ConfigError
 from forebay.repository.address import SCHEMES
@@ -41,6 +41,9 @@ from forebay.surfaces.nucleus.settings import (
 from forebay.types.did_you_mean import meant
 
 Section = dict[Any, Any]
+
+MAX_NAME_BYTES: Final = 255
+"""How long the name of a folder may be."""
 
 
 def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, list[str]]:
@@ -243,6 +246,10 @@ class _Reader(Walker):
         name = self._text((*path, "name"))
         if not name:
             raise self._fail(path, f"{key}: paths: {index}: name field required")
+        if name.startswith(".") or "/" in name or len(os.fsencode(name)) > MAX_NAME_BYTES:
+            needed = f"a name without '/', with no dot in front and of at most {MAX_NAME_BYTES} bytes is needed"
+            text = f"{key}: paths: {index}: name: {needed}, for a folder is called so; found {shown(name)}"
+            raise self._fail((*path, "name"), text)
         where = self._address((*path, "path"))
         if not where:
             raise self._fail(path, f"{key}: paths: {index}: path field required")
