@@ -211,6 +211,17 @@ def test_changes_are_seen(serve, tmp_path):  # N109, N132, N135
     eventually(lambda: "couldn't be found" in ask(server, {"x": [ROW]}, "iris").get("text", ""))
 
 
+def test_the_latest_is_the_newest_that_can_be_loaded(serve, tmp_path):  # N135
+    copied(tmp_path, iris="keras")
+    server = serve(HANDLER, {"type": "tensorflow", "models": {"dir": str(tmp_path)}}, "--repository-poll-s", "0.2")
+    (tmp_path / "iris/2").mkdir()
+    (tmp_path / "iris/2/saved_model.pb").write_bytes(b"no model")
+    eventually(lambda: "version 2" in text_of(server, {"x": [ROW]}, "iris", "2"))
+    assert ask(server, {"x": [ROW]}, "iris")["class_ids"] == ["2"]
+    shutil.rmtree(tmp_path / "iris/1")
+    eventually(lambda: "model iris of version 2" in ask(server, {"x": [ROW]}, "iris").get("text", ""))
+
+
 def test_a_cache_of_models(serve, store):  # N119, N120, N132
     models = {"dir": str(store), "cache_size": 1, "disk_cache_size": 2}
     server = serve(HANDLER, {"type": "tensorflow", "models": models})

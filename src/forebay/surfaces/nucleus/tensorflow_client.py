@@ -6,6 +6,7 @@ Which models there are, and when one is loaded anew or leaves, is what it is for
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from forebay.errors import ForebayError
 from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.signature import Value
-from forebay.surfaces.nucleus.model_client import FIRST_S, LATEST, HandlerModels, ModelRules
+from forebay.surfaces.nucleus.model_client import AGAIN_S, FIRST_S, LATEST, HandlerModels, ModelRules
 from forebay.surfaces.nucleus.row_batches import RowBatches
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
@@ -23,6 +24,7 @@ from forebay.surfaces.nucleus.tensorflow_values import arrays_of, flat
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
+    from forebay.repository.cache import Lease
     from forebay.runtimes.signature import Array
     from forebay.surfaces.nucleus.desk import DeskClient
     from forebay.surfaces.nucleus.row_batches import Arrays, Run
@@ -66,6 +68,7 @@ class TensorFlowModels(HandlerModels):
 
     def __init__(self, rules: ModelRules, desk: DeskClient) -> None:
         super().__init__(rules, desk)
+        self._invalid: dict[str, float] = {}
         desk.told["restored"] = self._restored
 
     def load_all(self) -> None:
@@ -77,10 +80,35 @@ class TensorFlowModels(HandlerModels):
                 lease, error = caught(self._lease, name, number, version, key, size)
                 if error is None:
                     lease.release()
+                else:
+                    self._pass_over(key)
 
     def restore(self) -> None:
         """Have TensorFlow Serving load anew what it should have."""
         self._ask("restore")
+
+    def _current(self, model_name: str | None, model_version: str | int | None) -> Lease[Any]:
+        """Return the use of a version. Where all are loaded, the latest is the newest of those that can be."""
+        if self._rules.cache_size is not None or not self._is_latest(model_version):
+            return super()._current(model_name, model_version)
+        models = self._models
+        name = self._name(models, model_name, model_version)
+        invalid, reason = self._invalid, None
+        for version, key, _ in reversed(models[name].values()):
+            if key in invalid and time.monotonic() < invalid[key]:
+                continue
+            try:
+                return super()._current(name, version)
+            except UserException as error:
+                reason = reason or error
+                self._pass_over(key)
+        if reason is not None:
+            raise reason
+        return super()._current(name, LATEST)  # none can be loaded, and this one says why
+
+    def _pass_over(self, key: str) -> None:
+        """Note that a version cannot be loaded: for a while, it is not the latest."""
+        self._invalid[key] = time.monotonic() + AGAIN_S
 
     def _no_model(self, name: str, version: str | int | None) -> Exception:
         if self._rules.kind == "paths" and name not in self._rules.names:
