@@ -237,6 +237,33 @@ def test_trap_the_signature_is_checked_at_the_start(open_runner):
     assert '"foo" is not a supported argument' in caught.value.message
 
 
+@pytest.mark.parametrize("signature", ["", "*, payload", "**kwargs"])
+def test_a_verb_without_self_is_told_at_the_start(open_runner, signature):
+    # N34
+    with pytest.raises(ModelError) as caught:
+        open_runner(f"class Handler:\n    def handle_post({signature}): pass")
+    assert 'invalid signature for method "handle_post(' in caught.value.message
+    assert "it has no self" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "functools.lru_cache(lambda self: 'done')",
+        "functools.partialmethod(lambda self, word, headers: word, 'done')",
+        "types.MethodType(lambda word, headers: word, 'done')",
+    ],
+)
+def test_a_verb_may_be_made_by_what_is_no_function(open_runner, ask, verb):
+    # N34
+    handler = f"""
+    import functools, types
+    class Handler:
+        handle_get = {verb}
+    """
+    assert ask(open_runner(handler), "get")[2] == b"done"
+
+
 def test_coroutine_verbs_are_awaited(server):
     # N35
     assert server.request("PATCH", json={"a": 1}).json() == {"awaited": {"a": 1}}

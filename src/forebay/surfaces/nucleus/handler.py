@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -254,6 +255,23 @@ def matched(
         else:
             keywords[parameter.name] = offered[parameter.name]
     return Arguments(tuple(positional), tuple(keywords.items())), unknown
+
+
+def method_parameters(cls: type, name: str) -> tuple[inspect.Signature, list[inspect.Parameter]]:
+    """Return the signature of a handler's method, and what it is given: all but the handler itself.
+
+    Raises:
+        ModelError: If it has no place for the handler.
+    """
+    signature = signature_of(getattr(cls, name))
+    parameters = list(signature.parameters.values())
+    written: object = inspect.getattr_static(cls, name)
+    binds = hasattr(type(written), "__get__")  # as functions do, and what decorators make of them
+    if not binds or isinstance(written, staticmethod | classmethod | MethodType):  # to no handler
+        return signature, parameters
+    if not parameters or parameters[0].kind in {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
+        raise ModelError(f'invalid signature for method "{shown(name, signature)}": it has no self')
+    return signature, parameters[1:]
 
 
 def shown(name: str, signature: inspect.Signature) -> str:

@@ -21,7 +21,7 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
 from forebay.errors import Cancelled, ModelError
-from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched
+from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched, method_parameters
 from forebay.surfaces.nucleus.inflow import Intake
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import AllInUse
@@ -29,7 +29,6 @@ from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, UNAVAILABLE, Aborted, RpcContext
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
-from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -245,15 +244,12 @@ def _arguments(cls: type, name: str) -> Arguments:
     Raises:
         ModelError: If there is none, or it wants something else.
     """
-    function = getattr(cls, name, None)
-    if not callable(function):
+    if not callable(getattr(cls, name, None)):
         raise ModelError(
             f"method {name} hasn't been defined in the Handler class; define one called {name} to match the RPC method "
             "from the protobuf definition"
         )
-    parameters = list(signature_of(function).parameters.values())
-    if inspect.isfunction(inspect.getattr_static(cls, name)):
-        parameters = parameters[1:]
+    _, parameters = method_parameters(cls, name)
     found, unknown = matched(parameters, {name: name for name in RPC_ARGUMENTS}, RPC_ARGUMENTS)
     if unknown:
         quoted = " and ".join(f'"{one}"' for one in unknown)

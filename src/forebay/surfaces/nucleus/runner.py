@@ -20,13 +20,12 @@ from starlette.exceptions import HTTPException
 from forebay.errors import ModelError, NotFound, Unavailable
 from forebay.surfaces.nucleus import answers, tensors
 from forebay.surfaces.nucleus.answers import Streamed
-from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, shown
+from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, method_parameters, shown
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
 from forebay.types.failures import text_of, words_of
-from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -249,11 +248,7 @@ def verbs_of(cls: type, *, batched: bool) -> dict[str, Arguments]:
 
 
 def _verb_arguments(cls: type, name: str) -> Arguments:
-    function = getattr(cls, name)
-    signature = signature_of(function)
-    parameters = list(signature.parameters.values())
-    if inspect.isfunction(inspect.getattr_static(cls, name)):
-        parameters = parameters[1:]
+    signature, parameters = method_parameters(cls, name)
     return match(parameters, {name: name for name in VERB_ARGUMENTS}, VERB_ARGUMENTS, shown(name, signature))
 
 
