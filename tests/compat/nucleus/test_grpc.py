@@ -64,8 +64,8 @@ HANDLER = """
     import threading, time
     import grpc
     from google.protobuf.timestamp_pb2 import Timestamp
+    import protos.my_svc_pb2
     from protos import common_pb2
-    import protos.my_svc_pb2 as mine
 
     class Handler:
         def __init__(self, proto_module_pb2, config):
@@ -75,7 +75,8 @@ HANDLER = """
             self.running = self.most = 0
 
         def Alpha(self, payload, context):
-            same = mine is self.pb and isinstance(payload, self.pb.Ask) and isinstance(payload.at, Timestamp)
+            same = protos.my_svc_pb2 is self.pb and isinstance(payload, self.pb.Ask)
+            same = same and isinstance(payload.at, Timestamp)
             year, kind = payload.at.ToDatetime().year, common_pb2.Text
             text = f"alpha {payload.text.text} {year} {same} {isinstance(payload.text, kind)} {self.pb.BLUE}"
             return self.pb.Answer(text=text, number=self.config["n"])

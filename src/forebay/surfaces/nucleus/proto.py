@@ -16,6 +16,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -158,6 +161,8 @@ def generated(service: UserService) -> Any:
     from google.protobuf.internal import builder
 
     pool: Any = descriptor_pool.Default()
+    packaged = _Packaged()
+    sys.meta_path.insert(0, packaged)
     for data in service.files:
         file = descriptor_pb2.FileDescriptorProto.FromString(data)
         module_name = f"{re.sub(r'[.]proto$', '', file.name).replace('-', '_').replace('/', '.')}_pb2"
@@ -173,7 +178,28 @@ def generated(service: UserService) -> Any:
         module.__dict__["DESCRIPTOR"] = described
         builder.BuildMessageAndEnumDescriptors(described, module.__dict__)
         builder.BuildTopDescriptorsAndMessages(described, module_name, module.__dict__)
-        sys.modules[module_name] = module
+        if "." in module_name:
+            packaged.modules[module_name] = module
+        else:
+            sys.modules[module_name] = module
         if file.name == service.file:
             return module
     raise LookupError(service.file)
+
+
+class _Packaged(MetaPathFinder, Loader):
+    """Finds the modules of files in folders: only what is imported becomes known to the package that it is in."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in self.modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: it has all that it is to have."""
