@@ -25,6 +25,18 @@ HANDLER = """
         for number in range(3):
             yield b"a" * number
 
+    lock = threading.Lock()
+
+    def held():
+        with lock:
+            while True:
+                yield "held;"
+
+    async def async_held():
+        with lock:
+            while True:
+                yield "held;"
+
     def broken():
         yield "one"
         raise ValueError("in the middle")
@@ -71,6 +83,8 @@ HANDLER = """
         return response
 
     RESULTS = {
+        "held": lambda: StreamingResponse(held()), "async held": lambda: StreamingResponse(async_held()),
+        "is held": lambda: lock.locked(),
         "dict": lambda: {"a": 1}, "none": lambda: None, "tuple": lambda: (1, 2), "triple": lambda: (1, 2, 3),
         "pair": lambda: (1, 5), "nan": lambda: float("nan"), "unicode": lambda: {"é": "é"},
         "str": lambda: "é", "bytes": lambda: bytes(4), "set": lambda: {1}, "bytearray": lambda: bytearray(3),
@@ -216,6 +230,14 @@ def test_a_response_that_listens_is_told_that_its_client_has_left(server, get, w
     with server.client() as client, client.stream("GET", "/", params={"what": what}) as answer:
         assert next(answer.iter_text()).startswith("part;")
     assert f"heard after {parts}" in get("done").json()  # by the one thread there is
+
+
+@pytest.mark.parametrize("what", ["held", "async held"])
+def test_what_a_stream_holds_is_free_once_its_client_has_left(server, get, what):
+    # N46
+    with server.client() as client, client.stream("GET", "/", params={"what": what}) as answer:
+        assert next(answer.iter_text()).startswith("held;")
+    assert get("is held").json() is False  # by the one thread there is
 
 
 def test_async_streams_and_files(get):

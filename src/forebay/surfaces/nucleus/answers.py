@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import re
+import traceback
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
@@ -25,7 +26,7 @@ from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.coroutines import ASK_S
-from forebay.workers.user_code import caught
+from forebay.workers.user_code import aclose, caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -216,6 +217,11 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
         await asyncio.sleep(0)  # who listens hears of it before it is cancelled
         writing.cancel()
         await asyncio.wait({writing})
+        # What it iterates over may hold a lock: that is closed now, and not whenever somebody collects garbage.
+        _, error = caught(writing.result)
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
+        await aclose(getattr(streamed.response, "body_iterator", None))
 
     writing = coroutines.run(start())
     try:
