@@ -360,9 +360,7 @@ def test_without_pydantic_the_error_says_what_to_install():
 
 def test_a_body_whose_inference_fails_leaves_nothing_in_a_circle(monkeypatch):
     monkeypatch.setattr(Counting, "inference", lambda _self, _data: 1 / 0)
-    monkeypatch.setattr(
-        "forebay.surfaces.ventu.service.log.disabled", True
-    )  # else pytest keeps the error
+    monkeypatch.setattr("forebay.surfaces.ventu.service.log.disabled", True)  # else pytest keeps the error
     service = Counting(Req, Resp).ventu_service
 
     def ask(times):
