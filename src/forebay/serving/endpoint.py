@@ -33,7 +33,7 @@ from forebay.observe.naming import id_of
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -7,9 +7,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-Raised = TypeVar("Raised", bound=BaseException)
+from typing import Any
 
 
 def caught(function: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
@@ -34,22 +32,6 @@ def answered(function: Callable[[], Any], otherwise: Callable[[BaseException], A
         if is_ours(error):
             raise
         return otherwise(error)
-
-
-def without_frames(error: Raised) -> Raised:
-    """Take the frames away from an error and from what it came of: they hold all that the call held, and hold it."""
-    rest: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while rest:
-        one = rest.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        BaseException.with_traceback(one, None)
-        rest += (one.__cause__, one.__context__)
-        if isinstance(one, BaseExceptionGroup):
-            rest += cast("BaseExceptionGroup[BaseException]", one).exceptions
-    return error
 
 
 def is_ours(error: BaseException) -> bool:

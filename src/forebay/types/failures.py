@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from forebay.errors import BadOutcome, Code, ForebayError, RunnerFailed, UserCodeError, known_kind, revive
 from forebay.types.call import Failure
-from forebay.types.caught import without_frames
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 MAX_MESSAGE: Final = 8 * 1024
 """Characters of a message that are kept; of a trace, which only the log sees, eight times as many."""
@@ -43,6 +44,22 @@ def _named(error: BaseException) -> ForebayError:
         if _can_be_told(error):
             return error
     return _told(error)
+
+
+def without_frames(error: Raised) -> Raised:
+    """Take the frames away from an error and from what it came of: they hold all that the call held, and hold it."""
+    rest: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while rest:
+        one = rest.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        BaseException.with_traceback(one, None)
+        rest += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            rest += cast("BaseExceptionGroup[BaseException]", one).exceptions
+    return error
 
 
 def failure_in(outcome: Failure) -> Failure:

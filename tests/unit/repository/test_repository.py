@@ -413,11 +413,11 @@ def test_a_folder_that_is_gone_has_not_lost_its_models(tmp_path, opened):
 
 def test_a_second_look_that_fails_is_made_again_when_somebody_asks(tmp_path, opened):  # N115
     models, away = tmp_path / "models", tmp_path / "away"
-    for name in ("iris", "net"):
-        (models / name).mkdir(parents=True)
-        (models / name / "a").write_bytes(b"x")
-        if name == "iris":
-            repository = opened(str(models), in_place=True, poll_s=0)
+    (models / "iris").mkdir(parents=True)
+    (models / "iris" / "a").write_bytes(b"x")
+    repository = opened(str(models), in_place=True, poll_s=0)
+    (models / "net").mkdir()
+    (models / "net" / "a").write_bytes(b"x")
     assert not repository.look()  # what is new counts from the next look on
     models.rename(away)
     repository.start()

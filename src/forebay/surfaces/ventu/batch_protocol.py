@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import InvalidRequest
 from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, UnfitResult
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
 from forebay.surfaces.ventu.pages import reply_to
-from forebay.types.caught import without_frames
-from forebay.types.failures import words_of
+from forebay.types.failures import without_frames, words_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:

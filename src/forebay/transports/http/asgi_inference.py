@@ -21,7 +21,7 @@ from forebay.transports.http.errors import (
 )
 from forebay.transports.http.forms_and_gzip import packed
 from forebay.types.call import Failure
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -36,7 +36,7 @@ from forebay.transports.http.parsers import (
     with_path,
 )
 from forebay.transports.http.route import Head, whole_number
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
     import asyncio

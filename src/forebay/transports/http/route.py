@@ -23,8 +23,8 @@ from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.types.call import Media, Request
-from forebay.types.caught import without_frames
 from forebay.types.context import PARAM, told
+from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -32,8 +32,8 @@ from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Request
-from forebay.types.caught import caught, without_frames
-from forebay.types.failures import trace_of, words_of
+from forebay.types.caught import caught
+from forebay.types.failures import trace_of, without_frames, words_of
 from forebay.workers.hanging_calls import Late, LoopThreads
 from forebay.workers.objects import Packed
 
