@@ -16,7 +16,7 @@ import schemathesis
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, TextPart
+from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, TextPart, Tool
 from forebay.testing import client
 from forebay.transports.http import asgi_inference, openai
 from forebay.types.call import Media
@@ -188,6 +188,37 @@ def test_declared_fields_reach_the_model_as_they_were_sent():
         packed = msgspec.msgpack.encode({"messages": messages, "tool_choice": "auto", "logprobs": None})
         answer = served.request("POST", "/models/told", packed, {"content-type": "application/msgpack"})
         assert (answer.status, b"None None" in answer.body) == (200, True)
+
+
+def test_a_null_of_a_declared_field_without_place_for_it_is_its_default():
+    class Calling(ChatRequest, frozen=True, kw_only=True):
+        tools: list[Tool] = msgspec.field(default_factory=list)
+        logprobs: bool = False
+        must: int
+
+    class Fitted(EmbeddingRequest, frozen=True):
+        dimensions: int = 2
+
+    class Both(forebay.Model):
+        name = "both"
+
+        def predict(self, batch: list[Calling]) -> list[str]:
+            return [f"{one.tools} {one.logprobs} {one.must}" for one in batch]
+
+        @forebay.endpoint("/embed")
+        def embed(self, batch: list[Fitted]) -> list[list[float]]:
+            return [[0.5] * one.dimensions for one in batch]
+
+    with client(Both) as served:
+        asked = {"model": "both", "messages": [{"role": "user", "content": "a"}], "must": 3}
+        status, found = ask(served, "chat/completions", **asked, tools=None, logprobs=None, tool_choice="auto")
+        assert (status, found["choices"][0]["message"]["content"]) == (200, "[] False 3")
+        status, found = ask(served, "embeddings", model="both", input=["a"], dimensions=None)
+        assert (status, found["data"][0]["embedding"]) == (200, [0.5, 0.5])
+        for wrong in ({"must": None}, {"messages": None}, {"tools": [None]}):
+            status, found = ask(served, "chat/completions", **{**asked, "logprobs": None, **wrong})
+            (field,) = wrong
+            assert (status, found["error"]["param"].removesuffix("[0]")) == (400, field)
 
 
 def test_the_same_model_is_asked_in_forebays_own_protocol():

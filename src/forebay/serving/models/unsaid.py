@@ -3,7 +3,7 @@
 
 A type of samples refuses what it does not declare, so that nothing is ignored in silence. A field that is `null`, or
 has the value that the protocol gives it where it is left out, asks for nothing that could be ignored. Fields that are
-declared always reach the model as they were sent.
+declared reach the model as they were sent, but for a `null` that their type has no place for: that is their default.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,7 +46,9 @@ def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleT
         path: At which it is asked.
         codec: `msgspec.json` or `msgspec.msgpack`.
     """
-    declared = {field.encode_name for field in msgspec.structs.fields(kind)}
+    declared = {
+        field.encode_name: not field.required and _has_no_null(field.type) for field in msgspec.structs.fields(kind)
+    }
     defaults = {name: codec.encode(value) for name, value in _DEFAULTS.get(path, {}).items()}
     fields = codec.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -52,7 +56,8 @@ def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleT
         try:
             return decode(body)
         except msgspec.ValidationError as error:
-            if not str(error).startswith("Object contains unknown field"):
+            wrong = str(error)
+            if not wrong.startswith("Object contains unknown field") and "got `null`" not in wrong:
                 raise
             said = _said(body, fields, declared, defaults, codec)
             if said is None:
@@ -65,11 +70,19 @@ def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleT
 def _said(
     body: Buffer,
     fields: Callable[[Buffer], dict[str, msgspec.Raw]],
-    declared: set[str],
+    declared: Mapping[str, bool],
     defaults: Mapping[str, bytes],
     codec: ModuleType,
 ) -> bytes | None:
-    """Return the body without undeclared fields that say nothing; None if there are none, or it cannot be read."""
+    """Return the body without fields that say nothing; None if there are none, or it cannot be read.
+
+    Args:
+        body: Of a sample.
+        fields: Reads its fields.
+        declared: The fields of its type, and whether a `null` of each is as good as nothing.
+        defaults: What undeclared fields say that is as good as nothing.
+        codec: `msgspec.json` or `msgspec.msgpack`.
+    """
     nothing = codec.encode(None)
     try:
         found = fields(body)
@@ -78,10 +91,18 @@ def _said(
         kept = {
             name: value
             for name, value in found.items()
-            if name in declared
-            or len(value) > _MAX_BYTES
-            or codec.encode(codec.decode(value)) not in {nothing, defaults.get(name)}
+            if len(value) > _MAX_BYTES
+            or not declared.get(name, True)
+            or codec.encode(codec.decode(value)) not in {nothing, None if name in declared else defaults.get(name)}
         }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return codec.encode(kept) if len(kept) < len(found) else None
+
+
+def _has_no_null(type: Any) -> bool:
+    try:
+        msgspec.convert(None, known(type))
+    except msgspec.ValidationError:
+        return True
+    return False
