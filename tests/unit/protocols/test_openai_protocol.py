@@ -41,6 +41,14 @@ def test_a_body_becomes_as_many_samples_as_choices_prompts_and_texts():
     assert [one["input"] for one in samples(EMBEDDINGS, input=[*range(5000)])] == [[*range(5000)]]
 
 
+def test_each_choice_of_a_prompt_has_a_seed_of_its_own():
+    assert [one["seed"] for one in samples(CHAT, messages=[], n=3, seed=-1)] == [-1, 0, 1]
+    found = samples(COMPLETIONS, prompt=["a", "b"], n=2, seed=7)
+    assert [(one["prompt"], one["seed"]) for one in found] == [("a", 7), ("a", 8), ("b", 7), ("b", 8)]
+    for said in ({"n": 2}, {"n": 2, "seed": None}, {"n": 2, "seed": 1.5}, {"seed": 5}):  # nothing to count on from
+        assert samples(CHAT, messages=[], **said) == [{"model": "m", "messages": [], **said}] * said.get("n", 1)
+
+
 def test_a_field_without_a_name_is_not_lost_on_the_way_to_the_worker():
     assert samples(COMPLETIONS, prompt=["a", "b"], **{"": 1}) == [{"model": "m", "": 1, "prompt": one} for one in "ab"]
 

@@ -37,6 +37,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    seed: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     encoding_format: str | None = None
@@ -119,7 +120,18 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
     if asked.choices > 1 and sum(map(len, found)) * asked.choices > MAX_COPIED_BYTES:
         msg = f"'n' is {asked.choices}, and the prompts of so many choices have more than {MAX_COPIED_BYTES} bytes"
         raise TooLarge(msg, detail={"path": "$.n"})
-    return [one for one in found for _ in range(asked.choices)]
+    return [sample for one in found for sample in _choices(asked, one)]
+
+
+def _choices(asked: Asked, body: bytes) -> list[bytes]:
+    """Return the body of each choice of a prompt; a model that honours the seed makes the same of the same one."""
+    try:
+        seed = int(bytes(asked.seed)) if asked.choices > 1 else None
+    except ValueError:  # there is none; or the worker says that it is none
+        seed = None
+    if seed is None:
+        return [body] * asked.choices
+    return _with_each(body, "seed", [b"%d" % (seed + number) for number in range(asked.choices)])
 
 
 def placed(error: ForebayError, path: str, asked: Asked, number: int) -> ForebayError:
