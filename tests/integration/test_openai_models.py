@@ -401,6 +401,27 @@ def test_a_full_queue_refuses_before_anything_is_made_of_a_body(monkeypatch):
         assert [one.rpartition(" ")[2] for one in refused if 'endpoint="talk"' in one] == ["1.0"]
 
 
+def test_more_samples_than_may_ever_wait_are_not_refused_as_if_they_might_be_taken_later():
+    class Short(Several):
+        name = "short"
+        max_queue = 3
+
+    with client(Short) as served:
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        for path, field, body in (
+            ("chat/completions", "n", {**chat, "n": 4}),
+            ("chat/completions", "n", {**chat, "n": 4, "stream": True}),
+            ("completions", "n", {"prompt": ["a", "b"], "n": 2}),
+            ("completions", "prompt", {"prompt": ["a"] * 4}),
+            ("embeddings", "input", {"input": ["a"] * 4}),
+        ):
+            status, found = ask(served, path, model="short", **body)
+            error = found["error"]
+            assert (status, error["param"], error["code"]) == (413, field, "too_large")
+            assert "takes 3 (max_queue)" in error["message"]
+        assert len(ask(served, "chat/completions", model="short", **chat, n=3)[1]["choices"]) == 3
+
+
 def test_a_server_without_such_models_has_no_such_paths():
     class Plain(forebay.Model):
         def predict(self, batch: list[str]) -> list[str]:

@@ -134,6 +134,13 @@ def _choices(asked: Asked, body: bytes) -> list[bytes]:
     return _with_each(body, "seed", [b"%d" % (seed + number) for number in range(asked.choices)])
 
 
+def too_many(path: str, asked: Asked, samples: int, limit: int) -> TooLarge:
+    """Return the error of a request that has more samples than may ever wait: it need not come again."""
+    name, made = ("input", "texts") if path == EMBEDDINGS else ("n" if asked.choices > 1 else "prompt", "choices")
+    msg = f"{samples} {made} are asked for, and the model's queue takes {limit} (max_queue); ask for fewer at a time"
+    return TooLarge(msg, detail={"path": f"$.{name}"})
+
+
 def placed(error: ForebayError, path: str, asked: Asked, number: int) -> ForebayError:
     """Return the error of a sample with its place among several, as `input[1]`; it calls tokens so."""
     if path == CHAT or type(error) is not ValidationError:

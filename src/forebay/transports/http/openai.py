@@ -206,6 +206,8 @@ class _Call:
         self._asked = asked
         self._endpoint = endpoint
         samples = reading.samples_of(models.path, asked, request.body)
+        if len(samples) > (limit := endpoint.batching.capacity):
+            raise reading.too_many(models.path, asked, len(samples), limit)
         self._left = len(samples)
         self._texts: Texts | None = None
         self._choices: list[Choice] = []
