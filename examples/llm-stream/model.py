@@ -19,7 +19,7 @@ from forebay.openai import ChatRequest, TextPart
 STREAMS = 8
 CONTEXT_TOKENS = 2048
 ROUND_S = 0.002
-PASSED_ON = ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+PASSED_ON = ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias")
 
 
 class Sampling(ChatRequest, frozen=True):

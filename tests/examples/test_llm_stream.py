@@ -54,6 +54,17 @@ def test_a_short_answer_does_not_wait_for_a_long_one(server, askers):
     eventually(lambda: server.client.get("/models/smol").json()["in_flight"] == 0)
 
 
+def test_what_is_said_of_sampling_reaches_the_library(server, askers):
+    client = Client(askers[0], server, {})
+    asked = chat("Say a colour.", model="smol", max_tokens=3)
+    found = client.ask("chat.completions.create", **asked, temperature=0, logit_bias={"1000": 100})["result"]
+    text = found["choices"][0]["message"]["content"]
+    assert text == text[: len(text) // 3] * 3  # of one token and no other
+    found = client.ask("chat.completions.create", **{**asked, "max_tokens": 12}, temperature=2, n=2, seed=5)["result"]
+    first, second = (choice["message"]["content"] for choice in found["choices"])
+    assert first != second
+
+
 def test_the_model_is_a_node_of_a_graph(serve, askers):
     server = serve(EXAMPLE / "graph.py", command=(str(LLM), "-m", "forebay", "serve"), env=WITH_FOREBAY)
     found = Client(askers[0], server, {}).chat("When does the ferry to Holm leave?", model="guide", max_tokens=16)
