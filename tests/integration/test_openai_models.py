@@ -274,20 +274,33 @@ def test_nothing_of_a_request_stays_behind(monkeypatch):
             init(self, *given)
 
         monkeypatch.setattr(kind, "__init__", noted)
+    opened, held = threading.Event(), threading.Event()
 
     class Talk(forebay.Model):
         max_queue = 2
+        max_batch_size = 1
 
         def predict(self, batch: list[ChatRequest]) -> Iterator[list[str]]:
             if batch[0].messages[0].text == "fail":
                 raise RuntimeError
+            if batch[0].messages[0].text == "hold":
+                opened.set()
+                held.wait(PATIENCE_S)
             yield [str(number) for number, _ in enumerate(batch)]
 
     def body(text, **more):
         return {"model": "talk", "messages": [{"role": "user", "content": text}], **more}
 
-    with client(Talk) as served:
-        for asked, status in ((body("a", n=2), 200), (body("a", n=4), 429), (body("fail"), 500), (body(3), 400)):
+    with client(Talk) as served, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(ask, served, "chat/completions", **body("hold"))
+        assert opened.wait(PATIENCE_S)
+        second = threads.submit(ask, served, "chat/completions", **body("a"))
+        eventually(lambda: served.request("GET", "/models/talk").json()["waiting"] == 1)
+        for stream in (False, True):  # the first of two is taken, and then the second one is refused
+            assert ask(served, "chat/completions", **body("a", n=2), stream=stream)[0] == 429
+        held.set()
+        assert [first.result()[0], second.result()[0]] == [200, 200]
+        for asked, status in ((body("a", n=2), 200), (body("a", n=4), 413), (body("fail"), 500), (body(3), 400)):
             for stream in (False, True):
                 answer = served.request(
                     "POST", "/v1/chat/completions", json.dumps({**asked, "stream": stream}).encode()
