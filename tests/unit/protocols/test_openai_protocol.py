@@ -53,6 +53,12 @@ def test_a_field_without_a_name_is_not_lost_on_the_way_to_the_worker():
     assert samples(COMPLETIONS, prompt=["a", "b"], **{"": 1}) == [{"model": "m", "": 1, "prompt": one} for one in "ab"]
 
 
+def test_what_is_repeated_for_each_text_counts_with_the_names_of_its_fields():
+    body = encode({"model": "m", "input": ["a"] * 2048, "k" * 20_000: 1})
+    with pytest.raises(TooLarge, match="too long to be said for each"):
+        reading.samples_of(EMBEDDINGS, reading.read(body), body)
+
+
 def test_names_that_are_no_text_are_refused_before_samples_are_made_of_them():
     body = b'{"model":"m","input":["a"],"\xff":1}'
     with pytest.raises(InvalidRequest, match="not UTF-8"):
