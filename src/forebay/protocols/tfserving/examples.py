@@ -8,11 +8,11 @@ that TensorFlow trained on examples, takes them serialized.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.tensors import as_raw, bits_of, from_array, to_array
-from forebay.errors import BadOutcome, InvalidRequest
+from forebay.errors import BadOutcome, InvalidRequest, TooLarge
 from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Tensor, join_elements
 from forebay.types.tensorflow import TENSORFLOW
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Example = Mapping[str, Sequence[Any]]
 """Features by name: numbers, or bytes."""
+
+MAX_CONTEXT_BYTES: Final = 16 * 1024 * 1024
+"""What the context of examples may have once it is said for each of them."""
+_VALUE_BYTES: Final = 8
 
 _KINDS: Final = {"BYTES": (bytes,), "FP": (float, int), "BF": (float, int), "BOOL": (bool, int)}
 
@@ -35,7 +39,27 @@ def read_examples(given: Any) -> list[Example]:
     """
     listed: Any = getattr(given, given.WhichOneof("kind") or "example_list")
     shared: Example = _features(listed.context) if hasattr(listed, "context") else {}
-    return checked([{**shared, **_features(one)} for one in listed.examples])
+    return checked(with_context(shared, map(_features, listed.examples)))
+
+
+def with_context(context: Example, examples: Iterable[Example]) -> list[Example]:
+    """Return examples, each with the features of the context that they share.
+
+    Raises:
+        TooLarge: If the context is too long to be said for so many.
+    """
+    if not context:
+        return list(examples)
+    values = [value for row in context.values() for value in row]
+    size = sum(len(name) + _VALUE_BYTES for name in context)
+    size += sum(len(value) if isinstance(value, bytes) else _VALUE_BYTES for value in values)
+    found: list[Example] = []
+    for one in examples:
+        found.append({**context, **one})
+        if len(found) * size > MAX_CONTEXT_BYTES:
+            msg = f"the context is too long to be said for each example; at most {MAX_CONTEXT_BYTES} bytes are"
+            raise TooLarge(msg)
+    return found
 
 
 def checked(examples: list[Example]) -> list[Example]:

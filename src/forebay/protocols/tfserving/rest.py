@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from forebay.arrays.tensors import as_raw, to_array
-from forebay.errors import InvalidRequest
+from forebay.errors import InvalidRequest, TooLarge
+from forebay.protocols import native
+from forebay.protocols.samples import MAX_SAMPLES, samples_of
+from forebay.protocols.tfserving.examples import with_context
 from forebay.serving.models.tensor_codec import plain_array
 from forebay.types.first_use import known
 from forebay.types.tensor import Tensor, join_elements
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from forebay.serving.tensor_face import TensorFace
 
 T = TypeVar("T")
+
+MAX_INPUTS: Final = 4096
+"""Names of one row, or of columns; each is a step of Python, on the loop."""
+MAX_FEATURES: Final = 200_000
+"""Features of all examples of a request together."""
 
 _DEPTH: Final = 32
 BYTES_SUFFIX: Final = "_bytes"
@@ -45,8 +53,15 @@ class _Examples(msgspec.Struct, frozen=True):
     signature_name: str = ""
 
 
+class _Uncut(msgspec.Struct, frozen=True):
+    examples: msgspec.Raw
+
+
+_AS_THEY_ARE: Final = frozenset({int, float, bool})
+_NO_EXAMPLES: Final = 'the body is no {"examples": [{"feature": value, ...}, ...]}'
 _predict: Final = msgspec.json.Decoder(known(PredictBody))
 _examples: Final = msgspec.json.Decoder(known(_Examples))
+_uncut: Final = msgspec.json.Decoder(known(_Uncut))
 _listed: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _anything: Final = msgspec.json.Decoder()
@@ -73,11 +88,32 @@ def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
 
     Raises:
         InvalidRequest: If that is not what the body holds.
+        TooLarge: If it holds too many.
     """
-    found = _read(_examples, body, 'the body is no {"examples": [{"feature": value, ...}, ...]}')
+    _require_few(bytes(body))
+    found = _read(_examples, body, _NO_EXAMPLES)
+    if len(found.context) + sum(map(len, found.examples)) > MAX_FEATURES:
+        raise TooLarge(f"the examples have more than {MAX_FEATURES} features together; send fewer at a time")
     shared = {name: _feature(value) for name, value in found.context.items()}
-    rows = [{**shared, **{name: _feature(value) for name, value in one.items()}} for one in found.examples]
-    return cast("list[Example]", rows), found.signature_name
+    rows = [{name: _feature(value) for name, value in one.items()} for one in found.examples]
+    return with_context(cast("Example", shared), cast("list[Example]", rows)), found.signature_name
+
+
+def _require_few(body: bytes) -> None:
+    """Count examples before anything is made of them.
+
+    Raises:
+        TooLarge: If there are too many.
+    """
+    if body.count(b"{") <= MAX_SAMPLES:
+        return
+    listed = _read(_uncut, body, _NO_EXAMPLES).examples
+    try:
+        samples_of(bytes(listed), native.PARAMS["json", "json"])
+    except TooLarge:
+        raise TooLarge(f"there are more than {MAX_SAMPLES} examples; send fewer at a time") from None
+    except InvalidRequest:
+        return  # whoever reads them says better what is wrong
 
 
 def row_of(instance: bytes | memoryview, name: str) -> bytes | memoryview:
@@ -153,6 +189,8 @@ def _row(data: bytes, only: str) -> dict[str, bytes]:
     """Return the fields of a row or of columns; a bare value is that of the only input."""
     if data[:1] == b"{" and not _is_b64(data):
         fields = _read(_fields, data, "the names of inputs cannot be read")
+        if len(fields) > MAX_INPUTS:
+            raise TooLarge(f"{len(fields)} inputs came; at most {MAX_INPUTS} are taken")
         return {name: bytes(value) for name, value in fields.items()}
     if not only:
         msg = "a value without a name came; the model has several inputs, so it takes objects with their names"
@@ -198,6 +236,9 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
     while data[:1] == b"[":
         if len(shape) == _DEPTH:
             raise InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
+        # Of what holds no further lists nothing has to be made: who reads all of it holds it to what is counted here.
+        if b'"' not in data and b"{" not in data and data.find(b"[", 1) < 0 and (inside := data[1:-1].strip()):
+            return (*shape, inside.count(b",") + 1), inside.split(b",", 1)[0].strip()
         items = _read(_listed, data, f"input '{name}' is no list")
         shape.append(len(items))
         data = bytes(items[0]) if items else b""
@@ -237,6 +278,8 @@ def _bytes(name: str, value: Any) -> bytes | str:
 def _feature(value: Any) -> list[Any]:
     """Return the values of a feature."""
     values = cast("list[Any]", value) if isinstance(value, list) else [value]
+    if _AS_THEY_ARE.issuperset(map(type, values)):
+        return values
     told = [_bytes("of an example", one) if isinstance(one, dict) else one for one in values]
     return [one.encode() if isinstance(one, str) else one for one in told]
 

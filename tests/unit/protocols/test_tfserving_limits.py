@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much one request of TensorFlow Serving's protocol may have the loop make of it."""
+
+import msgspec
+import pytest
+
+from forebay.errors import TooLarge
+from forebay.protocols.samples import MAX_SAMPLES
+from forebay.protocols.tfserving import examples, rest
+from forebay.protocols.tfserving.messages import SERVING
+from forebay.serving.tensor_face import TensorFace
+from forebay.types.tensor import TensorMetadata
+
+FACE = TensorFace(inputs=[TensorMetadata("x", "FP32", (-1, -1))], outputs=[TensorMetadata("y", "FP32", (-1,))])
+encode = msgspec.json.encode
+
+
+def test_a_context_is_said_for_as_many_examples_as_it_is_long():
+    short = {"context": {"x": [1, 2]}, "examples": [{}, {"x": [3]}]}
+    assert rest.decode_examples(encode(short))[0] == [{"x": [1, 2]}, {"x": [3]}]
+    with pytest.raises(TooLarge, match="context is too long"):
+        rest.decode_examples(encode({"context": {"x": [1] * 10_000}, "examples": [{}] * 1000}))
+
+
+@pytest.mark.parametrize("kind, values", [("bytes_list", [b"x" * 20_000]), ("int64_list", [1] * 3000)])
+def test_so_is_one_that_comes_over_grpc(kind, values):
+    given = SERVING.classes().Input()
+    getattr(given.example_list_with_context.context.features.feature["x"], kind).value.extend(values)
+    for _ in range(1000):
+        given.example_list_with_context.examples.add()
+    with pytest.raises(TooLarge, match="context is too long"):
+        examples.read_examples(given)
+
+
+def test_examples_and_their_features_are_counted():
+    with pytest.raises(TooLarge, match="more than 16384 examples"):
+        rest.decode_examples(encode({"examples": [{}] * (MAX_SAMPLES + 1)}))
+    many = {f"f{number}": 1 for number in range(rest.MAX_FEATURES // 2)}
+    with pytest.raises(TooLarge, match="more than 200000 features"):
+        rest.decode_examples(encode({"examples": [many, many, {"x": 1}]}))
+
+
+def test_inputs_are_counted():
+    many = {f"f{number}": [1] for number in range(rest.MAX_INPUTS + 1)}
+    with pytest.raises(TooLarge, match="4097 inputs"):
+        rest.columns_as_tensors(rest.decode_predict(encode({"inputs": many})).inputs, FACE)
+
+
+@pytest.mark.parametrize(
+    "text, shape", [("[ ]", (0,)), ("[1]", (1,)), ("[1 , 2]", (2,)), ("[[1,2,3],[4,5,6]]", (2, 3))]
+)
+def test_lists_of_numbers_have_the_shape_that_they_say(text, shape):
+    told = b'{"inputs": {"x": %s}}' % text.encode()
+    (tensor,) = rest.columns_as_tensors(rest.decode_predict(told).inputs, FACE)
+    assert tensor.shape == shape
