@@ -9,9 +9,11 @@ from urllib.parse import quote
 import msgspec
 
 from forebay.arrays.tensors import numbers_of, to_array
-from forebay.errors import InvalidRequest, ValidationError
+from forebay.errors import InvalidRequest, TooLarge, ValidationError
+from forebay.protocols import native
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.places import place_of, place_wanted
+from forebay.protocols.samples import samples_of
 from forebay.types.call import EMPTY
 from forebay.types.datatypes import datatype_of
 from forebay.types.first_use import known
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; raw tensors follow."""
-
+MAX_TENSORS: Final = 4096
+"""Inputs and outputs of a request, of either as many."""
+MAX_PARAMETERS: Final = 20_000
+"""Parameters of a request, with those of its inputs and outputs."""
 
 _Kind = TypeVar("_Kind")
 
@@ -79,6 +84,16 @@ class _Request(msgspec.Struct):
     outputs: list[_Wanted] | None = None
     id: str | None = None
     parameters: dict[str, bool | int | float | str | None] | None = None
+
+
+class _Uncut(msgspec.Struct):
+    inputs: msgspec.Raw
+    outputs: msgspec.Raw = msgspec.Raw(b"null")
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+class _UncutSide(msgspec.Struct):
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
 def model_path(model: str, version: str = "") -> str:
@@ -187,9 +202,12 @@ def decode_request(
 
     Raises:
         InvalidRequest: If it is none, or its parts do not agree.
+        TooLarge: If there is too much in it beside data.
         ForebayError: What `read` raises.
     """
     at = head_size(length, len(body))
+    if at > _SHORT_BYTES:
+        _require_few(bytes(body[:at]))
     try:
         found = _request.decode(body[:at])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -288,7 +306,32 @@ def encode_response(
 
 
 _request: Final = msgspec.json.Decoder(known(_Request))
+_uncut: Final = msgspec.json.Decoder(known(_Uncut))
+_uncut_side: Final = msgspec.json.Decoder(known(_UncutSide))
 _MAX_DIGITS: Final = 16
+_SHORT_BYTES: Final = 64 * 1024
+"""JSON that cannot hold more than is possible anyway."""
+
+
+def _require_few(text: bytes) -> None:
+    """Count what the loop would have to look at, before anything is made of it.
+
+    Raises:
+        TooLarge: If there is too much.
+    """
+    if text.count(b":") <= MAX_PARAMETERS:  # each name of a field has one, and texts among the data may
+        return
+    try:
+        found = _uncut.decode(text)
+        sides = [bytes(side) for side in (found.inputs, found.outputs) if bytes(side) != b"null"]
+        tensors = [one for side in sides for one in samples_of(side, native.PARAMS["json", "json"], MAX_TENSORS)]
+        said = [found.parameters, *(_uncut_side.decode(one).parameters for one in tensors)]
+    except TooLarge:
+        raise TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time") from None
+    except (msgspec.DecodeError, InvalidRequest, RecursionError, UnicodeDecodeError):
+        return  # whoever reads all of it says better what is wrong
+    if sum(bytes(one).count(b":") for one in said) > MAX_PARAMETERS:
+        raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters")
 
 
 def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from forebay.arrays.tensors import from_array, to_array
-from forebay.errors import ValidationError
+from forebay.errors import TooLarge, ValidationError
 from forebay.protocols.kserve import rest, rpc
 from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.contents import FIELDS
@@ -257,3 +257,28 @@ def test_a_broken_answer_over_grpc_is_told():
 def test_the_text_of_an_error():
     assert rest.error_text(b'{"error":"no such model"}') == "no such model"
     assert rest.error_text(b"<html>") == "<html>"
+
+
+INPUT = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+MANY = {f"k{number}": 1 for number in range(20_001)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": [INPUT] * 6000},
+        {"inputs": [INPUT], "outputs": [{"name": "y"}] * 30_000},
+        {"inputs": [INPUT], "parameters": MANY},
+        {"inputs": [{**INPUT, "parameters": MANY}]},
+        {"inputs": [INPUT], "outputs": [{"name": "y", "parameters": MANY}]},
+    ],
+)
+def test_what_a_call_says_beside_its_data_is_counted(body):
+    with pytest.raises(TooLarge, match="more than"):
+        rest.decode_request(json.dumps(body).encode())
+
+
+def test_texts_among_the_data_are_not():
+    texts = [json.dumps({"a": 1, "b": 2})] * 15_000
+    (tensor,) = rest.decode_request(json.dumps({"inputs": [{**INPUT, "data": texts}], "id": ":"}).encode()).inputs
+    assert json.loads(bytes(tensor.data)) == texts
