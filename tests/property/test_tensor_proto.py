@@ -12,7 +12,7 @@ from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ForebayError, ValidationError
 from forebay.types.datatypes import BY_NUMPY
 from forebay.types.tensor import Tensor, join_elements
-from forebay.types.tensor_proto import MAX_FILLED_BYTES, put, tensor_of
+from forebay.types.tensor_proto import MAX_FILLED_BYTES, Room, put, tensor_of
 from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
 
 pytest.importorskip("google.protobuf")
@@ -102,6 +102,7 @@ def test_any_bytes_are_a_message_or_refused(data):
         ),
         ({"dtype": 1, "shape": [2**40]}, "up to 16777216 bytes are filled"),
         ({"dtype": 7, "shape": [2**23], "string_val": [b"long text"]}, "up to 16777216 bytes are filled"),
+        ({"dtype": 7, "shape": [2**19]}, "a text counts as 64 at least"),
         ({"dtype": 1, "shape": [2**40, 2**40]}, "every axis must be 0 or more"),
         ({"dtype": 1, "shape": [-1], "float_val": [1]}, "every axis must be 0 or more"),
         ({"dtype": 1, "shape": [1] * 40}, "has 40 axes"),
@@ -134,3 +135,13 @@ def test_missing_elements_are_the_last_one_and_none_are_zeros():
     assert to_array(tensor_of("x", Proto(dtype=3, tensor_shape=proto.tensor_shape))).tolist() == [0] * 4
     texts = Proto(dtype=7, string_val=[b"a"], tensor_shape=proto.tensor_shape)
     assert to_array(tensor_of("x", texts)).tolist() == [b"a"] * 4
+
+
+def test_what_is_filled_is_counted_for_all_tensors_of_a_request():
+    proto = Proto(dtype=1)
+    proto.tensor_shape.dim.add(size=MAX_FILLED_BYTES // 8)
+    room = Room()
+    for _ in range(2):
+        tensor_of("x", proto, room)
+    with pytest.raises(ValidationError, match="in all tensors of a request"):
+        tensor_of("x", proto, room)

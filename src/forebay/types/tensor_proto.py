@@ -18,7 +18,9 @@ from forebay.types.tensor import Tensor, check_size, elements, join_elements, sp
 from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
 
 MAX_FILLED_BYTES: Final = 16 * 1024 * 1024
-"""How large a tensor may be of which not all elements came."""
+"""How large tensors may be together of which not all elements came, in one request."""
+_TEXT_BYTES: Final = 64
+"""What a text counts at least that is filled in: each is an object on its way."""
 
 _FIELDS: Final = {
     "FP32": "float_val",
@@ -35,8 +37,21 @@ _AS_IN_MEMORY: Final = {"FP32": b"\x2a", "FP64": b"\x32", "BOOL": b"\x5a"}
 """How the fields begin on the wire whose elements lie there as in memory."""
 
 
-def tensor_of(name: str, proto: Any) -> Tensor:
+class Room:
+    """How many bytes may still be filled in one request."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        """Begin with all of them."""
+        self.left = MAX_FILLED_BYTES
+
+
+def tensor_of(name: str, proto: Any, room: Room | None = None) -> Tensor:
     """Return the tensor that a message holds.
+
+    Args:
+        room: What is left for it to be filled, if others of its request may be filled as well.
 
     Raises:
         ValidationError: If it contradicts itself, or is of a type that we have not.
@@ -57,7 +72,7 @@ def tensor_of(name: str, proto: Any) -> Tensor:
             raise ValidationError(f"tensor '{name}' of DT_STRING has its elements in string_val, not in tensor_content")
         check_size(name, datatype.name, shape, len(proto.tensor_content))
         return Tensor(name, datatype.name, shape, proto.tensor_content)
-    return Tensor(name, datatype.name, shape, _elements(name, datatype, shape, getattr(proto, field)))
+    return Tensor(name, datatype.name, shape, _elements(name, datatype, shape, getattr(proto, field), room or Room()))
 
 
 def put(into: Any, tensor: Tensor) -> None:
@@ -94,7 +109,7 @@ def datatype_by_number(name: str, number: int) -> DataType:
     return found
 
 
-def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any) -> bytes | memoryview:
+def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any, room: Room) -> bytes | memoryview:
     """Return elements that came one by one, as they lie in memory.
 
     Raises:
@@ -107,11 +122,13 @@ def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any) 
     if came > count:
         raise ValidationError(f"{said} has {count} elements by its shape, and {came} came; shape and data must agree")
     if came < count:
-        longest = max(map(len, values), default=0) + 4 if not datatype.size else datatype.size
-        if count * longest > MAX_FILLED_BYTES:
+        longest = datatype.size or max(_TEXT_BYTES, max(map(len, values), default=0) + 4)
+        if count * longest > room.left:
             raise ValidationError(
-                f"{said} has {count} elements by its shape, and {came} came; up to {MAX_FILLED_BYTES} bytes are filled"
+                f"{said} has {count} elements by its shape, and {came} came; up to {MAX_FILLED_BYTES} bytes are filled "
+                "in all tensors of a request, and a text counts as 64 at least"
             )
+        room.left -= count * longest
     if not datatype.size:
         last = values[came - 1] if came else b""
         return join_elements(name, [*values, *[last] * (count - came)])

@@ -31,6 +31,18 @@ def predict(model, arrays, *outputs, version=None, **spec):
     return request
 
 
+def filled(model, *shape, times=1):
+    """A request of few bytes, whose tensors say a shape and no elements."""
+    request = M.PredictRequest()
+    request.model_spec.name = model
+    for place in range(times):
+        tensor = request.inputs["x" * (place + 1)]
+        tensor.dtype = 1
+        for axis in shape:
+            tensor.tensor_shape.dim.add(size=axis)
+    return request
+
+
 def arrays_of(response):
     return {name: to_array(tensor_of(name, proto)) for name, proto in response.outputs.items()}
 
@@ -128,6 +140,8 @@ def test_tensor_content_is_taken_as_it_lies(client):
         (lambda: predict("species", {"x": ROWS[:, :2]}), "INVALID_ARGUMENT", r"the shape [2, 2], and [-1, 4] is"),
         (lambda: predict("species", {"x": ROWS[0]}), "INVALID_ARGUMENT", "the shape [4], and [-1, 4] is"),
         (lambda: predict("species", {"x": ROWS.astype("f8")}), "INVALID_ARGUMENT", "is of FP64, and FP32 is"),
+        (lambda: filled("species", 100_000, 4), "INVALID_ARGUMENT", "100000 samples, more than it has bytes"),
+        (lambda: filled("species", 400, 4000, times=3), "INVALID_ARGUMENT", "in all tensors of a request"),
         (lambda: predict("broken", {"input": np.ones(1)}), "INTERNAL", ""),
         (lambda: predict("parts", {"input": np.ones(1, np.int64)}), "INVALID_ARGUMENT", "any number of parts"),
         (lambda: b"\xff\xff", "INVALID_ARGUMENT", "what came is no PredictRequest"),

@@ -22,13 +22,13 @@ from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
-from forebay.serving.tensor_face import TensorRequest, tensors_of
+from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_of
 from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.multi_inference import multi_inference
 from forebay.transports.grpc.service import GrpcService
 from forebay.types.call import Failure
 from forebay.types.context import PARAM
-from forebay.types.tensor_proto import put, tensor_of
+from forebay.types.tensor_proto import Room, put, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -266,8 +266,14 @@ def _put_spec(into: Any, served: Served, signature: str) -> None:
     into.version.value = facts.number(config.version)
 
 
-def _read_predict(asked: Any, _face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
-    return [tensor_of(name, proto) for name, proto in asked.inputs.items()], list(asked.output_filter)
+def _read_predict(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
+    room = Room()
+    tensors = [tensor_of(name, proto, room) for name, proto in asked.inputs.items()]
+    rows = max((one.shape[0] for one in tensors if one.shape), default=0)
+    if face.has_rows and rows > MAX_EMPTY_ROWS and rows > asked.ByteSize():  # each is a step of Python, on the loop
+        msg = f"the call has {rows} samples, more than it has bytes; of {MAX_EMPTY_ROWS} at most nothing has to come"
+        raise InvalidRequest(msg)
+    return tensors, list(asked.output_filter)
 
 
 def _read_examples(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
