@@ -111,6 +111,14 @@ def test_each_request_of_a_stream_is_one_of_the_pipeline(channel):
     assert texts == {"1": b"A", "2": b"B"}
 
 
+@pytest.mark.parametrize("asked", ["unregister", "region/given/unregister", "region/given/register"])
+def test_a_page_of_another_origin_does_not_touch_shared_memory(url, asked):  # F68
+    headers = {"Origin": "http://elsewhere.example", "Content-Type": "text/plain"}  # asked without a preflight
+    told = httpx.post(f"{url}/v2/systemsharedmemory/{asked}", headers=headers)
+    assert told.status_code == 403
+    assert "a page of 'http://elsewhere.example' calls" in told.json()["error"]
+
+
 def test_tensors_may_lie_in_shared_memory(url, channel):
     with region(np.array([1, 2, 3, 4], "f4").tobytes()) as key:
         place = {"shared_memory_region": "given", "shared_memory_byte_size": 16}

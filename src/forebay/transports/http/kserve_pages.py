@@ -192,6 +192,7 @@ class InferencePages:
         regions = self._app.shared_regions
         if regions is None:
             raise NotFound("shared memory is read and written by a server with --shared-memory only")
+        self._management.refuse_foreign_page(HttpRequest(scope))
         match asked:
             case ["status"]:
                 return self._told(scope, [*regions.status().values()])

@@ -94,6 +94,14 @@ class Management:
         """
         if not self.is_open:
             raise NotManaged("versions are managed over HTTP where requests need a key (--api-key), or with --manage")
+        self.refuse_foreign_page(request)
+
+    def refuse_foreign_page(self, request: Request) -> None:
+        """Refuse pages of others, which may also send what their browsers ask nobody about.
+
+        Raises:
+            ForeignPage: If a page of another origin asks.
+        """
         origin = request.headers.get("origin", "")
         is_own = not origin or origin.partition("://")[2] == request.headers.get("host")
         if not is_own and origin not in self._origins and "*" not in self._origins:
