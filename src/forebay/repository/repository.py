@@ -139,6 +139,22 @@ class Repository:
         if not self._is_settling:
             self._looking.soon()
 
+    @property
+    def looks(self) -> int:
+        """How many looks have begun."""
+        return self._looks
+
+    def may_have(self, model: str, number: int | None, since: int) -> bool:
+        """Tell whether something may still come: until a look has ended that began after so many, or two have found it.
+
+        Args:
+            number: A version; None is any.
+            since: How many looks had begun.
+        """
+        if self._looks == since or self._one_looks.locked():
+            return True
+        return not self.problem and _has(self._found, model, number) and not _has(self.catalog, model, number)
+
     def open(self) -> None:
         """Look for the first time, and once more if something was written just now.
 
@@ -284,3 +300,8 @@ class Repository:
         if len(new) > _SHOWN:
             log.warning("%s: and %d more like these; /models has all of them", self.place, len(new) - _SHOWN)
         self._told = set(self.catalog.problems)
+
+
+def _has(catalog: Catalog, model: str, number: int | None) -> bool:
+    versions = catalog.models.get(model, {})
+    return bool(versions) if number is None else number in versions

@@ -71,11 +71,15 @@ class ModelIndex:
     async def load(self, name: str) -> None:
         """Load all versions of a model, or load them anew; returns once they are ready.
 
+        A model that has just been written into a repository is waited for.
+
         Raises:
             ForebayError: Why they cannot be loaded.
         """
-        versions = self._app.versions_of(name)
         stock = self._app.stock
+        if stock is not None and self._app.versions_of(name) is None and name not in self.unloaded:
+            await stock.wait_for(name)
+        versions = self._app.versions_of(name)
         if versions is not None:
             known = [*versions.ready]
         elif stock is not None and stock.offer.has(name):

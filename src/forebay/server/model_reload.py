@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from forebay.errors import InvalidRequest, NotFound
 from forebay.repository.tree_rules import number_of
 from forebay.repository.version_policy import VersionPolicy
+from forebay.server.stock import LOOK_S, PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.server.app import App
-
-LOOK_S: Final = 15.0
-"""Time in which a model or version that is named must have been found in its repository."""
-_PAUSE_S: Final = 0.05
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,4 +106,4 @@ async def _found(app: App, one: WantedModel) -> list[str]:
             asked = f"the versions {only[:200]}" if only else "a version"
             raise NotFound(f"no repository has {asked} of a model '{one.name[:100]}'; there is {shown}")
         app.stock.look_soon()
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(PAUSE_S)

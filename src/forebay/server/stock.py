@@ -51,6 +51,10 @@ LOADS: Final = 4
 """Versions that are loaded at a time."""
 MAX_WAITING: Final = 4096
 """Requests that may wait for versions that are being loaded."""
+LOOK_S: Final = 15.0
+"""Time in which a model or version that somebody names must have been found in its repository."""
+PAUSE_S: Final = 0.05
+"""Pause between two questions whether it has been."""
 _LOADING: Final = "the models of the repository are loading"
 
 
@@ -173,6 +177,27 @@ class Stock:
         finally:
             self._memory.give_back(key, revision, has_waited=has_waited)
 
+    async def wait_for(self, name: str, version: str | None = None) -> None:
+        """Let what somebody has just written into a repository be found; returns once it counts, or nobody has it.
+
+        Args:
+            version: One of its versions; None is any.
+        """
+        number = None if version is None else number_of(version)
+        if (version is not None and number is None) or not self._app.is_stocked(name):
+            return
+
+        until = time.monotonic() + LOOK_S
+        looks: dict[Repository, int] = {}
+        while not (self.offer.has(name) if number is None else number in self.offer.there(name)):
+            if not looks:
+                looks = {one.repository: one.repository.looks for one in self.stocked}
+                self.look_soon()
+            may_come = any(one.may_have(name, number, since) for one, since in looks.items())
+            if not may_come or time.monotonic() > until:
+                return
+            await asyncio.sleep(PAUSE_S)
+
     def find(self, name: str, version: str) -> Served:
         """Build a version as it is in its repository now; called in a thread, by who loads it by hand.
 
@@ -268,6 +293,8 @@ class Stock:
             try:
                 await self._load(revision)
             except ForebayError:
+                if key in self._memory.loaded:  # somebody has loaded it by hand meanwhile
+                    continue
                 # The next lower version may answer; what was asked for by its number may not.
                 if number is not None or self.offer.refusal(revision) is None or not self.offer.served(name):
                     raise
@@ -285,8 +312,8 @@ class Stock:
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
         self._loading.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # whoever waited has it
+        if not task.cancelled() and task.exception() is not None:  # whoever waited has it
+            self._look_at_app(key[0])  # what came by hand was left to this load
 
     async def _load_now(self, key: Key, revision: Revision) -> None:
         name, version = revision.model, str(revision.number)

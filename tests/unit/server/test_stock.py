@@ -797,3 +797,51 @@ async def test_a_name_that_something_else_has(files):
         found.app.put(own)
         with pytest.raises(ConfigError, match="has the name of another one that is served"):
             await found.ask("a")
+
+
+@run
+async def test_what_is_loaded_by_hand_counts_though_a_load_that_waited_for_it_failed(files):
+    files.put("a/1", "one")
+    made = files.make
+
+    def make(revision, folder):
+        served = made(revision, folder)
+        if len(files.loads) > 1:
+            raise ModelError("once only")
+        return served
+
+    files.make = make
+    files.may_load.clear()
+    async with serving(files) as found:
+        source = found.app.source
+        assert source is not None
+        by_hand = asyncio.create_task(found.app.load("a", "1", lambda: source("a", "1")))
+        await reached(lambda: files.loads)
+        asked = asyncio.create_task(found.ask("a", "1"))
+        await reached(lambda: found.stock._loading)
+        files.may_load.set()
+        await by_hand
+        assert await asked == "one"
+        assert len(files.loads) == 2
+        assert found.stock.statistics().loaded == 1
+        assert found.stock.offer.refusals.keys == []
+
+
+@run
+async def test_what_was_written_just_now_is_waited_for_by_who_loads_it_by_hand(files):
+    files.put("a/1", "one")
+    async with serving(files) as found:
+        files.put("b/3", "three")
+        await found.app.model_index.load("b")
+        assert await found.ask("b") == "three"
+        files.put("b/4", "four")
+        await found.stock.wait_for("b", "4")
+        assert found.stock.offer.there("b").keys() == {3, 4}
+        looks = found.repository.looks
+        await found.stock.wait_for("c", "1")  # which nobody has written: one look
+        assert found.repository.looks == looks + 1
+        await found.stock.wait_for("b", "3")
+        await found.stock.wait_for("b", "x")
+        assert found.repository.looks == looks + 1
+        with pytest.raises(NotFound, match="no repository has a version '1' of a model 'c'"):
+            await found.app.model_index.load("c")

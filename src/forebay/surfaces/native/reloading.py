@@ -140,7 +140,8 @@ class Reloading:
         told = (
             f"; there is {', '.join(map(repr, there))}" if there else meant(name, sorted({own for own, _ in self._own}))
         )
-        raise NotFound(f"the project names no version '{version[:100]}' of a model '{name[:100]}'{told}")
+        nobody = "the project names no" if self._app.stock is None else "neither the project nor a repository has a"
+        raise NotFound(f"{nobody} version '{version[:100]}' of a model '{name[:100]}'{told}")
 
     def _again(self) -> Options:
         if (folder := working_folder.successor()) is not None:

@@ -43,7 +43,7 @@ class Management:
 
     async def load(self, request: Request) -> Response:
         """Load a version that the project names, or load it anew; answers once it is ready."""
-        name, version = self._asked(request)
+        name, version = await self._to_load(request)
         await self._app.load(
             name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
         )
@@ -51,7 +51,7 @@ class Management:
 
     async def swap(self, request: Request) -> Response:
         """Load a version, and have it answer in place of those that did."""
-        name, version = self._asked(request)
+        name, version = await self._to_load(request)
         await self._app.swap(
             name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
         )
@@ -84,6 +84,13 @@ class Management:
         self.check(request)
         asked: dict[str, Any] = request.path_params
         return asked["name"], asked.get("version", "")
+
+    async def _to_load(self, request: Request) -> tuple[str, str]:
+        """Return which one is to be loaded, once its repository has it, if it was written there just now."""
+        name, version = self._asked(request)
+        if self._app.stock is not None:
+            await self._app.stock.wait_for(name, version)
+        return name, version
 
     def check(self, request: Request) -> None:
         """Refuse who may not.
