@@ -621,6 +621,31 @@ def test_a_model_service_is_started_where_there_are_no_endpoints(hosted, eventua
     np.testing.assert_array_equal(client.predict({"x": X})["price"], PRICES)
 
 
+def test_a_model_service_that_cannot_be_started_again_says_why_and_nobody_waits_for_it(tmp_path, eventually):  # P113
+    folder = onnx_model(tmp_path / "model")
+    conf = LocalConf(model_config=str(folder), client_type="brpc")
+    settings = PredictorSettings(name="uci", local_service_conf=conf, timeout_ms=300)
+    client = client_for(settings, concurrency_idx=None, process=False)
+
+    def answer():
+        try:
+            return client.predict({"x": X})["price"].tolist()
+        except ForebayError as error:
+            return (error.detail or {}).get("err_no"), str(error)
+
+    try:
+        assert answer() == PRICES.tolist()
+        (folder / "model.onnx").rename(tmp_path / "good")
+        (folder / "model.onnx").write_text("no model")
+        os.kill(pids_of(client)[0], signal.SIGKILL)
+        eventually(lambda: "model.onnx cannot be loaded" in str(answer()), "the reason in place of what waits in vain")
+        assert answer()[0] == 9000
+        (tmp_path / "good").rename(folder / "model.onnx")
+        eventually(lambda: answer() == PRICES.tolist(), "a new process")
+    finally:
+        client.close()
+
+
 def test_a_model_service_gives_all_results_where_nobody_names_any(tmp_path):  # P109, P113
     undescribed = onnx_model(tmp_path / "plain", described=False)
     for model, feed, wanted in (undescribed, "in", {"out", "twice"}), (f"{REFERENCE}:twice", "x", {"y", "pid"}):

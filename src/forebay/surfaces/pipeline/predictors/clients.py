@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.runtimes.model_file import Backend
     from forebay.runtimes.signature import Feed, Signature
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
+    from forebay.surfaces.pipeline.predictors.model_processes import ModelHost
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
     from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 
@@ -80,9 +81,16 @@ def require_described(settings: PredictorSettings) -> None:
 class _HostedModel(ModelClient):
     """Asks a model service that was started for it, which gives all results where none is named."""
 
-    def __init__(self, backend: GeneralModelBackend, signature: Signature | None, wanted: Sequence[str]) -> None:
+    def __init__(
+        self, host: ModelHost, backend: GeneralModelBackend, signature: Signature | None, wanted: Sequence[str]
+    ) -> None:
         super().__init__(backend, signature, wanted)
+        self._host = host
         self._service = backend
+
+    def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
+        self._host.require_one()
+        return super().ask(feed, fetch, batch, log_id)
 
     def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
         found = self._service.run_all(fed, log_id)
@@ -101,7 +109,8 @@ class _Hosted:
         signature = None if self.takes_text else describe(Path(self._conf.model_config))
         host = take_host(self._conf, index)
         endpoints = [ServerAddress.parse(text, "http") for text in host.endpoints]
-        self._client = _HostedModel(GeneralModelBackend(endpoints, settings.timeout_s), signature, settings.wanted)
+        backend = GeneralModelBackend(endpoints, settings.timeout_s)
+        self._client = _HostedModel(host, backend, signature, settings.wanted)
         self._is_closed = False
         self.feed_names_ = self._client.feed_names_
         self.fetch_names_ = self._client.fetch_names_

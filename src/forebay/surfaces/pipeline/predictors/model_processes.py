@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, ModelError
+from forebay.errors import ConfigError, ModelError, Unavailable
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from forebay.errors import ForebayError
     from forebay.workers.supervisor import End
 
 log = logging.getLogger("forebay.pipeline")
@@ -70,6 +71,11 @@ class ModelProcess:
         """Its process id; known once it was started."""
         assert self._supervisor.pid is not None
         return self._supervisor.pid
+
+    @property
+    def problem(self) -> ForebayError | None:
+        """Why it cannot be replaced since it died, though that was tried several times, and still is."""
+        return self._supervisor.problem if self._supervisor.has_given_up else None
 
     def start(self) -> None:
         """Start it and wait until its model is loaded.
@@ -164,6 +170,16 @@ class ModelHost:
     def endpoints(self) -> list[str]:
         """Where they answer."""
         return [f"http://{HOST}:{process.port}" for process in self.processes]
+
+    def require_one(self) -> None:
+        """Refuse at once where nobody can answer: the ports are there all the same, and a call would wait in vain.
+
+        Raises:
+            Unavailable: With what keeps the processes from being started.
+        """
+        problems = [process.problem for process in self.processes]
+        if all(problems) and problems[0] is not None:
+            raise Unavailable(f"{problems[0].message}; it is tried again")
 
     def start(self) -> None:
         """Start them all.
