@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.server.app import App
+    from forebay.server.stock import Stock
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,30 +60,35 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
         if one.place and posixpath.basename(one.place.rstrip("/")) != one.name:
             msg = f"the model '{one.name[:100]}' is said to lie in another folder; here models are called like theirs"
             raise InvalidRequest(msg)
-    for one in wanted:
-        chosen = await _found(app, one)
-        for label, version in one.labels.items():
-            if version not in chosen:
-                msg = f"the label '{label[:100]}' of '{one.name[:100]}' is for version {version}, which is not loaded"
-                raise InvalidRequest(msg)
-        stock.offer.follow(one.name, one.policy)
-        there = app.versions_of(one.name)
-        for version in chosen:
-            if there is None or version not in there.ready:
-                make = app.model_index.maker(one.name, version)
-                await app.load(one.name, version, make, timeout_s=app.load_timeout_s)
-        app.share(one.name, {chosen[0]: 1})
-        stock.settle(one.name)  # what leaves by its policy may come back by it
-        for version, served in app.versions(one.name).ready.items():
-            if version not in chosen:
-                await app.unload(one.name, version, served)
-        app.label(one.name, one.labels)
-    for name in stock.offer.policies.keys() - names:
-        stock.offer.follow(name, None)
-    for name in [*app.ready]:
-        if name not in names and stock.offer.has(name):
-            await app.model_index.unload(name)
-            app.label(name, {})
+    async with stock.one_says:
+        for one in wanted:
+            await _load(app, stock, one)
+        for name in stock.offer.policies.keys() - names:
+            stock.offer.follow(name, None)
+        for name in [*app.ready]:
+            if name not in names and stock.offer.has(name):
+                await app.model_index.unload(name)
+                app.label(name, {})
+
+
+async def _load(app: App, stock: Stock, one: WantedModel) -> None:
+    chosen = await _found(app, one)
+    for label, version in one.labels.items():
+        if version not in chosen:
+            msg = f"the label '{label[:100]}' of '{one.name[:100]}' is for version {version}, which is not loaded"
+            raise InvalidRequest(msg)
+    stock.offer.follow(one.name, one.policy)
+    there = app.versions_of(one.name)
+    for version in chosen:
+        if there is None or version not in there.ready:
+            make = app.model_index.maker(one.name, version)
+            await app.load(one.name, version, make, timeout_s=app.load_timeout_s)
+    app.share(one.name, {chosen[0]: 1})
+    stock.settle(one.name)  # what leaves by its policy may come back by it
+    for version, served in app.versions(one.name).ready.items():
+        if version not in chosen:
+            await app.unload(one.name, version, served)
+    app.label(one.name, one.labels)
 
 
 async def _found(app: App, one: WantedModel) -> list[str]:

@@ -78,6 +78,8 @@ class Stock:
         offer: What is to be served of them.
         is_lazy: Whether a version is loaded only when somebody asks for it.
         is_ready: Whether it has looked, and what is to be there from the start is there.
+        one_says: Held by who says of all models which are loaded: of two at a time, each would unload what the other
+            one wants.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Stock:
         self._turns = asyncio.Semaphore(LOADS)
         self._is_over = False
         self.is_ready = False
+        self.one_says = asyncio.Lock()
         app.stock = self
         app.watch(self._look_at_app)
 

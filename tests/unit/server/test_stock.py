@@ -845,3 +845,15 @@ async def test_what_was_written_just_now_is_waited_for_by_who_loads_it_by_hand(f
         assert found.repository.looks == looks + 1
         with pytest.raises(NotFound, match="no repository has a version '1' of a model 'c'"):
             await found.app.model_index.load("c")
+
+
+@run
+async def test_of_two_clients_that_say_what_is_loaded_at_the_same_time_one_has_the_last_word(files):
+    for address in ("a/1", "b/1", "c/1"):
+        files.put(address, address)
+    async with serving(files) as found:
+        said = [[WantedModel(name="a"), WantedModel(name="c")], [WantedModel(name="b"), WantedModel(name="c")]]
+        for _ in range(5):
+            await asyncio.gather(*(reload(found.app, one) for one in said))
+            assert sorted(found.app.ready) in (["a", "c"], ["b", "c"])
+            said.reverse()
