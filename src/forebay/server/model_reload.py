@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.errors import InvalidRequest, NotFound
+from forebay.errors import ForebayError, InvalidRequest, NotFound
 from forebay.repository.tree_rules import number_of
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server.stock import LOOK_S, PAUSE_S
@@ -60,15 +60,23 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
         if one.place and posixpath.basename(one.place.rstrip("/")) != one.name:
             msg = f"the model '{one.name[:100]}' is said to lie in another folder; here models are called like theirs"
             raise InvalidRequest(msg)
+    problems: list[ForebayError] = []
     async with stock.one_says:
         for one in wanted:
-            await _load(app, stock, one)
+            try:
+                await _load(app, stock, one)
+            except (InvalidRequest, NotFound):  # the request is wrong, not a model
+                raise
+            except ForebayError as error:
+                problems.append(error)
         for name in stock.offer.policies.keys() - names:
             stock.offer.follow(name, None)
         for name in [*app.ready]:
             if name not in names and stock.offer.has(name):
                 await app.model_index.unload(name)
                 app.label(name, {})
+    if problems:
+        raise problems[0]
 
 
 async def _load(app: App, stock: Stock, one: WantedModel) -> None:

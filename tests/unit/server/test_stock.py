@@ -857,3 +857,14 @@ async def test_of_two_clients_that_say_what_is_loaded_at_the_same_time_one_has_t
             await asyncio.gather(*(reload(found.app, one) for one in said))
             assert sorted(found.app.ready) in (["a", "c"], ["b", "c"])
             said.reverse()
+
+
+@run
+async def test_a_model_that_cannot_be_loaded_keeps_none_of_those_that_a_client_names_behind_it_away(files):
+    for name, text in (("a", "a"), ("b", "bad"), ("c", "c")):
+        files.put(f"{name}/1", text)
+    async with serving(files) as found:
+        await found.ask("c")
+        with pytest.raises(ModelError, match="it is bad"):
+            await reload(found.app, [WantedModel(name="b"), WantedModel(name="a")])
+        assert sorted(found.app.ready) == ["a"]
