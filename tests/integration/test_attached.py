@@ -503,6 +503,62 @@ def test_without_the_secret_nobody_is_let_in(own, attach, eventually):
     assert own.call("thief", 0).status_code == 404
 
 
+GATED = """
+import os, pathlib, time, forebay
+
+class It(forebay.Model):
+    name = "{name}"
+
+    def load(self):
+        pathlib.Path("{here}").touch()
+        while not os.path.exists("{gate}"):
+            time.sleep(0.005)
+
+    def predict(self, batch: list[int]) -> list[str]:
+        return ["{who}"] * len(batch)
+"""
+
+
+def test_a_name_of_the_servers_own_cannot_be_taken_while_its_model_is_loaded(serve, attach, tmp_path, eventually):
+    names = ("early", "late")
+
+    def files(name, who):
+        return tmp_path / f"here-{name}-{who}", tmp_path / f"gate-{name}-{who}"
+
+    def model(name, who):
+        here, gate = files(name, who)
+        return GATED.format(name=name, who=who, here=here, gate=gate)
+
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "base.py").write_text(MODEL.format(name="base", settings=""))
+    for name in names:
+        (project / f"{name}.py").write_text(model(name, "own"))
+
+    def serve_these(*targets):
+        lines = [f"  - {{target: {target}.py, worker_kind: thread}}" for target in targets]
+        (project / "forebay.yaml").write_text("\n".join(["models:", *lines, f"attach: unix:{tmp_path}/s"]))
+
+    serve_these("base")
+    server = door_of(serve(project))
+    late = attach(server, model("late", "guest"))  # has said what it is, and loads
+    eventually(files("late", "guest")[0].exists)
+    serve_these("base", *names)
+    files("late", "own")[1].touch()
+    server.signal(signal.SIGHUP)
+    eventually(files("early", "own")[0].exists)
+    early = attach(server, model("early", "guest"))
+    files("early", "guest")[1].touch()
+    assert "the name 'early' is taken by a model of the server's own" in sentence(early)
+    files("early", "own")[1].touch()
+    eventually(lambda: "reloaded in" in server.log)
+    files("late", "guest")[1].touch()
+    assert "the name 'late' is taken by a model of the server's own" in late.says("taken").log
+    assert late.wait() == 2
+    for name in names:
+        assert server.call(name, 0).json() == "own"
+
+
 def test_names_belong_to_one_description(common, own, attach, eventually):
     taken = sentence(attach(own, "sleepy", "--secret", own.secret))
     assert "the name 'sleepy' is taken by a model of the server's own; give the worker's another `name`" in taken

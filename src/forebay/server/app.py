@@ -131,6 +131,10 @@ class App:
         found = self._models.get(name)
         return found is None or found.is_stocked
 
+    def is_loading(self, name: str) -> bool:
+        """Tell whether a version of a model is being loaded."""
+        return name in self._models and any(one.state == "loading" for one in self._models[name].all)
+
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Call this with the name whenever an endpoint joins, leaves or is replaced while the app runs."""
         self._on_change.append(on_change)

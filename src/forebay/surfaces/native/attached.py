@@ -106,6 +106,7 @@ class Lobby:
         self._endpoint_of = endpoint_of
         self._seats_of = seats_of
         self._guests: dict[str, Guest] = {}
+        self._opened: dict[str, Served] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         limits = VisitorLimits(
             hello_s=config.hello_s, connections=config.max_connections, frame_bytes=config.max_frame_bytes
@@ -138,7 +139,7 @@ class Lobby:
         """
         name = description.name
         guest = self._guests.get(name)
-        if name in self._app.served and name not in self._guests:
+        if self._is_own(name):
             msg = f"the name '{name}' is taken by a model of the server's own; give the worker's another `name`"
             raise ConfigError(msg)
         if guest is not None and guest.description != description:
@@ -152,6 +153,11 @@ class Lobby:
             self._forget_who_never_came()
             guest = self._guests[name] = self._invite(description)
         return guest
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether a model of the server's own answers by this name, or is about to."""
+        served = self._app.served.get(name)
+        return self._app.is_loading(name) if served is None else served is not self._opened.get(name)
 
     def _invite(self, description: Description) -> Guest:
         pool: AttachedPool[Any] = AttachedPool(
@@ -178,8 +184,14 @@ class Lobby:
         if self._app.is_draining:
             return
         await served.endpoint.start()
+        name = served.endpoint.name
+        if self._is_own(name):  # it was loaded while the first worker got ready
+            self._guests.pop(name, None)
+            await served.endpoint.drain(0.0)  # its workers dial again, and are told
+            return
         replaced = self._app.put(served)
-        log.info("model '%s' is served, by workers that attached", served.endpoint.name)
+        self._opened[name] = served
+        log.info("model '%s' is served, by workers that attached", name)
         if replaced is not None:
             await replaced.endpoint.drain(0.0)
 
