@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import re
 import traceback
@@ -24,6 +25,7 @@ from starlette.responses import Response
 
 from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
+from forebay.types.caught import answered, without_frames
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.coroutines import ASK_S
 from forebay.workers.user_code import aclose, caught
@@ -152,6 +154,12 @@ def steps(
         coroutines: Runs the responses.
         report: Called with what a response raises.
     """
+
+    def failed(error: BaseException) -> Failure:  # what a response raises ends that response only
+        report(error)
+        without_frames(error)  # tasks that it went through keep it, and are kept by their frames
+        return Failure(RunnerFailed("a streamed response failed"))
+
     count = len(outcomes)
     work: dict[int, Callable[[], object]] = {}
     streams: dict[int, Iterator[list[Any]]] = {}
@@ -172,10 +180,7 @@ def steps(
         row: list[Any] = [None] * count
         ended: list[int] = []
         for index, stream in streams.items():
-            row[index], error = caught(next, stream, None)
-            if error is not None:  # what a response raises ends that response only
-                report(error)
-                row[index] = Failure(RunnerFailed("a streamed response failed"))
+            row[index] = answered(functools.partial(next, stream, None), failed)
             if row[index] is None or type(row[index]) is Failure:
                 ended.append(index)
         if any(part is not None for part in row):
@@ -203,7 +208,7 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
     async def start() -> asyncio.Task[None]:
         return asyncio.ensure_future(streamed.response(streamed.scope, receive, messages.put))  # pyright: ignore[reportArgumentType]
 
-    async def following() -> MutableMapping[str, Any] | None:
+    async def following(writing: asyncio.Task[None]) -> MutableMapping[str, Any] | None:
         getting = asyncio.ensure_future(messages.get())
         await asyncio.wait({getting, writing}, return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
@@ -212,7 +217,7 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
             return None
         return getting.result()
 
-    async def stop() -> None:
+    async def stop(writing: asyncio.Task[None]) -> None:
         is_over.set()
         await asyncio.sleep(0)  # who listens hears of it before it is cancelled
         writing.cancel()
@@ -225,7 +230,7 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
 
     writing = coroutines.run(start())
     try:
-        while (message := coroutines.run(following())) is not None:
+        while (message := coroutines.run(following(writing))) is not None:
             if message["type"] == "http.response.start":
                 yield ["head", *_head(message["status"], message.get("headers", ()))]
             elif message["type"] == "http.response.body":
@@ -237,4 +242,5 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
                     yield ["end"]
     finally:
         if not writing.done():
-            coroutines.run(stop())
+            coroutines.run(stop(writing))
+        del writing  # what ended it may come of what ends this frame, and refer to the frame

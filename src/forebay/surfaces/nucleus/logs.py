@@ -20,8 +20,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
+from forebay.types.caught import answered
 from forebay.types.failures import text_of, trace_of
-from forebay.workers.user_code import caught
 
 NAME = "cortex"
 
@@ -130,11 +130,8 @@ def _phrase(status: int) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    message, error = caught(record.getMessage)
-    if error is None:
-        return message
     # Arguments that do not fit the text must not cost the line.
-    return f"{_text(record.msg)} {_text(record.args)} ({text_of(error)})"
+    return answered(record.getMessage, lambda error: f"{_text(record.msg)} {_text(record.args)} ({text_of(error)})")
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
@@ -162,5 +159,6 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: Any) -> str:
-    text, error = caught(str, value)
-    return text if error is None else f"<{type(value).__name__} without a text: {type(error).__name__}>"
+    return answered(
+        lambda: str(value), lambda error: f"<{type(value).__name__} without a text: {type(error).__name__}>"
+    )

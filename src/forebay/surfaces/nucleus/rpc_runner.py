@@ -13,6 +13,7 @@ A plain answer of one message is its bytes. What says more is a list that begins
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,9 +28,9 @@ from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, UNAVAILABLE, Aborted, RpcContext
+from forebay.types.caught import answered
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
-from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ ABOUT: Final = ""
 INTERNAL_ERROR: Final = "internal server error"
 UNSERIALIZABLE: Final = "Failed to serialize response!"
 RPC_ARGUMENTS: Final = ("payload", "context")
+_END: Final = object()
+"""In place of a message: there are no more."""
 
 
 def build(
@@ -142,13 +145,16 @@ class RpcRunner(HandlerHost):
 
     def _answer(self, method: RpcMethod, item: Item) -> Outcome:
         if method.is_plain:  # as most are: a message, and an answer
-            result, error = caught(method.answer, item.body)
-            return result if error is None else ["end", *self._status_of(method, error), [], None, []]
+            return answered(
+                lambda: method.answer(item.body), lambda error: ["end", *self._status_of(method, error), [], None, []]
+            )
         before: list[Pairs] = []
         context = RpcContext(item.params, before.append)
-        result, error = caught(lambda: method.encoded(self._waited(self._call(method, item, context))))
-        answer = None if error is not None else result
-        self._finish(method, context, error)
+        answer = answered(
+            lambda: method.encoded(self._waited(self._call(method, item, context))),
+            lambda error: self._fail(method, context, error),
+        )
+        self._finish(method, context)
         return answer if answer is not None and context.is_plain and not before else context.end(answer, before)
 
     # Many messages
@@ -156,19 +162,22 @@ class RpcRunner(HandlerHost):
     def _stream(self, method: RpcMethod, item: Item) -> Iterator[list[Any]]:
         before: list[Pairs] = []
         context = RpcContext(item.params, before.append)
-        results, error = caught(lambda: self._results(self._call(method, item, context)))
+        fail = partial(self._fail, method, context)
+        results = answered(lambda: self._results(self._call(method, item, context)), fail)
+        message: Any = None  # as where something has failed
         try:
-            while error is None:
-                message, error = caught(lambda: next(map(method.encoded, results), None))
+            while results is not None:
+                message = answered(lambda: next(map(method.encoded, results), _END), fail)
                 while before:
                     yield [["begin", before.pop(0)]]
-                if message is None:
+                if message is None or message is _END:
                     break
                 yield [["message", message]]
         finally:
             close = getattr(results, "close", None)
-            _, unclosed = (None, None) if close is None else caught(close)
-            self._finish(method, context, error or unclosed)
+            if close is not None:
+                answered(close, fail if message is not None else lambda _: None)
+            self._finish(method, context)
         yield [context.end(None, [])]
 
     def _results(self, results: Any) -> Iterator[Any]:
@@ -187,14 +196,18 @@ class RpcRunner(HandlerHost):
             payload = method.decoded(item.body)
         return method.arguments.call(method.function, {"payload": payload, "context": context})
 
-    def _finish(self, method: RpcMethod, context: RpcContext, error: BaseException | None) -> None:
+    def _fail(self, method: RpcMethod, context: RpcContext, error: BaseException) -> None:
         said_why = isinstance(error, _Unserializable) and context.code()
-        if error is not None and not isinstance(error, Aborted) and not said_why:
+        if not isinstance(error, Aborted) and not said_why:
             context.fail(*self._status_of(method, error))
+
+    @staticmethod
+    def _finish(method: RpcMethod, context: RpcContext) -> None:
+        def report(error: BaseException) -> None:
+            logger.error("a callback of %s failed: %s", method.rpc.name, text_of(error), exc_info=error)
+
         for callback in context.finish():
-            _, error = caught(callback)
-            if error is not None:
-                logger.error("a callback of %s failed: %s", method.rpc.name, text_of(error), exc_info=error)
+            answered(callback, report)
 
     @staticmethod
     def _status_of(method: RpcMethod, error: BaseException) -> tuple[int, str]:

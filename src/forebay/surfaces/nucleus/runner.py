@@ -25,8 +25,8 @@ from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
+from forebay.types.caught import answered
 from forebay.types.failures import text_of, words_of
-from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,15 +117,7 @@ class NucleusRunner(HandlerHost):
             values = self._values(verb, item)
         except BadPayload as error:
             return answers.refusal(error)
-        outcome, error = caught(lambda: self._outcome(self._call(verb, values), item))
-        if error is None:
-            return outcome
-        if isinstance(error, HTTPException):
-            return _http_error(error)
-        if isinstance(error, AllInUse):
-            return Failure(Unavailable(error.reason))
-        _report(error)
-        return answers.text(500, INTERNAL_ERROR)
+        return answered(lambda: self._outcome(self._call(verb, values), item), _failed)
 
     def _answer_batch(self, items: Sequence[Item]) -> list[Outcome]:
         verb = self._verbs["post"]
@@ -151,14 +143,9 @@ class NucleusRunner(HandlerHost):
 
     def _call_batch(self, verb: Verb, values: Mapping[str, Any], count: int) -> Sequence[Any]:
         """Call `handle_post` with lists; returns a result for each request, or the same refusal for all of them."""
-        results, error = caught(self._call, verb, values)
-        if isinstance(error, HTTPException):
-            return [_Refused(_http_error(error))] * count
-        if isinstance(error, AllInUse):
-            return [_Refused(Failure(Unavailable(error.reason)))] * count
-        if error is not None:
-            _report(error)
-            return [_Refused(answers.text(500, words_of(error)))] * count
+        results = answered(lambda: self._call(verb, values), lambda error: _Refused(_failed(error, in_words=True)))
+        if type(results) is _Refused:
+            return [results] * count
         if not isinstance(results, list):
             msg = f"please return a list when using server side batching, got {type(results)}"
         else:
@@ -175,11 +162,7 @@ class NucleusRunner(HandlerHost):
 
     def _settled(self, result: Any, item: Item) -> Outcome:
         """Return the outcome of one element of a batch; what cannot be written fails alone."""
-        outcome, error = caught(self._outcome, result, item)
-        if error is None:
-            return outcome
-        _report(error)
-        return answers.text(500, INTERNAL_ERROR)
+        return answered(lambda: self._outcome(result, item), _unforeseen)
 
     def _values(self, verb: Verb, item: Item) -> dict[str, Any]:
         """Return what a verb may want of a request; the payload is read only if it is wanted.
@@ -196,7 +179,9 @@ class NucleusRunner(HandlerHost):
         return {"payload": payload, "query_params": QueryParams(params["query"]), "headers": headers}
 
     def _call(self, verb: Verb, values: Mapping[str, Any]) -> Any:
-        result = verb.arguments.call(verb.function, values)
+        return self._waited(verb.arguments.call(verb.function, values))
+
+    def _waited(self, result: Any) -> Any:
         return self._coroutines.run(result) if inspect.isawaitable(result) else result
 
     def _outcome(self, result: Any, item: Item) -> Outcome:
@@ -214,11 +199,7 @@ class NucleusRunner(HandlerHost):
 
     def _do(self, work: Callable[[], Any], following: Callable[[], object] | None = None) -> None:
         """Run what is to follow an answer; what it raises is logged, since nobody waits for it."""
-        result, error = caught(work)
-        if inspect.isawaitable(result):
-            _, error = caught(self._coroutines.run, result)
-        if error is not None:
-            logger.error("a callback failed after its request was answered", exc_info=error)
+        answered(lambda: self._waited(work()), _report_callback)
         if following is not None:
             following()
 
@@ -267,11 +248,20 @@ def _scope(item: Item) -> dict[str, Any]:
     }
 
 
-def _http_error(error: HTTPException) -> Answer:
-    answer, unwritable = caught(answers.http_error, error)  # its detail and headers may be anything
-    if unwritable is None:
-        return answer
-    _report(unwritable)
+def _failed(error: BaseException, *, in_words: bool = False) -> Answer | Failure:
+    """Return the answer to a request whose handler has raised this, with its words or without."""
+    if isinstance(error, HTTPException):
+        return answered(lambda: answers.http_error(error), _unforeseen)  # its detail and headers may be anything
+    if isinstance(error, AllInUse):
+        return Failure(Unavailable(error.reason))
+    if in_words:
+        _report(error)
+        return answers.text(500, words_of(error))
+    return _unforeseen(error)
+
+
+def _unforeseen(error: BaseException) -> Answer:
+    _report(error)
     return answers.text(500, INTERNAL_ERROR)
 
 
@@ -281,3 +271,7 @@ def _unwrapped(outcome: Outcome) -> Any:
 
 def _report(error: BaseException) -> None:
     logger.error("%s", text_of(error), exc_info=error)
+
+
+def _report_callback(error: BaseException) -> None:
+    logger.error("a callback failed after its request was answered", exc_info=error)
