@@ -5,6 +5,7 @@ import asyncio
 import http.client
 import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -92,6 +93,11 @@ class Column(forebay.Model):
         return batch
 
 
+class Row(forebay.Model):
+    def predict(self, batch: list[np.ndarray[tuple[Literal[2]], np.dtype[np.int64]]]) -> list[int]:
+        return [int(row[0]) for row in batch]
+
+
 class Counts(forebay.Model):
     def predict(self, batch: list[int]) -> Iterator[list[int]]:
         for number in range(max(batch)):
@@ -116,7 +122,7 @@ def composed(number: int):
 
 @pytest.fixture(scope="module", params=["thread", "inline"])
 def served(request):
-    models = (Plain, Waits, Explains, Tires, TiresAsync, Keyed, Rows, Column, Counts, CountsAsync, composed)
+    models = (Plain, Waits, Explains, Tires, TiresAsync, Keyed, Rows, Row, Column, Counts, CountsAsync, composed)
     with forebay.start(*models, port=0, worker_kind=request.param) as server:
         yield server
 
@@ -166,4 +172,25 @@ def test_a_call_leaves_nothing_in_a_circle(served, path, body, headers, status, 
     assert ask(served, f"/models/{path}", body, headers) == {status}
     with left_in_circles() as left:
         ask(served, f"/models/{path}", body, headers)
+    assert len(left) < CALLS, json.dumps(sorted(set(left)))
+
+
+NESTED = b'{"inputs": [{"name": "input", "datatype": "INT64", "shape": [1, 2], "data": [[1, 2]]}]}'
+
+
+@pytest.mark.parametrize(
+    "path, body, status",
+    [
+        ("/v2/models/row/infer", NESTED, 200),
+        ("/v2/models/row/infer", NESTED.replace(b"2]]", b'"a"]]'), 400),
+        ("/v2/models/nobody/infer", NESTED, 404),
+        ("/v1/models/row:predict", b'{"inputs": [[1, 2]]}', 200),
+        ("/v1/models/nobody:predict", b'{"inputs": [[1, 2]]}', 404),
+        ("/v1/models/row/versions/7:predict", b'{"inputs": [[1, 2]]}', 404),
+    ],
+)
+def test_tensors_in_json_leave_nothing_in_a_circle(served, path, body, status):
+    assert ask(served, path, body, {}) == {status}
+    with left_in_circles() as left:
+        ask(served, path, body, {})
     assert len(left) < CALLS, json.dumps(sorted(set(left)))

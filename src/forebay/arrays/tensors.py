@@ -149,7 +149,7 @@ def _read_list(tensor: Tensor, kind: type) -> list[Any]:
     try:
         return msgspec.json.decode(tensor.data, type=listed)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as flat:
-        why: Exception = flat
+        why = str(flat)  # the error would be in a circle with this frame, which holds the tensor
     nested: Any = kind
     shape = tensor.shape if len(tensor.shape) != 1 else (*tensor.shape, 1)
     for axis in reversed(shape):
@@ -158,7 +158,7 @@ def _read_list(tensor: Tensor, kind: type) -> list[Any]:
         try:
             found: list[Any] = msgspec.json.decode(tensor.data, type=nested)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            why = error
+            why = str(error)
         else:
             for _ in shape[1:]:
                 found = [*itertools.chain.from_iterable(found)]

@@ -23,6 +23,7 @@ from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
+from forebay.types.caught import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -199,7 +200,7 @@ def not_there(app: App, path: str) -> NotFound:
         found = facts.find_version(app, name, version, version if kind == "labels" else "")
         find_served(app, name, found or "")
     except NotFound as error:
-        return error
+        return without_frames(error)  # its frames would hold it, and the request
     return NotFound(f"the model '{name[:100]}' takes no tensors, so it does not answer ':{verb[:40]}'")
 
 
