@@ -17,7 +17,7 @@ from tests.circles import left_in_circles
 from tests.later import torch
 from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
-from forebay import Batch, Serving
+from forebay import Batch, Serving, hook
 from forebay.errors import DeadlineExceeded, ServingCrashed
 from forebay.serving.servings.request_runner import RequestRunner
 from forebay.workers.child import ReceivedItem
@@ -96,8 +96,6 @@ def opened_stream(rows):
 
 
 def test_a_buffer_that_is_reused_does_not_change_the_values_of_hooks():  # F32
-    from forebay import hook
-
     def build(options):
         buffer = np.zeros(8, dtype=np.int64)
 
@@ -212,7 +210,7 @@ def test_tensors_come_without_the_graph_that_made_them():  # F37
 STRADDLING = """
 import threading
 import jax, numpy as np
-from forebay import Batch, Serving
+from forebay import Batch, Serving, hook
 from forebay.errors import DeadlineExceeded, ServingCrashed
 
 together = threading.Barrier(4)
@@ -267,4 +265,27 @@ def test_the_rows_of_a_task_that_is_late_are_freed_with_its_error():
 
     with Serving.new(writing).start(batch_size=2, batch_timeout_ms=100_000) as serving:
         left = asyncio.run(main(serving))
+    assert len(left) < 20, sorted(set(left))
+
+
+def telling_and_crashing(options):
+    """Give a value of a hook, then raise."""
+
+    def run(batch):
+        hook("part", batch.realize())
+        raise ValueError("no")
+
+    return run
+
+
+def test_a_stream_with_hooks_that_crashed_is_freed_with_its_error():
+    def crash(serving):
+        with pytest.raises(ServingCrashed):
+            list(serving.batched_run(cat(1)))
+
+    with Serving.new(telling_and_crashing).streaming(hooks=["part"]).start(batch_size=1) as serving:
+        crash(serving)
+        with left_in_circles() as left:
+            for _ in range(20):
+                crash(serving)
     assert len(left) < 20, sorted(set(left))

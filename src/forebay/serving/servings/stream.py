@@ -209,6 +209,7 @@ class _Feed:
         self._inbox.close()
         for call in self._calls:
             self._partitions.cancel(call)
+            call.error = None  # it refers to the frame that was given the sink of the hooks, and that to the call
         self._calls.clear()
 
 
