@@ -16,6 +16,7 @@ from tests.waiting import PATIENCE_S
 
 import forebay
 from forebay.transports.http import port
+from forebay.workers import frames
 
 CALLS = 20
 EVENTS = {"accept": "text/event-stream"}
@@ -193,4 +194,15 @@ def test_tensors_in_json_leave_nothing_in_a_circle(served, path, body, status):
     assert ask(served, path, body, {}) == {status}
     with left_in_circles() as left:
         ask(served, path, body, {})
+    assert len(left) < CALLS, json.dumps(sorted(set(left)))
+
+
+@pytest.mark.parametrize("path", ["plain", "counts"])
+def test_a_batch_that_is_too_large_for_a_process_leaves_nothing_in_a_circle(path, monkeypatch):
+    body = b'{"number": 1}' + b" " * 5000
+    with forebay.start(Plain, Counts, port=0, worker_kind="process") as served:
+        monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 2000)
+        assert ask(served, f"/models/{path}", body, {}) == {413}
+        with left_in_circles() as left:
+            ask(served, f"/models/{path}", body, {})
     assert len(left) < CALLS, json.dumps(sorted(set(left)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
+from forebay.types.caught import without_frames
 from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, decode_answer, encode_jobs
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class JobSlot(asyncio.Protocol):
         try:
             frame = encode_jobs(jobs)
         except TooLarge as error:
-            failure = Failure(error)
+            failure = Failure(without_frames(error))  # its frames would hold it, and the batch
             self._pool.ready(self, before=lambda: done(batch, [failure] * len(batch.entries)))
             return
         if not jobs:

@@ -19,6 +19,7 @@ from forebay.errors import ForebayError, InvalidRequest
 from forebay.observe.author_metrics import store
 from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
+from forebay.types.caught import without_frames
 from forebay.workers import frames
 from forebay.workers.conversation import Conversation
 from forebay.workers.worker_events import (
@@ -244,7 +245,7 @@ class WorkerSlot(asyncio.Protocol):
                 now=time.monotonic(),
             )
         except ForebayError as error:
-            failure = Failure(error)
+            failure = Failure(without_frames(error))  # its frames would hold it, and the batch
             self._pool.ready(self, before=lambda: done(batch, [failure] * len(entries)))
             return
         self.batch, self.done = batch, done
@@ -257,7 +258,7 @@ class WorkerSlot(asyncio.Protocol):
         try:
             self._conversation.seat(batch, done, [entry.body for entry in batch.entries], params, sizes)
         except ForebayError as error:
-            failure = Failure(error)
+            failure = Failure(without_frames(error))  # its frames would hold it, and the batch
             self._pool.freed(self, batch.rows)
             done(batch, [failure] * len(batch.entries))
             return
