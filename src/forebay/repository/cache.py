@@ -133,7 +133,10 @@ class Cache(Generic[V]):
             if not loading.is_over.wait(None if until is None else max(until - time.monotonic(), 0.0)):
                 raise Unavailable(f"{self._what}: somebody else is still loading this; try again later")
             if loading.problem is not None:
-                raise loading.problem.with_traceback(None)
+                try:
+                    raise loading.problem.with_traceback(None)
+                finally:
+                    del loading  # what is raised refers to this frame
         while leaving:
             self._unload(leaving.pop())  # nothing here keeps it in memory while its successor is loaded
         value, mine.problem = caught(load)
@@ -145,7 +148,10 @@ class Cache(Generic[V]):
                 self._shelf.discard(key)
         mine.is_over.set()
         if mine.problem is not None:
-            raise mine.problem
+            try:
+                raise mine.problem
+            finally:
+                del mine  # as above; the frame of `load` may hold half a model
         return Lease(value, lambda: self._release(key))
 
     def check(self, key: str, is_good: Callable[[V], bool]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, decode_answer, encode_jobs
 
 if TYPE_CHECKING:

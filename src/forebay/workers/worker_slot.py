@@ -19,7 +19,7 @@ from forebay.errors import ForebayError, InvalidRequest
 from forebay.observe.author_metrics import store
 from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.conversation import Conversation
 from forebay.workers.worker_events import (

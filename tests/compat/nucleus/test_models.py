@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.buckets import FORBIDDEN, GONE, Faults, running_buckets
+from tests.circles import left_in_circles
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ModelError, Unavailable
@@ -24,6 +25,7 @@ from forebay.surfaces.nucleus import model_client
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.desk import Desk, DeskClient
 from forebay.surfaces.nucleus.handler import _check_models, constructor_arguments
+from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.model_client import AllInUse, HandlerModels, ModelRules
 from forebay.surfaces.nucleus.model_store import ModelStore, source_for
 from forebay.surfaces.nucleus.rpc_runner import RpcRunner
@@ -210,6 +212,25 @@ def test_a_folder_here(served, tmp_path):
         eventually(lambda here=here: here.client._models)
         assert here.get("iris").files == {"a": "a"}
         here.stop()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing_in_a_circle(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(logger, "disabled", True)  # pytest would keep what is logged
+    (tmp_path / "models" / "iris" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "iris" / "1" / "a").write_text("a")
+    here = served({"dir": "models"})
+    eventually(lambda: here.client._models)
+    here.load = lambda folder: 1 / 0
+
+    def ask():
+        with pytest.raises(UserRuntimeException):
+            here.get("iris")
+
+    ask()
+    with left_in_circles() as left:
+        for _ in range(20):
+            ask()
+    assert len(left) < 20, sorted(set(left))
 
 
 # What the server says while handlers ask

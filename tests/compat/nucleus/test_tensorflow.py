@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tests.circles import left_in_circles
 from tests.models.saved_models import saved_models
 from tests.waiting import PATIENCE_S, eventually
 
@@ -415,6 +416,20 @@ def test_texts_and_any_shape():  # N128
         arrays_of(signature, shapes, {"t": [1], "a": 1}, "m", "1")
     with pytest.raises(UserException, match="model_input is a mapping"):
         arrays_of(signature, shapes, [1], "m", "1")
+
+
+def test_an_input_of_the_wrong_kind_leaves_nothing_in_a_circle():
+    signature = Signature((Var("a", "a", "FP32"),), ())
+
+    def ask():
+        with pytest.raises(UserException):
+            arrays_of(signature, {"a": None}, {"a": "x"}, "m", "1")
+
+    ask()
+    with left_in_circles() as left:
+        for _ in range(20):
+            ask()
+    assert len(left) < 20, sorted(set(left))
 
 
 def test_a_backend_that_does_not_answer_in_time(monkeypatch):  # N138, with less than its 300 s

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Things that are loaded when they are asked for, by threads."""
 
+import contextlib
 import gc
 import threading
 import time
 import weakref
 
 import pytest
+from tests.circles import left_in_circles
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import Unavailable
@@ -153,3 +155,16 @@ def test_what_has_left_is_out_of_memory_before_its_successor_is_loaded():  # N12
 
     cache.take("b", 1, load).release()
     assert still_there == [None]
+
+
+def test_a_load_that_failed_leaves_nothing_in_a_circle():
+    cache: Cache[Thing] = Cache("things")
+
+    def ask():
+        with contextlib.suppress(ZeroDivisionError):
+            cache.take("a", 1, lambda: Thing(1 / 0))
+
+    with left_in_circles() as left:
+        for _ in range(20):
+            ask()
+    assert len(left) < 20, sorted(set(left))

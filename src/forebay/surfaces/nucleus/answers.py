@@ -25,7 +25,8 @@ from starlette.responses import Response
 
 from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
-from forebay.types.caught import answered, without_frames
+from forebay.types.caught import answered
+from forebay.types.failures import without_frames
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.coroutines import ASK_S
 from forebay.workers.user_code import aclose, caught

@@ -23,8 +23,8 @@ from forebay.repository.cache import Cache
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
 from forebay.surfaces.nucleus.shim import UserRuntimeException
+from forebay.types.caught import answered
 from forebay.types.failures import text_of
-from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -228,15 +228,17 @@ class HandlerModels:
         if before is None or before == key or before not in self._cache:
             return self._loaded(name, number, version, key, size)
         # Its files have changed since it was loaded. What there is stays until the new one is here.
-        old, gone = caught(self._cache.take, before, 0, _left)
-        if gone is not None:
+        old: Lease[_Loaded] | None = answered(lambda: self._cache.take(before, 0, _left), lambda _: None)
+        if old is None:
             return self._loaded(name, number, version, key, size)
         if time.monotonic() < self._failed.get(key, 0.0):
             return old
-        new, error = caught(self._loaded, name, number, version, key, size, before)
-        if error is not None:
+        new: Lease[_Loaded] | None = answered(
+            lambda: self._loaded(name, number, version, key, size, before),
+            lambda error: logger.error("%s; the model that was loaded before serves on", text_of(error)),
+        )
+        if new is None:
             self._failed[key] = time.monotonic() + AGAIN_S
-            logger.error("%s; the model that was loaded before serves on", text_of(error))
             return old
         self._failed.pop(key, None)
         old.release()
@@ -261,17 +263,20 @@ class HandlerModels:
     def _load(self, name: str, version: str, key: str) -> _Loaded:
         assert self._load_model is not None
         what = _failed(name, version)
-        folder, error = caught(self._take, key)
-        if isinstance(error, _Changed):
-            raise error
-        if error is not None:
+        load_model = self._load_model
+
+        def refuse(error: BaseException) -> NoReturn:
+            if isinstance(error, _Changed):
+                raise error
             raise UserRuntimeException(what, text_of(error)) from error
-        model, error = caught(self._load_model, folder)
-        if error is not None:
+
+        def give_back(error: BaseException) -> NoReturn:
             self._desk.ask("release", key)
             logger.error("%s: %s", what, text_of(error), exc_info=error)
             raise UserRuntimeException(what, text_of(error)) from error
-        return _Loaded(key, model)
+
+        folder = answered(lambda: self._take(key), refuse)
+        return _Loaded(key, answered(lambda: load_model(folder), give_back))
 
     def _take(self, key: str) -> str:
         """Return the folder of a version once the server has it; it stays until it is given back."""

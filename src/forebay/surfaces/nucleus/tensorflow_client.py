@@ -7,6 +7,7 @@ Which models there are, and when one is loaded anew or leaves, is what it is for
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from forebay.surfaces.nucleus.row_batches import RowBatches
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
 from forebay.surfaces.nucleus.tensorflow_values import arrays_of, flat
-from forebay.workers.user_code import caught
+from forebay.types.caught import answered
 
 if TYPE_CHECKING:
     from forebay.repository.cache import Lease
@@ -77,8 +78,8 @@ class TensorFlowModels(HandlerModels):
             return
         for name, versions in [*self._models.items()]:
             for number, (version, key, size) in [*versions.items()]:
-                lease, error = caught(self._lease, name, number, version, key, size)
-                if error is None:
+                lease = answered(partial(self._lease, name, number, version, key, size), lambda _: None)
+                if lease is not None:
                     lease.release()
                 else:
                     self._pass_over(key)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from forebay.surfaces.nucleus.shim import UserException
-from forebay.workers.user_code import caught
+from forebay.types.caught import answered
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array, Signature, Var
@@ -65,9 +65,11 @@ def _array(var: Var, shape: Sequence[int] | None, value: Any) -> Array:
         expected = "can be of any rank and shape"
     else:
         expected = "expected to be a scalar"
-    array, error = caught(_cast, var, value)
-    if error is not None:
+
+    def refuse(error: BaseException) -> NoReturn:
         raise UserException(f'key "{var.name}": {expected}', str(error)) from error
+
+    array = answered(lambda: _cast(var, value), refuse)
     found = list(np.shape(array))
     fits = shape is None or (
         len(found) == len(shape) and all(want in {-1, axis} for axis, want in zip(found, shape, strict=True))

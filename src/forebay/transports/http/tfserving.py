@@ -23,7 +23,7 @@ from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
-from forebay.types.caught import without_frames
+from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
