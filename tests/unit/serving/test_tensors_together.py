@@ -52,6 +52,11 @@ class Odd(forebay.Model):
         return [kinds[int(one[0]) % 4](one) for one in samples]
 
 
+class Forgets(forebay.Model):
+    def predict(self, samples: list[Four]) -> list[Four]:
+        return [None if one[0] < 0 else one for one in samples]  # type: ignore[misc]
+
+
 def runner_of(model):
     runner = runner_for(model)
     runner.open(WorkerContext())
@@ -95,6 +100,17 @@ def test_results_that_are_not_alike_do_not_change_each_other():
     runner = runner_of(Mirror)
     asked = [request_to(runner, {"input": np.full((1, 4), value, "f4")}) for value in (1, -1, 1)]
     assert [plain(one) for one in run(runner, asked)] == [plain(run(runner, [one])[0]) for one in asked]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_result_that_is_none_is_no_tensor_of_numbers(rows):
+    runner = runner_of(Forgets)
+    forgotten, found = run(
+        runner, [request_to(runner, {"input": np.full((rows, 4), number, "f4")}) for number in (-1, 1)]
+    )
+    assert type(forgotten) is Failure
+    assert "'output' is None for a sample, and a tensor of FP32 is needed" in forgotten.error.message
+    assert type(found) is not Failure
 
 
 def test_requests_that_are_not_alike_are_read_one_by_one():
