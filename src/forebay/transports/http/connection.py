@@ -31,6 +31,7 @@ from forebay.transports.http.errors import TooSlow
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.http.route import UNREAD, Head
+from forebay.transports.untaken import untaken_bytes
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,7 +51,7 @@ LONGEST_SLEEP: Final = 600
 class HttpConnection(ReadingConnection):
     """One client connection, both lanes."""
 
-    __slots__ = ("_is_among", "_stuck_since", "_usual")
+    __slots__ = ("_is_among", "_stuck_since", "_untaken", "_usual")
 
     def __init__(
         self,
@@ -63,7 +64,9 @@ class HttpConnection(ReadingConnection):
         super().__init__(lane, config, server_state, app_state, _loop)
         # The head this client sent last.
         self._usual: Head = UNREAD
+        # Since when the client has taken nothing, if it does not take all, and how much was left then.
         self._stuck_since: int | None = None
+        self._untaken = 0
         # Those that sweeps look at together with it.
         self._is_among = lane.awake
 
@@ -150,7 +153,10 @@ class HttpConnection(ReadingConnection):
             self.seen = epoch  # the time of an idle client begins with its answer
         quiet_s = (epoch - self.seen) * SWEEP_S
         if self._stuck_since is not None:
-            if (epoch - self._stuck_since) * SWEEP_S > config.write_timeout_s:
+            untaken = untaken_bytes(self.transport)
+            if untaken != self._untaken:  # slowly, but it does take it
+                self._untaken, self._stuck_since = untaken, epoch
+            elif (epoch - self._stuck_since) * SWEEP_S > config.write_timeout_s:
                 self.abort()
         elif self.transport.is_closing():
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport

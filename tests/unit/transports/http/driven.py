@@ -86,6 +86,9 @@ class Transport(asyncio.Transport):
         assert not self.has_ended, "a write after the end"
         self.written += data
 
+    def get_write_buffer_size(self):
+        return 0
+
     def get_extra_info(self, name, default=None):
         return {"peername": ("192.0.2.1", 7), "socket": self}.get(name, default)
 

@@ -476,6 +476,27 @@ def test_who_leaves_the_end_of_an_answer_unread_is_cut_off(doors, is_last):
     assert door.lane.connections == set()
 
 
+def test_who_takes_a_long_answer_slowly_gets_all_of_it(doors):
+    door = doors(write_timeout_s=5.0)
+    size = 400_000
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made = door.loop.connect_accepted_socket(
+            lambda: HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop), ours
+        )
+        door.loop.run_until_complete(made)
+        door.loop.run_until_complete(
+            door.loop.run_in_executor(None, theirs.sendall, request("alpha", b"x" * size, "connection: close"))
+        )
+        got = 0
+        while taken := len(theirs.recv(20_000)):
+            got += taken
+            door.turn()
+            door.pass_seconds(1)
+        assert got > size
+
+
 def test_a_parser_is_there_while_something_has_to_be_parsed(doors):
     door = doors(read_timeout_s=5.0)
     first = door.connect()

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells how much of what was written a client has not taken yet; what follows from it is for connections to say."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+import termios
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+
+_NONE: Final = struct.pack("i", 0)
+
+
+def untaken_bytes(transport: asyncio.Transport) -> int:
+    """Return how much the client has not acknowledged of what was written.
+
+    The kernel's share counts, too: it may hold megabytes, and takes more of a transport only once it is rid of a third
+    of them, for which a slow client needs minutes.
+    """
+    left = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    try:
+        return left + struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _NONE))[0]
+    except (OSError, ValueError):  # closed meanwhile
+        return left
