@@ -716,6 +716,23 @@ def wide_open():
     return OPENING + settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)) + frame(WINDOW_UPDATE, number(1 << 30))
 
 
+@pytest.mark.parametrize("room", [0, 1 << 24])
+def test_who_takes_many_long_answers_slowly_gets_all_of_them(open_port, room):
+    port = open_port(write_timeout_s=5)
+    streams = range(1, 41, 2)
+    opening = OPENING + (frame(WINDOW_UPDATE, number(room)) if room else b"")
+    with Wire(port, opening=opening, receive_bytes=4096) as wire:
+        wire.send(*(call("Large", b"200000", stream=stream) for stream in streams))
+        while not all(stream in wire.answers and wire.answers[stream].is_over for stream in streams):
+            found = wire.read()
+            assert found is not None, "the connection was cut off"
+            if found.kind == DATA and found.payload:
+                more = number(len(found.payload))
+                wire.flood(frame(WINDOW_UPDATE, more), frame(WINDOW_UPDATE, more, stream=found.stream))
+                port.forward(0)
+        assert [wire.answers[stream].reset for stream in streams] == [None] * len(streams)
+
+
 def test_who_broke_the_rules_and_reads_nothing_is_not_kept(open_port, eventually):
     """Sizes differ so that, whatever the kernel takes, some answers are not quite written."""
     sizes = range(200_000, 5_000_000, 200_000)

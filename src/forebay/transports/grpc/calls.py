@@ -527,11 +527,6 @@ class OpenCall:
             self._arrival is not None and self._inbox is not None and len(self._inbox) > 0
         )
 
-    def is_stuck(self, epoch: int, max_quiet: float) -> bool:
-        """Whether the client has taken nothing for more sweeps than this."""
-        outgoing = self.outgoing
-        return outgoing is not None and bool(outgoing.pieces) and epoch - outgoing.moved > max_quiet
-
 
 def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
     """Return the record of a call with this head."""

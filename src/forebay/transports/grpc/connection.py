@@ -30,9 +30,11 @@ from forebay.transports.grpc.control_frames import GOODBYE
 from forebay.transports.grpc.frames import ConnectionFault, Reason
 from forebay.transports.grpc.manners import Manners
 from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.patience import Patience
 from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.untaken import untaken_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,6 +82,7 @@ class GrpcConnection(asyncio.Protocol):
         # Limits: sweeps after which something happened, and what was taken until then.
         self._born = self._seen = self._awake = self._moved = port.epoch
         self._taken: int = 0
+        self._patience = Patience(port.epoch)
         # Leaving.
         self.is_leaving = False
         self._is_warned = False
@@ -360,18 +363,24 @@ class GrpcConnection(asyncio.Protocol):
     def _sweep_calls(self, epoch: int) -> None:
         config = self.port.config
         may_be_slow = not self._is_paused and epoch - self._awake > config.read_timeout_s
-        for call in list(self._calls.values()):
+        calls, patience, written = list(self._calls.values()), self._patience, self._written
+        if self._transport is not None and any(call.outgoing is not None and call.outgoing.pieces for call in calls):
+            patience.look(epoch, self._sender.sent, written, written - untaken_bytes(self._transport))
+        for call in calls:
             if may_be_slow and call.is_slow(epoch, config.read_timeout_s):
                 text = f"the rest of the message did not come within {config.read_timeout_s:g} seconds"
                 call.abandon(Status.DEADLINE_EXCEEDED, text)
-            elif call.is_stuck(epoch, config.write_timeout_s):
+            elif patience.is_over(call, epoch, config.write_timeout_s):
                 self.reset(call.stream, Reason.CANCEL)
 
     def _is_stuck(self, epoch: int) -> bool:
         """Whether the client has taken nothing since the last sweep although something is there."""
-        left = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        taken = self._written - left
-        if not left or taken != self._taken:
+        transport = self._transport
+        if transport is None or not transport.get_write_buffer_size():
+            self._moved = epoch
+            return False
+        taken = self._written - untaken_bytes(transport)
+        if taken != self._taken:
             self._taken, self._moved = taken, epoch
             return False
         return True

@@ -21,15 +21,16 @@ class Outgoing:
 
     Attributes:
         unsent_bytes: How much it is.
-        moved: The sweep after which the client last took something.
+        moved: The sweep after which something of it was last sent.
+        waits_since: The sweep by which the client may not have had that yet.
     """
 
-    __slots__ = ("moved", "pieces", "unsent_bytes")
+    __slots__ = ("moved", "pieces", "unsent_bytes", "waits_since")
 
     def __init__(self, epoch: int) -> None:
         self.pieces: deque[memoryview] = deque()
         self.unsent_bytes = 0
-        self.moved = epoch
+        self.moved = self.waits_since = epoch
 
 
 class Sender:
