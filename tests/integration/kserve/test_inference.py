@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """ModelInfer and ModelStreamInfer at the port: limits, order, what is left behind, and who is told what."""
 
+import asyncio
+import errno
 import gc
 import os
 import queue
 import random
+import socket
 import threading
 from pathlib import Path
 
@@ -20,10 +23,12 @@ from tests.integration.kserve.served import KServed, M, ask, infer, number, outp
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.protocols.kserve.messages import METHODS, SERVICE
+from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig, Overrides, grpc_like
 from forebay.transports import body_reader
 from forebay.transports.grpc import model_stream_infer
 from forebay.transports.grpc.calls import OpenCall
+from forebay.transports.grpc.kserve_port import KServePort
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +238,22 @@ def test_health_knows_the_models_and_reflection_the_service(channel):
     found = reflection_pb2.ServerReflectionResponse.FromString(answer).file_descriptor_response
     file = descriptor_pb2.FileDescriptorProto.FromString(found.file_descriptor_proto[0])
     assert {method.name for method in file.service[0].method} == set(METHODS)
+
+
+def test_the_address_of_the_port_is_written_as_clients_take_it(caplog):
+    with socket.socket(socket.AF_INET6) as probe:
+        if probe.connect_ex(("::1", 9)) == errno.EADDRNOTAVAIL:
+            pytest.skip("there is no IPv6 here")
+    caplog.set_level("INFO", "forebay")
+
+    async def open_and_close():
+        port = KServePort(App([]), HttpConfig(host="::1"), GrpcConfig(port=0))
+        address = await port.start()
+        await port.stop(0.0)
+        return address
+
+    _, number = asyncio.run(open_and_close())
+    assert f"gRPC at [::1]:{number}" in caplog.messages
 
 
 def test_the_port_is_that_of_http_but_for_its_number():

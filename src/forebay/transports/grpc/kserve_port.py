@@ -48,7 +48,7 @@ class KServePort:
         is_ready = lambda: not self._app.problems()  # noqa: E731
         self._listener = GrpcListener(self._config, services, is_ready, is_model_ready=kserve.is_model_ready)
         host, port = await self._listener.start()
-        log.info("gRPC at %s:%d", host, port)
+        log.info("gRPC at %s:%d", f"[{host}]" if ":" in host else host, port)
         return host, port
 
     async def stop(self, grace_s: float) -> None:
