@@ -173,7 +173,7 @@ def test_the_wheel_has_all_that_the_package_has(tmp_path):
     (wheel,) = tmp_path.glob("forebay-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert {"forebay/cli/init.py", "forebay/testing/served.py", "forebay/py.typed"} <= inside
-    ours = [path for path in (ROOT / "src/forebay").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    ours = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT / "src")) for path in ours} - inside == set()
 
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
 import sys
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
 from forebay.serving.models.model import Model, kebab, load_module, models_in, settings_of
@@ -188,6 +191,17 @@ def test_a_file_in_a_package_imports_its_neighbours_by_dots(tmp_path, monkeypatc
     assert (module.A, module.B) == ("beside", "outer")
     assert [found.__name__ for found in models_in(module)] == ["One", "Two"]
     assert spell(module.Two) == "`Two`"
+
+
+@pytest.mark.parametrize("name", ["squares.py", "my-squares.v2.py"])
+def test_another_process_finds_what_is_in_a_file_by_the_names_that_pickles_have(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / name).write_text("def square(number): return number * number")
+    pickled = pickle.dumps(load_module(tmp_path / name).square)
+    # As a process of joblib does, or of `multiprocessing` that is not forked.
+    script = f"import pickle, sys; sys.path[:] = {sys.path!r}; print(pickle.loads({pickled!r})(3))"
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == (b"9\n", b"")
 
 
 def test_the_nearest_name_is_told(file):

@@ -319,8 +319,8 @@ def kebab(name: str) -> str:
     return words.replace("_", "-").lower()
 
 
-TARGET_PREFIX: Final = "forebay_target_"
-"""How the names of modules begin that are loaded by their path; before it stands the package that one lies in."""
+TARGET_PREFIX: Final = "forebay_target"
+"""What the names of modules have that are loaded by their path; before it stands the package that one lies in."""
 
 
 def load_module(path: Path) -> ModuleType:
@@ -359,9 +359,16 @@ def load_module(path: Path) -> ModuleType:
 
 
 def target_name(path: Path) -> str:
-    """Return the name under which a file is imported: the same in every process, so that each finds what is in it."""
+    """Return the name under which a file is imported: the same in every process, so that each finds what is in it.
+
+    It lies in the package `forebay_target`, which finds it in processes that know no more of it than this name; in its
+    own package instead if it has one.
+    """
     path = path.resolve()
-    return ".".join([*_package_of(path)[1:], f"{TARGET_PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}"])
+    package = _package_of(path)[1:]
+    stem = re.sub(r"\W", "_", path.stem)  # a dot would lead into a package
+    name = f"{stem}_{zlib.crc32(str(path).encode()):08x}"
+    return ".".join([*package, f"{TARGET_PREFIX}_{name}"] if package else [TARGET_PREFIX, name])
 
 
 def _package_of(path: Path) -> list[str]:
