@@ -312,6 +312,8 @@ class Score(float):
 
 
 UTC = dt.UTC
+# What is missing in columns of pandas that are not of NumPy.
+NA = type("NAType", (), {"__module__": "pandas.api.typing"})()
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -326,6 +328,7 @@ UTC = dt.UTC
         (Word("a"), "a"),
         (Count(-3), -3),
         (Score(0.5), 0.5),
+        (NA, None),
         (Tensor([[1, 2]]), [[1, 2]]),
         (Tensor(0.5), 0.5),
     ],

@@ -15,7 +15,7 @@ Results are held to the declared type (`outputs.py`, or pydantic): another value
 the like are sent as lists, and count as such. Types that nothing could read back are not enforced.
 
 JSON has no NaN and no infinity: in results they become `null`. msgpack carries them as they are.
-A NaT of pandas is `null` in both.
+A NaT of pandas is `null` in both, and so is its NA.
 """
 
 from __future__ import annotations
@@ -291,6 +291,8 @@ def plain(value: Any) -> Any:
         return dump(mode="json", by_alias=True, **more)
     if type(value) in _ONLY_AS_KEYS:
         raise TypeError(f"a result holds a dict with a key that is {spell(type(value))}; only texts and numbers can be")
+    if type(value).__name__ == "NAType" and type(value).__module__.startswith("pandas."):
+        return None
     for kind, made in _INHERITED.items():
         if isinstance(value, kind) and type(value) is not kind:
             return made(value)
