@@ -142,11 +142,13 @@ def test_a_file_of_openvino(server):
         ("none.onnx", "none.onnx', and no file is there"),
         ("bad.onnx", "bad.onnx cannot be loaded"),
         ("parts.onnx", "its output 'parts' is of the type seq(tensor(float)), which cannot be served"),
+        ("chances.onnx", "and string can; skl2onnx makes tensors with options={'zipmap': False}\n"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, cli, name, said):
     (tmp_path / "bad.onnx").write_text("no model")
     model_files.sequence(tmp_path / "parts.onnx")
+    model_files.maps(tmp_path / "chances.onnx")
     done = cli("serve", tmp_path / name)
     assert done.returncode == 2
     assert said in done.stderr

@@ -27,7 +27,12 @@ def save(path, nodes, inputs, outputs, constants=()):
         [one if not isinstance(one, tuple) else infos([one])[0] for one in outputs],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(
+        helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8
+        ),
+        path,
+    )
     return Path(path)
 
 
@@ -145,3 +150,15 @@ def sequence(path):
 
     out = helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None)
     return save(path, [("SequenceConstruct", ["x"], ["parts"])], [("x", "FLOAT", ["n", 2])], [out])
+
+
+def maps(path):
+    """Gives a map from class to probability for each row, as classifiers of scikit-learn are converted."""
+    import onnx
+    from onnx import helper
+
+    value = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    kind = helper.make_sequence_type_proto(helper.make_map_type_proto(onnx.TensorProto.INT64, value))
+    named = {"domain": "ai.onnx.ml", "classlabels_int64s": [0, 1]}
+    out = helper.make_value_info("chances", kind)
+    return save(path, [("ZipMap", ["x"], ["chances"], named)], [("x", "FLOAT", ["n", 2])], [out])

@@ -210,9 +210,11 @@ def unserved(signature: Signature) -> str:
     for what, side in (("input", signature.feeds), ("output", signature.fetches)):
         for var in side:
             if var.datatype in {None, "BF16"}:
+                # What converters make of the probabilities of scikit-learn's classifiers, unless they are told.
+                hint = "; skl2onnx makes tensors with options={'zipmap': False}" if "seq(map(" in var.type else ""
                 return (
                     f"{what} '{var.name}' is of the type {var.type}, which cannot be served; tensors of bool, int8 to "
-                    "uint64, float16 to float64 and string can"
+                    f"uint64, float16 to float64 and string can{hint}"
                 )
     return ""
 
