@@ -5,12 +5,16 @@ import hashlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.processes import freeze
+
+SRC = str(Path(__file__).parents[2] / "src")
 
 
 @pytest.fixture(scope="session", params=["process", "thread"])
@@ -72,6 +76,31 @@ def test_a_decorator_that_is_a_plain_function_changes_nothing_of_how_a_method_is
         answer = server.call(name, "a")
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert [line for line in answer.text.splitlines() if line.startswith("data:")] == ['data: "a0"', 'data: "a1"']
+
+
+TRAINED = """
+import pickle
+from pathlib import Path
+from forebay import Model
+
+class Doubling:
+    def transform(self, number): return 2 * number
+
+class Pipeline(Model):
+    def load(self): self.step = pickle.loads((Path(__file__).parent / "step.pickle").read_bytes())
+    def predict(self, batch: list[int]) -> list[int]: return [self.step.transform(number) for number in batch]
+
+if __name__ == "__main__":
+    Path("step.pickle").write_bytes(pickle.dumps(Doubling()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_what_a_file_has_pickled_as_a_script_is_found_where_it_is_served(serve, tmp_path, kind):
+    file = tmp_path / "trained.py"
+    file.write_text(TRAINED)
+    subprocess.run([sys.executable, file], cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": SRC})
+    assert serve(file, "--worker-kind", kind).call("pipeline", 3).json() == 6
 
 
 def test_a_lone_worker_that_dies_is_replaced_and_its_request_answered(serve, tmp_path, eventually):

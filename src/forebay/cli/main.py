@@ -19,6 +19,7 @@ import forebay
 from forebay.errors import ConfigError, ModelError
 from forebay.observe.log import tell
 from forebay.types.did_you_mean import nearest
+from forebay.types.served_file import stand_in_for_main
 
 USAGE_ERROR = 2
 
@@ -84,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     from forebay.cli.ovms import translated
 
+    if arguments is None:  # this is the program, and no call of it
+        stand_in_for_main()
     parser = Parser(
         prog="forebay",
         description="Turn models that are Python objects into production endpoints.",

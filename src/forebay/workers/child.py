@@ -349,6 +349,8 @@ def _join(address: Address, worker: int | None, runner: Runner) -> None:
 
 if __name__ == "__main__":
     # The package is imported under its real name so that classes exist once, not also under __main__.
+    from forebay.types.served_file import stand_in_for_main
     from forebay.workers.child import main as run
 
+    stand_in_for_main()
     sys.exit(run())

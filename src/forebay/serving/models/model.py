@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 
@@ -27,6 +27,7 @@ from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
 from forebay.types.names import endpoint_name, version_name
+from forebay.types.served_file import TARGET_PREFIX
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
 from forebay.types.signature import as_written, signature_of
 
@@ -317,10 +318,6 @@ def kebab(name: str) -> str:
     """Return a class name in kebab-case: `FileType` is `file-type`, `HTTPEcho2` is `http-echo2`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
     return words.replace("_", "-").lower()
-
-
-TARGET_PREFIX: Final = "forebay_target"
-"""What the names of modules have that are loaded by their path; before it stands the package that one lies in."""
 
 
 def load_module(path: Path) -> ModuleType:

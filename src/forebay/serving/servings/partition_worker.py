@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.arrays.batch import Batch
 from forebay.arrays.trees import slice_rows
 from forebay.errors import ConfigError
-from forebay.serving.models.model import TARGET_PREFIX, load_module
+from forebay.serving.models.model import load_module
 from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.settings import options_of, partitions_of
+from forebay.types.served_file import TARGET_PREFIX
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:

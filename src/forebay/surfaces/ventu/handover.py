@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from forebay.serving.models.model import TARGET_PREFIX
+from forebay.types.served_file import asking_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -49,14 +47,4 @@ def loading() -> Generator[None]:
 def hand_over(model: Ventu | None, call: str) -> None:
     """End the file that is being loaded and give its model to whoever loads it; in any other program do nothing."""
     if _loading:
-        raise Handed(model, call, _target())
-
-
-def _target() -> ModuleType | None:
-    frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if TARGET_PREFIX in name:
-            return sys.modules.get(name)
-        frame = frame.f_back
-    return None
+        raise Handed(model, call, asking_file())
