@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import sys
 import threading
@@ -185,7 +186,7 @@ def test_a_class_that_says_how_it_is_described(boom):
 def test_a_schema_of_ventu_that_says_how_it_is_described(boom):
     schema = Schema(Described)
     about: Any = {"title": "t", "version": "1", "summary": "s", "media": "application/json"}
-    document = elsewhere(lambda: openapi.document(**about, request=schema, response=schema))
+    document = json.loads(elsewhere(lambda: openapi.document(**about, request=schema, response=schema)))
     assert document["components"]["schemas"]["Described"] == {"type": "object"}
 
 
@@ -292,7 +293,7 @@ def test_a_refusal_of_nucleus_that_cannot_be_written(boom, monkeypatch):
     monkeypatch.setattr(nucleus_runner.logger, "propagate", False)  # what pytest keeps of it, xdist cannot send
     error = HTTPException(400)
     error.detail = type("Detail", (), {"__str__": boom})()
-    assert elsewhere(nucleus_runner._http_error, error)[0] == 500
+    assert elsewhere(nucleus_runner._failed, error)[0] == 500
 
 
 def test_what_a_log_of_nucleus_is_given(boom):

@@ -375,7 +375,7 @@ def test_a_model_of_openvino(tmp_path, model):  # P104, P109
     assert client._backend.runtime.threads == 1
     with pytest.raises(ForebayError) as caught:
         client.predict({"x": X[:, :2]})
-    assert number_of(caught) == 9000
+    assert number_of(caught) == 5000  # it is held to its shapes before it runs
 
 
 def test_openvino_reports_to_nobody_that_it_is_used(tmp_path, model):

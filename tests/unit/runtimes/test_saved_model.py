@@ -11,7 +11,7 @@ import pytest
 from tests.models.saved_models import run_tensorflow, saved_models
 
 import forebay.runtimes
-from forebay.errors import ConfigError, RunnerFailed
+from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.model_file import ModelFile
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
 from forebay.runtimes.signature import Value
@@ -221,7 +221,7 @@ def test_folder_and_file_mean_the_same(tmp_path):
 
 
 def test_a_shape_that_does_not_fit():
-    with pytest.raises(RunnerFailed, match=r"'x' has the shape \[2, 2\], and the model takes"):
+    with pytest.raises(InvalidRequest, match=r"'x' has the shape \[2, 2\], and the model takes"):
         load("iris")({"x": np.array(ROWS)[:, :2]})
 
 

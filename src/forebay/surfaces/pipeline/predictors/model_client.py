@@ -62,8 +62,9 @@ class Predictor(Protocol):
             Arrays by the aliases of the results; beside one of sequences their offsets, by its alias and `.lod`.
 
         Raises:
-            ForebayError: 5000 for other names than the model's, 7000 for values that are no arrays of its types,
-                6000 if it does not answer in time, 9000 if it fails or nobody answers.
+            ForebayError: 5000 for other names than the model's, and for other shapes if these are known; 7000 for
+                values that are no arrays of its types, 6000 if it does not answer in time, 9000 if it fails or nobody
+                answers.
         """
         ...
 
