@@ -32,12 +32,12 @@ def server(request, launch):
 
 @pytest.fixture
 def client(server, processes):
-    return Client(processes[0], server, {"origin": ORIGIN} if "--cors-origin" in server.command else {})
+    return Client(processes[0].owes_nothing(), server, {"origin": ORIGIN} if "--cors-origin" in server.command else {})
 
 
 @pytest.fixture
 def other(server, processes):
-    return Client(processes[1], server, {})
+    return Client(processes[1].owes_nothing(), server, {})
 
 
 def text_of(parts, index=0):
