@@ -171,7 +171,9 @@ def expected(path: str, body: dict[str, Any]) -> tuple[list[tuple[str, str]], in
     """The choices of an answer, and how many tokens they are."""
     if path == CHAT:
         content = body["messages"][-1].get("content") or ""
-        found = [choice(tokens_of(content, body.get("seed") or 0), body)] * (body.get("n") or 1)
+        count, seed = body.get("n") or 1, body.get("seed")
+        seeds = [0] * count if seed is None else range(seed, seed + count)  # each choice has one of its own
+        found = [choice(tokens_of(content, one), body) for one in seeds]
     else:
         prompts = body["prompt"]
         prompts = prompts if isinstance(prompts, list) and not is_prompt(prompts) else [prompts]

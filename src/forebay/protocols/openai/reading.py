@@ -77,6 +77,7 @@ class _Several(msgspec.Struct, frozen=True):
 _several: Final = msgspec.json.Decoder(known(_Several))
 _asked: Final = msgspec.json.Decoder(known(Asked))
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LAST_SEED: Final = 2**63 - 1
 _DIGITS: Final = {b"%d" % digit for digit in range(10)} | {b"-"}
 
 
@@ -131,7 +132,8 @@ def _choices(asked: Asked, body: bytes) -> list[bytes]:
         seed = None
     if seed is None:
         return [body] * asked.choices
-    return _with_each(body, "seed", [b"%d" % (seed + number) for number in range(asked.choices)])
+    step = 1 if seed < _LAST_SEED - asked.choices else -1
+    return _with_each(body, "seed", [b"%d" % (seed + step * number) for number in range(asked.choices)])
 
 
 def too_many(path: str, asked: Asked, samples: int, limit: int) -> TooLarge:

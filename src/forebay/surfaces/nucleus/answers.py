@@ -29,7 +29,7 @@ from forebay.types.caught import answered
 from forebay.types.failures import without_frames
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.coroutines import ASK_S
-from forebay.workers.user_code import aclose, caught
+from forebay.workers.user_code import aclose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -192,6 +192,12 @@ def steps(
                 work[index]()
 
 
+def _let_go(error: BaseException) -> None:
+    """Take from the frames of what ended a response all that they hold, and then the frames."""
+    traceback.clear_frames(error.__traceback__)
+    without_frames(error)
+
+
 def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
     """Drive a response as an ASGI application, one message at a time, on a loop that stands still in between."""
     messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(maxsize=1)
@@ -224,9 +230,7 @@ def _parts(streamed: Streamed, coroutines: Coroutines) -> Iterator[list[Any]]:
         writing.cancel()
         await asyncio.wait({writing})
         # What it iterates over may hold a lock: that is closed now, and not whenever somebody collects garbage.
-        _, error = caught(writing.result)
-        if error is not None:
-            traceback.clear_frames(error.__traceback__)
+        answered(writing.result, _let_go)
         await aclose(getattr(streamed.response, "body_iterator", None))
 
     writing = coroutines.run(start())
