@@ -200,7 +200,7 @@ def test_tensors_in_json_leave_nothing_in_a_circle(served, path, body, status):
 
 @pytest.mark.parametrize("path", ["plain", "counts"])
 def test_a_batch_that_is_too_large_for_a_process_leaves_nothing_in_a_circle(path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where workers find this file
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where workers find what this file imports
     body = b'{"number": 1}' + b" " * 5000
     with forebay.start(Plain, Counts, port=0, worker_kind="process") as served:
         monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 2000)

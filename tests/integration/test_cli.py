@@ -212,6 +212,13 @@ def test_what_is_wrong_in_a_file_that_the_model_imports_is_said_with_that_place(
     assert result.stderr.startswith(f"forebay: {tmp_path / told}")
 
 
+@pytest.mark.parametrize("imports", ["from .helper import f", "from . import helper"])
+def test_an_import_with_a_dot_in_a_folder_that_is_no_package_is_told_as_that(cli, write, tmp_path, imports):
+    (tmp_path / "helper.py").write_text("f = 1\n")
+    said = sentence(cli("check", write(f"{imports}\n" + MODEL)))
+    assert "model.py:1 imports by a name that begins with a dot, and its folder is no package" in said
+
+
 @pytest.mark.parametrize(
     "written, told",
     [

@@ -269,3 +269,16 @@ def test_a_client_that_leaves_within_a_large_body_leaves_nothing(serve, eventual
     for _ in range(3):
         assert whole()
     eventually(lambda: bodies() <= 3)
+
+
+def test_files_of_one_server_import_what_lies_beside_them_and_not_beside_others(serve, tmp_path):
+    model = "import forebay\nfrom helper import WHO\n\nclass Model(forebay.Model):\n"
+    model += "    def predict(self, batch: list[int]) -> list[str]:\n        return [WHO for _ in batch]\n"
+    targets = "".join(f"- target: {name}/it.py\n  name: {name}\n" for name in ("one", "two"))
+    (tmp_path / "forebay.yaml").write_text(f"models:\n{targets}")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"WHO = {name!r}\n")
+        (tmp_path / name / "it.py").write_text(model)
+    server = serve(tmp_path, "--worker-kind", "process")
+    assert [server.client.post(f"/models/{name}", json=1).json() for name in ("one", "two")] == ["one", "two"]

@@ -197,7 +197,7 @@ class Stock:
                 looks = {one.repository: one.repository.looks for one in self.stocked}
                 self.look_soon()
             may_come = any(one.may_have(name, number, since) for one, since in looks.items())
-            if not may_come or time.monotonic() > until:
+            if not may_come or self._app.is_draining or time.monotonic() > until:
                 return
             await asyncio.sleep(PAUSE_S)
 

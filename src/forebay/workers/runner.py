@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -94,8 +92,3 @@ class RunnerSpec(msgspec.Struct, frozen=True):
                 "process workers need a model they can import by name: put the class into a module or file of its own, "
                 "or use worker_kind='thread'"
             )
-
-
-def import_path() -> list[str]:
-    """Return what this process imports from, for workers that are to find the same."""
-    return [str(Path(folder).resolve()) for folder in sys.path]

@@ -14,7 +14,9 @@ import contextlib
 import logging
 import os
 import select
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -28,7 +30,6 @@ from forebay.serving.servings.partition_worker import place_of
 from forebay.workers.blocking_slot import BlockingSlot
 from forebay.workers.os_threads import require_os_threads, require_os_waits
 from forebay.workers.private_socket import PrivateSocket
-from forebay.workers.runner import import_path
 from forebay.workers.supervisor import END_S, Supervisor, start_worker
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def process_partitions(serving: Serving[Any, Any], options: ProcessOptions, coun
                 "kwargs": {**kwargs, "options": given, "index": index},
                 "index": index,
                 "threads": 1,
-                "path": import_path(),
+                "path": [str(Path(path).resolve()) for path in sys.path],
             }
             partitions.append(ProcessPartition(index, options.batch_keys, open_with))
         for partition in partitions:

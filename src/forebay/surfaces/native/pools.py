@@ -11,7 +11,6 @@ from forebay.errors import ConfigError
 from forebay.surfaces.native.model_options import environment_of
 from forebay.workers.inline import InlinePool
 from forebay.workers.processes import ProcessPool
-from forebay.workers.runner import import_path
 from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
             threads=workers.threads,
             python=overrides.python,
             env=environment_of(overrides),
-            path=import_path() if overrides.python is None else (),
             isolates=workers.isolates,
             stuck_s=overrides.stuck_s,
             devices=workers.devices,

@@ -12,6 +12,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.serving.models.class_places import shown_path
 from forebay.serving.models.model import load_module
 from forebay.types.failures import text_of
+from forebay.types.served_file import TARGET_PREFIX
 from forebay.workers.user_code import caught
 
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "forebay"})
@@ -48,6 +49,11 @@ def import_file(path: Path) -> ModuleType:
         raise ConfigError(f"{place}: {error.message}") if place != str(path) else error from None
     if isinstance(error, SyntaxError):
         msg = f"{_shown(Path(error.filename or path), path)}:{error.lineno or 1}: {error.msg}{_marked(error)}"
+    elif isinstance(error, ImportError) and f"{error.name}.".startswith(f"{TARGET_PREFIX}."):
+        msg = (
+            f"{place} imports by a name that begins with a dot, and its folder is no package; leave the dot away, or "
+            "put an __init__.py into the folder"
+        )
     elif isinstance(error, ModuleNotFoundError):
         msg = f"{place} imports '{error.name}', which is not installed here"
     else:
