@@ -231,6 +231,18 @@ def test_a_script_is_served_by_processes_until_ctrl_c(tmp_path):
     process.communicate()
 
 
+def test_a_class_of_a_folder_that_is_no_package_is_imported_in_processes_as_here(tmp_path, monkeypatch):
+    folder = tmp_path / "loud_folder" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "marks.py").write_text("MARK = '?'")
+    (folder / "models.py").write_text(PACKAGED.replace("from .marks", "from loud_folder.inner.marks"))
+    monkeypatch.syspath_prepend(tmp_path)
+    models = importlib.import_module("loud_folder.inner.models")
+    for target, name in ((models.Loud, "loud"), (models.louder, "louder")):
+        with forebay.start(target, port=0, worker_kind="process") as server:
+            assert httpx.post(f"{server.url}/models/{name}", json="a").json() == "a?"
+
+
 def test_classes_and_compositions_of_a_package_run_in_processes(tmp_path, monkeypatch):
     package = tmp_path / "loud_package"
     package.mkdir()

@@ -44,7 +44,7 @@ from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
-from forebay.surfaces.native.target_file import import_file, split_target
+from forebay.surfaces.native.target_file import import_file, root_of, split_target
 from forebay.types.devices import read_devices
 from forebay.workers.devices import doubtful
 from forebay.workers.runner import RunnerSpec
@@ -381,6 +381,7 @@ def _pool(
         seats=seats_of(settings, overrides),
         isolates=is_isolating,
         is_async=settings.is_async,
+        path=root_of(model.__module__),
         local=lambda: runner_for(model, isolate_errors=is_isolating, files=loaded),
     )
     return pool_of(spec, wanted, overrides)

@@ -27,6 +27,7 @@ from forebay.surfaces.native.model_options import (
     workers_of,
 )
 from forebay.surfaces.native.pools import Workers, pool_of
+from forebay.surfaces.native.target_file import root_of
 from forebay.types.did_you_mean import nearest
 from forebay.workers.objects import packed
 from forebay.workers.runner import RunnerSpec
@@ -263,6 +264,7 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
         seats=seats,
         isolates=is_isolating or not node.runs_batches,
         is_async=node.is_async,
+        path=root_of(target.composition.function.__module__),
         local=lambda: node.runner(isolate_errors=is_isolating),
     )
     if wanted.kind == "process" and not seats:  # parts leave as they are sent to clients

@@ -33,6 +33,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
         seats: Rows of streams that may be open in each.
         isolates: Whether what shares the way to a worker is not to share its end.
         is_async: Whether one loop runs several at a time.
+        path: Folders that processes import from as well.
         local: Builds what runs, where it need not be imported.
     """
 
@@ -44,6 +45,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     seats: int = 0
     isolates: bool = False
     is_async: bool = False
+    path: Sequence[str] = ()
     local: Callable[[], Runner] | None = None
 
 
@@ -65,6 +67,7 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
             threads=workers.threads,
             python=overrides.python,
             env=environment_of(overrides),
+            path=workers.path,
             isolates=workers.isolates,
             stuck_s=overrides.stuck_s,
             devices=workers.devices,

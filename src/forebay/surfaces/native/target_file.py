@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,25 @@ def import_file(path: Path) -> ModuleType:
     else:
         msg = f"{place} cannot be imported: {text_of(error)}"
     raise ConfigError(msg) from error
+
+
+def root_of(module_name: str) -> list[str]:
+    """Return the folder from which a program has imported a module: for `app.models` the one that has `app` in it.
+
+    A worker imports the file by its path, which leads no further up than packages do. There is none for a module that
+    is not called as its file is: a script, and what was imported by its path.
+    """
+    module = sys.modules.get(module_name)
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    name = spec.name if spec is not None else module_name  # that of `python -m app.main` is not __main__
+    folders = Path(file or "").absolute()
+    if folders.name == "__init__.py":
+        folders = folders.parent
+    for part in reversed(name.split(".")):
+        if folders.with_suffix("").name != part:
+            return []
+        folders = folders.parent
+    return [str(folders)]
 
 
 def _place(error: BaseException, path: Path) -> str:
