@@ -179,11 +179,12 @@ class Versions:
             NotFound: If there is none of that name.
         """
         found = self.ready.get(version)
-        if found is None and (found := self.default) is not None and found.has_versions:
-            found = None
-        if found is None:
+        if found is not None:
+            return found
+        default = self.default
+        if default is None or (default.has_versions and version != default.any_version):
             raise self.unknown(version)
-        return found
+        return default
 
     def unknown(self, name: str) -> NotFound:
         """Return the error for a version that is not there."""

@@ -137,7 +137,6 @@ WRONG = {
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
     "a batch of none": (models(base_path="m", batch_size="0"), "batch_size is '0'; a whole number"),
     "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
-    "both": (models(name="g", base_path="m") | {"mediapipe_config_list": [{"name": "g"}]}, "a graph and a model are both named 'g'"),
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
 
@@ -164,6 +163,16 @@ def test_models_that_are_not_there_are_problems_and_the_others_are_served(read, 
     assert re.search(r"config.json:\d+: .*version 7 is wanted, and there is 1", seven)
 
 
+def test_a_graph_with_the_name_of_a_model_is_refused_and_the_others_are_served(read, tmp_path):  # O104
+    write(tmp_path, {"m/1/net.xml": ""})
+    entry = '{"config": {"name": "add", "base_path": "m"}}'
+    found = read(f'{{"model_config_list": [{entry}],\n"mediapipe_config_list": [{{"name": "a"}},\n{{"name": "add"}}]}}')
+    assert ([one.name for one in found.graphs], [one.name for one in found.models]) == (["a"], ["add"])
+    assert re.search(
+        r"config.json:3: a graph and a model are both named 'add', and the model is served", found.problems[0]
+    )
+
+
 def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
     write(tmp_path, {"m/1/net.xml": ""})
     said = {
@@ -178,6 +187,7 @@ def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
     (entry,) = read(models(base_path="m", shape={"a": "auto", "b": "(1,)"}, nireq=4)).models
     assert (entry.options.shapes, entry.options.requests) == ((("a", "auto"), ("b", "[1]")), 4)
     assert read(models(base_path="m", nireq=0)).models[0].options.requests == 1
+    assert read(models(base_path="m", shape="", batch_size=4)).models[0].options.batch == "4"
 
 
 @pytest.mark.parametrize(

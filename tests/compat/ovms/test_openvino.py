@@ -290,6 +290,18 @@ async def test_models_are_served_as_well(tmp_path):  # O100, O106
         assert json.loads(await endpoint.call(b'{"input": 1}', params={"in": "json", "out": "json"})) == {"output": 2}
 
 
+def test_version_0_of_a_model_is_whichever_answers(serve, tmp_path):  # O106, O139
+    save(tmp_path / "add/1/add.xml")
+    save(tmp_path / "add/2/add.xml")
+    entry = {"config": {"name": "add", "base_path": "add", "model_version_policy": {"all": {}}}}
+    server = serve(write(tmp_path, {"config.json": json.dumps({"model_config_list": [entry]})}))
+    asked = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    for version, answered in (("0", "2"), ("1", "1"), ("2", "2")):
+        answer = server.client.post(f"/v2/models/add/versions/{version}/infer", json=asked)
+        assert answer.json()["model_version"] == answered
+    assert server.client.post("/v2/models/add/versions/3/infer", json=asked).status_code == 404
+
+
 async def test_models_of_texts_are_served(tmp_path):  # O100
     import openvino as ov
     from openvino import opset13 as ops

@@ -204,3 +204,38 @@ async def test_what_is_being_loaded_is_unavailable_and_what_it_replaces_answers(
         assert await reloading
         assert await said(face, "a") == "new 1"
         assert await said(face, "b") == "new 1"
+
+
+@pytest.mark.parametrize("subconfig", ["{nope", '{"model_config_list": {}}'])
+async def test_a_graph_with_a_broken_subconfig_fails_alone_until_that_is_mended(
+    tmp_path, subconfig
+):  # O104, O109, O121
+    files = {f"{name}/graph.pbtxt": one_node() for name in "ab"} | {f"{name}/model.py": handler("1") for name in "ab"}
+    write(tmp_path, files | {"config.json": config(a={}, b={}), "b/subconfig.json": subconfig})
+    async with serving(tmp_path) as face:
+        assert await said(face, "a") == "1 1"
+        with pytest.raises(Unavailable, match=r"b/subconfig.json:1: "):
+            await said(face, "b")
+        write(tmp_path, {"b/subconfig.json": '{"model_config_list": []}'})
+        assert await face.reload()
+        assert (await said(face, "a"), await said(face, "b")) == ("1 2", "1 1")
+        write(tmp_path, {"b/subconfig.json": subconfig})  # what is in use goes on
+        await face.reload()
+        assert await said(face, "b") == "1 2"
+        assert "b/subconfig.json:1: " in face.app.problem
+
+
+async def test_a_graph_is_served_once_no_model_has_its_name(tmp_path):  # O104
+    entry = {"config": {"name": "b", "base_path": "nothing", "target_device": "CPU"}}
+    both = json.loads(config(a={}, b={}))
+    files = {f"{name}/graph.pbtxt": one_node() for name in "ab"} | {f"{name}/model.py": handler("1") for name in "ab"}
+    write(tmp_path, files | {"config.json": json.dumps(both | {"model_config_list": [entry]}), "nothing/1/x.xml": ""})
+    async with serving(tmp_path) as face:
+        assert await said(face, "a") == "1 1"
+        assert "both named 'b'" in face.app.problem
+        write(tmp_path, {"config.json": config(a={}, b={})})
+        assert await face.reload()
+        assert (await said(face, "a"), await said(face, "b")) == ("1 2", "1 1")
+        write(tmp_path, {"config.json": json.dumps(both | {"model_config_list": [entry]})})  # a graph in use stays
+        await face.reload()
+        assert (await said(face, "b"), "both named 'b'" in face.app.problem) == ("1 2", True)

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None, OpenVinoOptions], Served]"
 """Serves a model file under the name and version that are said, as one that is in memory, if there is one."""
+
+ANY_VERSION: Final = "0"
+"""What the original takes for no version at all."""
 
 log = logging.getLogger("forebay")
 
@@ -154,7 +157,7 @@ class OvmsApp(App):
         except BaseException:
             here.release()
             raise
-        served.gone = here.release
+        served.gone, served.any_version = here.release, ANY_VERSION
         return served
 
     def _model_here(self, entry: ModelEntry) -> Served:

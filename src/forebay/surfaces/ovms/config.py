@@ -54,6 +54,7 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
         inputs: What clients are told of its inputs, where somebody says it.
         outputs: And of its outputs.
         where: Where it is named, for messages.
+        problem: Why it is not served, where its files need not be looked at for that.
     """
 
     name: str
@@ -63,12 +64,15 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorMetadata, ...] = ()
     outputs: tuple[TensorMetadata, ...] = ()
     where: str = ""
+    problem: str = ""
 
 
 class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be served.
 
     Attributes:
+        graphs: The graphs; one with a problem is there for what is told of it.
+        refused: Graphs that have the name of a model, which is served instead.
         models: The versions of models.
         bases: Where versions of models come and go on this machine.
         stored: Models that are in a bucket, each with its address.
@@ -78,6 +82,7 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     graphs: tuple[GraphEntry, ...] = ()
+    refused: tuple[GraphEntry, ...] = ()
     models: tuple[ModelEntry, ...] = ()
     bases: tuple[Path, ...] = ()
     stored: tuple[tuple[str, str], ...] = ()
@@ -131,10 +136,17 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
     models, warnings = {(one.name, one.version): one for one in config.models}, [*config.warnings]
     bases, problems, buckets = [*config.bases], [*config.problems], [*config.stored]
     shapes_at = dict(config.shapes_at)
+    broken: dict[str, str] = {}
     for graph in config.graphs:
         if not graph.subconfig.is_file():
             continue
-        found = _Reader(_document(graph.subconfig), graph.subconfig.parent, stored, is_sub=True).read()
+        try:
+            found = _Reader(_document(graph.subconfig), graph.subconfig.parent, stored, is_sub=True).read()
+        except ConfigError as error:
+            if not graph.where:  # it is all that there is
+                raise
+            broken[graph.name] = error.message
+            continue
         warnings += found.warnings
         bases += found.bases
         buckets += found.stored
@@ -146,9 +158,16 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
     names = {one.name for one in models.values()}
     for graph in config.graphs:
         if graph.name in names:
-            raise ConfigError(f"{graph.where}: a graph and a model are both named '{graph.name}'; rename one of them")
+            place = graph.where or graph.graph_path
+            msg = f"{place}: a graph and a model are both named '{graph.name}', and the model is served; rename one"
+            if not graph.where:
+                raise ConfigError(msg)
+            broken[graph.name] = msg
+            problems.append(broken[graph.name])
+    graphs = [msgspec.structs.replace(one, problem=broken.get(one.name, "")) for one in config.graphs]
     return OvmsConfig(
-        graphs=config.graphs,
+        graphs=tuple(one for one in graphs if one.name not in names),
+        refused=tuple(one for one in graphs if one.name in names),
         models=tuple(models.values()),
         bases=tuple(bases),
         stored=tuple(buckets),
@@ -424,7 +443,9 @@ def _properties(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str
 
 
 def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], ...]:
-    """Read `shape`: of the inputs by their names, or one of all; `auto` takes any."""
+    """Read `shape`: of the inputs by their names, or one of all; `auto` takes any, and an empty text says nothing."""
+    if value == "":
+        return ()
     told = cast("dict[Any, Any]", value) if isinstance(value, dict) else {"": value}
     found: list[tuple[str, str]] = []
     for name, one in told.items():

@@ -66,8 +66,10 @@ def serve_graph(
         overrides: What the person says.
 
     Raises:
-        ConfigError: If its file is wrong, with the line.
+        ConfigError: If its file is wrong, with the line, or its configuration.
     """
+    if entry.problem:
+        raise ConfigError(entry.problem)
     if entry.where and not entry.graph_path.is_file():
         msg = f"{entry.where}: the graph '{entry.name}' is to be in {entry.graph_path}, and no file is there"
         raise ConfigError(msg)

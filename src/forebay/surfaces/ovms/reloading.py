@@ -128,6 +128,7 @@ class GraphReloading:
         app, old = self._app, self._app.config
         try:
             config = await asyncio.to_thread(read_target, self._target, self._name, app.stored)
+            _require_graphs(config, old)
         except ConfigError as error:
             self._used = await asyncio.to_thread(self._files, old)
             is_news, app.problem = app.problem != error.message, error.message
@@ -151,7 +152,7 @@ class GraphReloading:
     def _files(self, config: OvmsConfig) -> _Seen:
         """Return what is seen of all files that matter."""
         files = [self._target]
-        for graph in config.graphs:
+        for graph in (*config.graphs, *config.refused):
             files += _of_graph(graph)
         for model in config.models:
             files += (model.folder / one.path for one in model.look())
@@ -163,6 +164,18 @@ class GraphReloading:
         for base in config.bases:
             seen |= {str(path): (0, 0) for path in versions_in(base).values() if str(path) not in seen}
         return seen
+
+
+def _require_graphs(config: OvmsConfig, old: OvmsConfig) -> None:
+    """Refuse a configuration for which a graph would have to leave that could be served until now.
+
+    Raises:
+        ConfigError: Saying why.
+    """
+    served = {one.name for one in old.graphs if not one.problem}
+    for graph in (*config.graphs, *config.refused):
+        if graph.problem and graph.name in served:
+            raise ConfigError(graph.problem)
 
 
 def _of_graph(graph: GraphEntry) -> Iterator[Path]:

@@ -132,11 +132,11 @@ class InferencePages:
         return self._told(scope, found)
 
     def _route(self, target: str, segments: Sequence[str]) -> Route | None:
-        """Return who answers calls to a target; of what has no versions the same, whichever is named."""
+        """Return who answers calls to a target; whoever answers also for a version that is not its own by its name."""
         found = self._routes.get(target.encode())
         if found is None and len(segments) == len(_VERSIONED):
             name, version = segments[2], segments[4]
-            if name in self._app.served and not find_served(self._app, name, version).has_versions:
+            if name in self._app.served and find_served(self._app, name, version).endpoint.config.version != version:
                 found = self._routes.get(f"/v2/models/{quote(name, safe='')}/infer".encode())
         return found
 
