@@ -283,7 +283,7 @@ def test_at_most_max_concurrency_in_flight(serve, tmp_path, eventually):
         assert server.request("OPTIONS").status_code == 204
     eventually(lambda: not is_full())
     # N51: the option leaves the project's own paths only.
-    for path in ("/metrics", "/healthz", "/readyz"):
+    for path in ("/metrics", "/healthz", "/readyz", "/v2", "/v2/health/live"):
         assert server.request(path=path).status_code == 404
     go.touch()
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A handler in the Open Inference Protocol, at its socket."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
 import httpx
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from tests.integration.kserve.served import M, ask, refusal, region, request, stream
 from tests.integration.kserve.served import infer as infer_over_grpc
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 HANDLER = """
     from fastapi import HTTPException
@@ -22,6 +25,15 @@ BATCHED = """
     class Handler:
         def handle_post(self, payload):
             return [{"n": len(payload), "x": one["x"]} for one in payload]
+"""
+WAITING = """
+    import os, time
+
+    class Handler:
+        def handle_post(self, payload):
+            while "until" in payload and not os.path.exists(payload["until"][0]):
+                time.sleep(0.01)
+            return {"n": 1}
 """
 X = {"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}
 NAME = {"name": "name", "datatype": "BYTES", "shape": [1], "data": ["Ada"]}
@@ -90,6 +102,32 @@ def test_calls_are_in_the_batches_of_posts(serve):
     assert outputs(infer(server, X)) == {"n": ("INT64", [], [1]), "x": ("FP64", [2, 3], [1, 2, 3, 4, 5, 6])}
     with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as channel:
         assert outputs_of(infer_over_grpc(channel, asked(channel)))["n"] == ("INT64", [], b"\1" + 7 * b"\0")
+
+
+def test_calls_count_as_in_flight(serve, tmp_path, eventually):  # N95
+    port = free_port()
+    server = serve(WAITING, {"max_concurrency": 1, "threads_per_process": 2}, "--grpc-port", str(port))
+    path = f"/v2/models/{httpx.post(f'{server.url}/v2/repository/index').json()[0]['name']}/infer"
+    go = tmp_path / "go"
+    waiting = {"inputs": [{"name": "until", "datatype": "BYTES", "shape": [1], "data": [str(go)]}]}
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
+        try:
+            call = pool.submit(client.post, path, json=waiting)
+            eventually(lambda: server.request(path="/info").status_code == 503)
+            assert server.request("POST", json={}).status_code == 503
+            refused = infer(server, X)
+            assert (refused.status_code, "too many requests" in refused.json()["error"]) == (503, True)
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                assert refusal(lambda: infer_over_grpc(channel, asked(channel)))[0] == "UNAVAILABLE"
+        finally:
+            go.touch()
+        assert call.result().status_code == 200
+    assert infer(server, X).status_code == 200
+    go.unlink()
+    with pytest.raises(httpx.TimeoutException):  # a client that leaves frees its place
+        httpx.post(server.url + path, json=waiting, timeout=0.2)
+    eventually(lambda: infer(server, X).status_code == 200)
+    go.touch()
 
 
 def test_it_is_the_same_over_grpc(channel):

@@ -6,8 +6,9 @@ from typing import Any
 
 from tests.waiting import PATIENCE_S
 
+from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.surfaces.nucleus.proto import Rpc, UserService
-from forebay.surfaces.nucleus.rpc import TOO_MANY, NucleusRpc
+from forebay.surfaces.nucleus.rpc import NucleusRpc
 from forebay.transports.grpc.statuses import Status
 
 STREAM = Rpc("Again", "Ask", "Answer", is_asked_in_parts=False, answers_in_parts=True)

@@ -221,6 +221,7 @@ def _http(
 ) -> tuple[ASGIApp, Mapping[bytes, Route]]:
     from forebay.surfaces.nucleus import kserve
     from forebay.surfaces.nucleus.http import POST_KEY, NucleusHttp
+    from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.asgi import beside_dashboard
     from forebay.transports.http.asgi_inference import Predict
     from forebay.transports.http.kserve_pages import InferencePages
@@ -229,17 +230,23 @@ def _http(
 
     is_batched = config.post_batching is not None
     served = app.served[app.endpoint.name]
-    kserve.let_in(served, POST_KEY if is_batched else ALONE)
-    routes = kserve.routes_of(served, http, lambda: app.shared_regions)
-    pages = ServerPages(app, http) if options.extra_routes else None
+    in_flight = InFlight(config.max_concurrency)
+    kserve.let_in(served, POST_KEY if is_batched else ALONE, in_flight)
+    pages: ServerPages | None = None
+    protocol: InferencePages | None = None
+    routes: Mapping[bytes, Route] = {}
+    if options.extra_routes:
+        pages = ServerPages(app, http)
+        routes = kserve.routes_of(served, http, lambda: app.shared_regions)
+        protocol = InferencePages(app, routes, Management(app, http), Predict)
     face = NucleusHttp(
         app.endpoint,
         batched=is_batched,
-        max_concurrency=config.max_concurrency,
+        in_flight=in_flight,
         max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
         api_keys=http.api_keys,
         pages=pages,
-        protocol=InferencePages(app, routes, Management(app, http), Predict),
+        protocol=protocol,
     )
     app.learn = face.learn
     if app.store is not None:

@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable, WorkerLost
 from forebay.surfaces.nucleus import answers
+from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.answers import Answer
+    from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.pages import ServerPages
     from forebay.types.call import Outcome
@@ -71,7 +73,7 @@ class NucleusHttp:
         endpoint: Endpoint,
         *,
         batched: bool,
-        max_concurrency: int,
+        in_flight: InFlight,
         max_body_bytes: int | None,
         api_keys: Sequence[str],
         pages: ServerPages | None,
@@ -82,7 +84,7 @@ class NucleusHttp:
         Args:
             endpoint: What answers.
             batched: Whether posts are batched.
-            max_concurrency: Requests in flight at a time; 0 means no limit.
+            in_flight: Requests in flight, and how many may be.
             max_body_bytes: Longest body, if the person asked for a limit.
             api_keys: If any, a request needs one of them.
             pages: Forebay's own pages; None leaves them out.
@@ -91,13 +93,12 @@ class NucleusHttp:
         self._protocol = protocol
         self._endpoint = endpoint
         self._batched = batched
-        self._max_concurrency = max_concurrency
+        self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
         self._api_keys = [key.encode() for key in api_keys]
         self._pages: dict[str, Any] = {}
         if pages is not None:
             self._pages = {"/healthz": pages.healthz, "/readyz": pages.readyz, "/metrics": pages.metrics}
-        self._running = 0
         self._verbs: tuple[str, ...] = ()
         self._reads_posts = False
         self.info: Callable[[], Mapping[str, Any]] = dict
@@ -142,7 +143,7 @@ class NucleusHttp:
             await response(scope, receive, send)
 
     async def _info(self, scope: Scope, send: Send) -> int:
-        if self._is_full():
+        if self._in_flight.is_full:
             return await _write(send, _too_many())
         if scope["method"] != "GET":
             return await _write(send, _not_allowed(["GET"]))
@@ -153,13 +154,13 @@ class NucleusHttp:
             return await _write(send, [204, PREFLIGHT, b""])
         if not self._is_allowed(scope):
             return await _write(send, _unauthorized(), CORS)
-        if self._is_full():
+        if self._in_flight.is_full:
             return await _write(send, _too_many(), CORS)
-        self._running += 1
+        self._in_flight.begin()
         try:
             return await self._verb(scope, receive, send)
         finally:
-            self._running -= 1
+            self._in_flight.end()
 
     async def _verb(self, scope: Scope, receive: Receive, send: Send) -> int:
         verb = scope["method"].lower()
@@ -224,9 +225,6 @@ class NucleusHttp:
 
     def _is_allowed(self, scope: Scope) -> bool:
         return lets_in(self._api_keys, scope["headers"])
-
-    def _is_full(self) -> bool:
-        return 0 < self._max_concurrency <= self._running
 
 
 class _Writer:
@@ -332,7 +330,7 @@ def _not_allowed(allowed: Sequence[str]) -> Answer:
 
 
 def _too_many() -> Answer:
-    return _error(Unavailable("too many requests are in flight; try again later"))
+    return _error(Unavailable(TOO_MANY))
 
 
 def _unauthorized() -> Answer:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.errors import Unavailable
 from forebay.protocols.native import Contract
 from forebay.server.served import StandIn
 from forebay.serving.tensor_face import TensorFace
+from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.transports.http.kserve_calls import InferRoute
+from forebay.types.call import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.serving.endpoint import Endpoint
+    from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.route import Route
     from forebay.types.batch import EntryBatch
-    from forebay.types.call import Request
+    from forebay.types.call import Outcome, Reply, Request
 
 FACE: Final = TensorFace(is_open=True, has_rows=False)
 _ASKED: Final[Mapping[str, Any]] = {"verb": "post", "query": b"", "headers": []}
@@ -27,14 +31,15 @@ _CONTRACT: Final = Contract(raw_input=True, raw_output=True, batchable=False, st
 """What a handler streams is no tensor, and is told so."""
 
 
-def let_in(served: Served, key: Hashable) -> None:
+def let_in(served: Served, key: Hashable, in_flight: InFlight) -> None:
     """Have a handler asked in tensors.
 
     Args:
         key: The batch key of its posts.
+        in_flight: Requests in flight, and how many may be.
     """
     served.tensors = FACE
-    served.stand_in = StandIn(_AskedAsPost(served.endpoint, key), _CONTRACT)
+    served.stand_in = StandIn(_AskedAsPost(served.endpoint, key, in_flight), _CONTRACT)
 
 
 def routes_of(served: Served, config: HttpConfig, regions: Callable[[], SharedRegions | None]) -> dict[bytes, Route]:
@@ -47,7 +52,7 @@ def routes_of(served: Served, config: HttpConfig, regions: Callable[[], SharedRe
 class _AskedAsPost:
     """The endpoint of a handler, for requests that do not say by themselves that they are posts."""
 
-    def __init__(self, endpoint: Endpoint, key: Hashable) -> None:
+    def __init__(self, endpoint: Endpoint, key: Hashable, in_flight: InFlight) -> None:
         self.name, self.config, self.batching, self.places = (
             endpoint.name,
             endpoint.config,
@@ -57,6 +62,7 @@ class _AskedAsPost:
         self.cancel, self.reject, self.is_full = endpoint.cancel, endpoint.reject, endpoint.is_full
         self._endpoint = endpoint
         self._key = key
+        self._in_flight = in_flight
 
     @property
     def answering(self) -> EntryBatch | None:
@@ -64,7 +70,27 @@ class _AskedAsPost:
         return self._endpoint.answering
 
     def submit(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request, unless too many are in flight."""
         request.params = {**request.params, **_ASKED}
         request.key = self._key
+        in_flight = self._in_flight
+        if in_flight.is_full:
+            error = Unavailable(TOO_MANY)
+            request.done = True
+            self.reject(error)
+            request.reply(request, Failure(error))
+            return
+        if in_flight.limit:
+            request.reply = _counted(request.reply, in_flight)
         self._endpoint.submit(request)
+
+
+def _counted(reply: Reply, in_flight: InFlight) -> Reply:
+    """Return what replies to a request that is in flight until then."""
+    in_flight.begin()
+
+    def replied(request: Request, outcome: Outcome) -> None:
+        in_flight.end()  # first: a client that is answered may ask again
+        reply(request, outcome)
+
+    return replied

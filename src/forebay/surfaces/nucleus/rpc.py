@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, UserCodeError
+from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import Status
 from forebay.types.call import ALONE, Failure, Request
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.service import Call, Direct, Stream
     from forebay.types.call import Outcome
 
-TOO_MANY: Final = "too many requests are in flight; try again later"
 _NEVER: Final = float("inf")
 
 _Event = tuple[Any, "Callable[[], object] | None"]

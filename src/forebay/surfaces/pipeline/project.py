@@ -75,7 +75,8 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     gateway = Gateway(hosted.service, http)
     pages = ServerPages(app, http) if options.extra_routes else None
     protocol = None
-    gateway.others = routes_in_tensors(app.served[app.name], http, lambda: app.shared_regions)
+    if options.extra_routes:
+        gateway.others = routes_in_tensors(app.served[app.name], http, lambda: app.shared_regions)
     if gateway.others:
         protocol = InferencePages(app, gateway.others, Management(app, http), Predict)
     face = beside_dashboard(PipelineHttp(gateway, http, pages, protocol), pages, http)
