@@ -122,6 +122,21 @@ def test_what_a_closing_server_cannot_do_any_more_is_closed() -> None:  # P92
     assert err_of(failure(9000, "gone").error, closing=True).err_no == 9000
 
 
+@pytest.mark.parametrize(
+    "err_no, error_codes, kind",
+    [
+        (CustomExceptionCode.TIMEOUT.value, "v0.7", errors.DeadlineExceeded),
+        (codes.to_v04(CustomExceptionCode.TIMEOUT.value), "v0.4", errors.DeadlineExceeded),
+        (codes.to_v04(CustomExceptionCode.NO_SERVICE.value), "v0.4", errors.NotFound),
+        (codes.to_v04(CustomExceptionCode.UNKNOW.value), "v0.4", errors.InternalError),
+        (codes.to_v04(CustomExceptionCode.PRODUCT_ERROR.value), "v0.4", errors.InvalidRequest),
+        (71, "v0.4", errors.InvalidRequest),
+    ],
+)
+def test_an_answer_is_an_error_of_the_kind_its_number_says(err_no: int, error_codes: str, kind: type) -> None:  # P91
+    assert type(codes.error_answered(err_no, "told", error_codes)) is kind
+
+
 def test_a_custom_exception_reads_well_in_a_log() -> None:  # P93
     raised = CustomException(CustomExceptionCode.INPUT_PARAMS_ERROR, "no image", True)
     assert "INPUT_PARAMS_ERROR" in str(raised)

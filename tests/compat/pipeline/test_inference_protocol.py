@@ -10,12 +10,17 @@ from tests.ports import free_port
 
 SCRIPT = """
 import numpy as np
+from paddle_serving_server.pipeline.error_catch import CustomException
 from paddle_serving_server.web_service import Op, WebService
 
 
 class Doubled(Op):
     def preprocess(self, input_dicts, data_id, log_id):
         (given,) = input_dicts.values()
+        if given["t"] == "dark":
+            return {}, False, 71, "too dark"
+        if given["t"].isdecimal():
+            raise CustomException(int(given["t"]), "so it is", True)
         kind = given["x"].dtype.name
         array = f"array({(given['x'] * 2).tolist()}, dtype='{kind}')"
         return {"twice": array, "text": given["t"].upper(), "kind": kind}, False, None, ""
@@ -89,6 +94,27 @@ def test_what_fails_is_told_in_the_protocols_form(url):
     assert httpx.get(f"{url}/v2/models/other").status_code == 404
     # The original's paths are as they were.
     assert httpx.post(f"{url}/v2/prediction", content=b'{"key":["x"],"value":["1"]}').json()["err_no"] != 0
+
+
+ANSWERED = {
+    "dark": (400, "INVALID_ARGUMENT", "too dark (err_no 71)"),
+    "5000": (400, "INVALID_ARGUMENT", "(err_no 5000)"),
+    "8000": (400, "INVALID_ARGUMENT", "(err_no 8000)"),
+    "3002": (404, "NOT_FOUND", "(err_no 3002)"),
+    "9000": (503, "UNAVAILABLE", "(err_no 9000)"),
+    "6000": (504, "DEADLINE_EXCEEDED", "(err_no 6000)"),
+    "7000": (500, "INTERNAL", "(err_no 7000)"),
+    "10000": (500, "INTERNAL", "(err_no 10000)"),
+}
+
+
+@pytest.mark.parametrize("text", ANSWERED)
+def test_errors_have_the_status_of_their_kind(url, channel, text):  # P43, P91, P92
+    status, code, told = ANSWERED[text]
+    answer = httpx.post(f"{url}/v2/models/svc/infer", json={"inputs": [X, {**T, "data": [text]}]})
+    assert (answer.status_code, told in answer.json()["error"]) == (status, True), answer.text
+    refused = refusal(lambda: infer(channel, asked(text)))
+    assert (refused[0], told in refused[1]) == (code, True)
 
 
 def test_so_they_are_over_grpc(channel):

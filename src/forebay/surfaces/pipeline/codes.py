@@ -20,6 +20,7 @@ from forebay.errors import (
     ConfigError,
     DeadlineExceeded,
     ForebayError,
+    InternalError,
     InvalidRequest,
     ModelError,
     NotFound,
@@ -126,6 +127,18 @@ _NUMBERS: Final[tuple[tuple[type[ForebayError], int], ...]] = (
 )
 """The number of each kind of error that does not bring its own; all others are 10000."""
 
+_ANSWERED: Final[Mapping[int, type[ForebayError]]] = {
+    CustomExceptionCode.PRODUCT_ERROR.value: InvalidRequest,
+    CustomExceptionCode.CLOSED_ERROR.value: Unavailable,
+    CustomExceptionCode.NO_SERVICE.value: NotFound,
+    CustomExceptionCode.INPUT_PARAMS_ERROR.value: InvalidRequest,
+    CustomExceptionCode.TIMEOUT.value: DeadlineExceeded,
+    CustomExceptionCode.RPC_PACKAGE_ERROR.value: InvalidRequest,
+    CustomExceptionCode.CLIENT_ERROR.value: Unavailable,
+}
+"""What answers with these numbers mean where errors have kinds; of all others that the original has nobody but the
+server can be the cause, and a number of the project's own is a refusal."""
+
 _V03: Final[Mapping[int, int]] = {
     CustomExceptionCode.OK.value: ChannelDataEcode.OK.value,
     CustomExceptionCode.TIMEOUT.value: ChannelDataEcode.TIMEOUT.value,
@@ -140,20 +153,26 @@ _FROM_V03: Final = {old: new for new, old in _V03.items()} | {
 }
 _V04: Final = {**_V03, CustomExceptionCode.NO_SERVICE.value: 7}
 _V04_UNKNOWN: Final = 8
+_V04_PRODUCT: Final = 9
+_FROM_V04: Final = {old: new for new, old in _V04.items()} | {
+    _V04_UNKNOWN: CustomExceptionCode.UNKNOW.value,
+    _V04_PRODUCT: CustomExceptionCode.PRODUCT_ERROR.value,
+}
 _KNOWN: Final = frozenset(code.value for code in CustomExceptionCode)
 
 
-def error(err_no: int, text: object, *, product: bool = False, trace: str = "") -> ForebayError:
+def error(err_no: int, text: object, *, product: bool = False, is_final: bool = False, trace: str = "") -> ForebayError:
     """Make the error behind a number.
 
     Args:
         err_no: One of `CustomExceptionCode`, or a project's own.
         text: What the client reads; anything a project gave that every answer can carry in some form.
         product: Whether the project's own code decided on it.
+        is_final: Whether an op does not try again, whatever the number: `process` has ended by itself.
         trace: For the log only.
     """
     text = words_of(text)
-    detail = {"err_no": err_no, "product": product}
+    detail = {"err_no": err_no, "product": product} | ({"is_final": True} if is_final else {})
     kind = RequestError if product else _KINDS.get(err_no, RunnerFailed)
     if issubclass(kind, UserCodeError | ModelError):
         return kind(text, detail=detail, trace=trace)
@@ -189,6 +208,26 @@ def number_of(error: ForebayError) -> int | None:
     return value_of(cast("Mapping[str, Any]", error.detail).get("err_no"))
 
 
+def is_time_out(error: ForebayError) -> bool:
+    """Tell whether an error says that the time of a call was over, which may be tried again."""
+    number = number_of(error)
+    if number is None:
+        return isinstance(error, DeadlineExceeded)
+    return number == CustomExceptionCode.TIMEOUT.value and not cast("Mapping[str, Any]", error.detail).get("is_final")
+
+
+def error_answered(err_no: int, text: str, error_codes: str) -> ForebayError:
+    """Return what an answer with an error is where errors have kinds.
+
+    Args:
+        err_no: The number that it carries.
+        error_codes: The configuration's.
+    """
+    number = _FROM_V04.get(err_no, err_no) if error_codes == "v0.4" else err_no
+    kind = _ANSWERED.get(number, InternalError if number in _KNOWN else InvalidRequest)
+    return kind(f"{text} (err_no {err_no})")
+
+
 def value_of(code: Any, bits: int = 32) -> int | None:
     """Return a code the user gave, a number or a member of an enum, as a number.
 
@@ -215,7 +254,7 @@ def from_v03(ecode: int) -> int:
 def to_v04(err_no: int) -> int:
     """Return the number v0.4 to v0.6 had for this one; a project's own codes stay."""
     if err_no == CustomExceptionCode.PRODUCT_ERROR.value:
-        return 9
+        return _V04_PRODUCT
     return _V04.get(err_no, _V04_UNKNOWN if err_no in _KNOWN else err_no)
 
 

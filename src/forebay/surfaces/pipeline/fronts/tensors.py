@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from forebay.errors import InternalError, InvalidRequest
+from forebay.errors import InvalidRequest
 from forebay.protocols.pipeline import tensors as wire
 from forebay.protocols.pipeline.literal import parse
 from forebay.protocols.pipeline.messages import Request as Asking
 from forebay.server.served import StandIn
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TensorFace, tensors_of
+from forebay.surfaces.pipeline.codes import error_answered
 from forebay.surfaces.pipeline.fronts.http import AskedPipeline
 from forebay.transports.http.kserve_calls import InferRoute
 from forebay.types.call import Failure
@@ -85,7 +86,7 @@ class _AskedInTensors(AskedPipeline):
     def written(self, found: Any, params: Mapping[str, Any]) -> Outcome:
         """Return the outcome that an answer is."""
         if found.err_no:
-            return Failure(InternalError(f"{found.err_msg} (err_no {found.err_no})"))
+            return Failure(error_answered(found.err_no, found.err_msg, self._inference.error_codes))
         values = {key: _value(text) for key, text in zip(found.key, found.value, strict=False)}
         outcome, error = caught(lambda: _codec.encode([{**values, **wire.unpack_all(found.tensors)}], params))
         return outcome if error is None else failure_of(error)
