@@ -384,6 +384,21 @@ def test_only_time_outs_are_tried_again() -> None:  # P87
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("how", ["returned", "raised"])
+def test_a_process_that_says_6000_itself_has_ended_and_is_not_tried_again(how: str) -> None:  # P87
+    calls: list[int] = []
+
+    class Says(Op):
+        def process(self, feed_batch: Any, typical_logid: Any = 0) -> Any:
+            calls.append(1)
+            if how == "raised":
+                raise CustomException(CustomExceptionCode.TIMEOUT, "late", isSendToUser=True)
+            return None, CustomExceptionCode.TIMEOUT.value, "late"
+
+    assert told(run_one(Says("says"), {"x": 1}, run_process=True, retry=3)) == (6000, "late")
+    assert len(calls) == 1
+
+
 def test_after_a_time_out_the_next_request_is_served_and_the_late_result_is_nobodys() -> None:  # P88
     runner = opened(op := Slow("slow"), run_process=True, timeout_ms=500)
     (late,) = runner.run([request(rows(1))])

@@ -147,7 +147,7 @@ class OpHooks:
             if err_no is None:
                 self._wrong("process", "a number as error code", _shown(code))
             if err_no != OK:
-                raise error(err_no, info or self._text("process", f"error code {err_no}"))
+                raise error(err_no, info or self._text("process", f"error code {err_no}"), is_final=True)
         if found is None:
             raise error(
                 CustomExceptionCode.CLIENT_ERROR.value, self._text("process", "the model client returned nothing")
@@ -445,7 +445,7 @@ def _raised(op: Op, hook: HookName, raised: BaseException, *, debug: bool) -> Fo
     if isinstance(raised, CustomException):
         number = value_of(raised.exceptionCode)
         if raised.isSendToUser and number:
-            return error(number, raised.error_msg, trace=trace)
+            return error(number, raised.error_msg, is_final=True, trace=trace)
         if not raised.isSendToUser:
             text = _text(op, hook, "the reason is in the server's log")
             return error(CustomExceptionCode.UNKNOW.value, text, trace=trace)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
+from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.graph.values import inputs_of
 from forebay.remotes.servers import PARENT, parent
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, number_of
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, is_time_out
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, overrides
 from forebay.surfaces.pipeline.script import not_imported
@@ -344,7 +344,7 @@ class OpRunner:
         try:
             shares = self._split(self._ask(feed_batch, members[0].typical), split)
         except ForebayError as failed:
-            if len(members) > 1 and self._settings.isolate_failures and not _is_time_out(failed):
+            if len(members) > 1 and self._settings.isolate_failures and not is_time_out(failed):
                 alone = _the_only if self._settings.batch_style == "list" else _splitter([])
                 for sample in members:
                     self._run_group([sample], [sample.data], alone)
@@ -383,7 +383,7 @@ class OpRunner:
                 # A call that is left behind may still change what it was given.
                 return self._ask_once([dict(feed) for feed in feed_batch], typical)
             except ForebayError as failed:
-                if not _is_time_out(failed):
+                if not is_time_out(failed):
                     raise
         return self._ask_once(feed_batch, typical)
 
@@ -431,11 +431,6 @@ def _splitter(rows: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
 
 def _the_only(found: Any) -> Sequence[Any]:
     return merge.one_each(found, 1)
-
-
-def _is_time_out(failed: ForebayError) -> bool:
-    number = number_of(failed)
-    return number == CustomExceptionCode.TIMEOUT.value or (number is None and isinstance(failed, DeadlineExceeded))
 
 
 def _is_shared(client: Any) -> bool:
