@@ -31,6 +31,12 @@ def twice(feed):
     return {"y": feed["x"] * 2, "pid": np.array([os.getpid()])}
 
 
+def hangs(feed):
+    if feed["x"].min() < 0:
+        threading.Event().wait()
+    return twice(feed)
+
+
 def broken(feed):
     raise ValueError("it is broken")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of an op's own: what describes them, what runs them, on which device, and what is refused."""
 
+import contextlib
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from forebay.surfaces.pipeline.predictors import (
     LocalServiceHandler,
     PredictorSettings,
     client_for,
+    model_processes,
 )
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES, read_signature
 from forebay.surfaces.pipeline.predictors.local import local_client
@@ -491,6 +493,7 @@ import numpy as np
 import paddle
 from forebay.surfaces.pipeline.predictors.local import local_client
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.surfaces.pipeline.predictors import model_processes
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES
 
 DESCRIPTION = (
@@ -642,6 +645,30 @@ def test_a_model_service_that_cannot_be_started_again_says_why_and_nobody_waits_
         assert answer()[0] == 9000
         (tmp_path / "good").rename(folder / "model.onnx")
         eventually(lambda: answer() == PRICES.tolist(), "a new process")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("how", ["stopped", "in a call"])
+def test_a_model_service_that_hangs_is_replaced_once_nobody_waits_for_it(monkeypatch, eventually, how):  # P88, P113
+    monkeypatch.setattr(model_processes, "STUCK_S", 0.2)
+    conf = LocalConf(model_config=f"{REFERENCE}:hangs", client_type="brpc")
+    settings = PredictorSettings(name="uci", local_service_conf=conf, timeout_ms=300)
+    client = client_for(settings, concurrency_idx=None, process=False)
+
+    def pid_told():
+        with contextlib.suppress(ForebayError):
+            return client.predict({"x": X}, ["pid"])["pid"][0]
+
+    try:
+        pid = int(client.predict({"x": X}, ["pid"])["pid"][0])
+        if how == "stopped":
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(ForebayError) as late:
+            client.predict({"x": X if how == "stopped" else -X}, ["y"])
+        assert number_of(late) == 6000
+        eventually(lambda: not is_running(pid), "the end of the process")
+        eventually(lambda: pid_told() not in (pid, None), "an answer of the next one")
     finally:
         client.close()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, DeadlineExceeded
 from forebay.remotes.kserve import KServeBackend
 from forebay.remotes.servers import ServerAddress
 from forebay.runtimes.signature import named
@@ -90,7 +90,11 @@ class _HostedModel(ModelClient):
 
     def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
         self._host.require_one()
-        return super().ask(feed, fetch, batch, log_id)
+        try:
+            return super().ask(feed, fetch, batch, log_id)
+        except DeadlineExceeded:
+            self._host.doubt()
+            raise
 
     def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
         found = self._service.run_all(fed, log_id)
@@ -108,6 +112,7 @@ class _Hosted:
         self.takes_text = is_reference(self._conf.model_config)
         signature = None if self.takes_text else describe(Path(self._conf.model_config))
         host = take_host(self._conf, index)
+        host.patience_s = max(host.patience_s, settings.timeout_s)
         endpoints = [ServerAddress.parse(text, "http") for text in host.endpoints]
         backend = GeneralModelBackend(endpoints, settings.timeout_s)
         self._client = _HostedModel(host, backend, signature, settings.wanted)

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,7 +24,7 @@ from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import err_of
 from forebay.surfaces.pipeline.predictors import general_model
 from forebay.surfaces.pipeline.predictors.model_client import Predictor, numbered
-from forebay.surfaces.pipeline.predictors.model_processes import WRONG
+from forebay.surfaces.pipeline.predictors.model_processes import WRONG, AtWork
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 from forebay.types.failures import failure_of, text_of
@@ -45,6 +46,8 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "localhost", self.server_address[1]
         self._model = model
         self._running = threading.Lock()
+        self._calls = 0
+        self._began: float | None = None
 
     def answer(self, body: bytes) -> bytes:
         """Answer a request of the general model service."""
@@ -57,6 +60,11 @@ class _Server(ThreadingHTTPServer):
             found = general_model.GeneralResponse(err_no=told.err_no, err_msg=told.text)
         return msgspec.json.encode(found)
 
+    def at_work(self) -> bytes:
+        """Tell which call the model is in, for who doubts that it ends."""
+        began = self._began
+        return msgspec.json.encode(AtWork() if began is None else AtWork(self._calls, time.monotonic() - began))
+
     def _predict(self, body: bytes) -> general_model.GeneralResponse:
         request = msgspec.json.decode(body, type=known(general_model.GeneralRequest))
         feed: dict[str, Any] = {}
@@ -66,7 +74,12 @@ class _Server(ThreadingHTTPServer):
             if value.lod is not None:
                 feed[name + LOD] = value.lod
         with self._running:
-            found = self._model.predict(feed, request.fetch_var_names, log_id=int(request.log_id))
+            self._calls += 1
+            self._began = time.monotonic()
+            try:
+                found = self._model.predict(feed, request.fetch_var_names, log_id=int(request.log_id))
+            finally:
+                self._began = None
         return general_model.GeneralResponse([general_model.Output(general_model.pack_all(found))])
 
 
@@ -74,6 +87,10 @@ class _Exchange(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, _Server)
+        self._answer(self.server.at_work())
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -85,12 +102,14 @@ class _Exchange(BaseHTTPRequestHandler):
             self.send_error(413)
         else:
             assert isinstance(self.server, _Server)
-            data = self.server.answer(self.rfile.read(int(length)))
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self._answer(self.server.answer(self.rfile.read(int(length))))
+
+    def _answer(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep quiet: the caller logs."""

@@ -3,7 +3,7 @@
 
 The parent binds the port and keeps the socket, so the port is known before the process is up and outlives its crashes.
 The process is told what to load on its standard input, is replaced by a supervisor (`workers/supervisor.py`) when it
-dies, and ends with its parent, however that ends.
+dies, and ends with its parent, however that ends. One that hangs is replaced as well, once nobody can wait for it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from forebay.errors import ConfigError, ModelError, Unavailable
+from forebay.remotes.http_calls import HttpCalls
+from forebay.remotes.servers import ServerAddress, Unreachable
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.types.first_use import known
 from forebay.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -39,8 +43,24 @@ START_S: Final = 300.0
 """How long a model may take to load."""
 STOP_S: Final = 5.0
 """How long a process may take to end."""
+STUCK_S: Final = 5.0
+"""How long a process may hang when nobody can wait for its call any more, before it is replaced; as hooks may."""
+LOOK_S: Final = 1.0
+"""How long a process may take to tell what it does, and the pause before it is asked again."""
 WRONG: Final = "wrong: "
 """Before the reason of a process that cannot load its model because of what a person wrote."""
+
+
+class AtWork(msgspec.Struct, frozen=True):
+    """What a process does.
+
+    Attributes:
+        call: Number of the call that its model is in; 0 if it is in none.
+        took_s: How long it is in there.
+    """
+
+    call: int = 0
+    took_s: float = 0.0
 
 
 class ModelProcess:
@@ -56,6 +76,7 @@ class ModelProcess:
         self._index = index
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._doubted = threading.Lock()
         self._supervisor = Supervisor(
             f"the process of the model '{conf.model_config}'", self._start, load=self._load, on_end=self._ended
         )
@@ -104,6 +125,46 @@ class ModelProcess:
         if self._socket is not None:
             self._socket.close()
 
+    def doubt(self, patience_s: float) -> None:
+        """Replace it if it hangs, which is looked at in a thread: a call to it was not answered in time.
+
+        Args:
+            patience_s: How long a call is waited for.
+        """
+        if self._doubted.acquire(blocking=False):
+            looking = threading.Thread(target=self._look, args=(patience_s,), daemon=True, name="forebay-model-look")
+            try:
+                looking.start()
+            except RuntimeError:  # there can be no further thread; the next call that is late doubts again
+                self._doubted.release()
+
+    def _look(self, patience_s: float) -> None:
+        """Look at it until it is in no call that may hang, or is replaced."""
+        calls = HttpCalls(ServerAddress("http", HOST, self.port))
+        supervisor = self._supervisor
+        life, call, heard = supervisor.lives, None, time.monotonic()
+        try:
+            while supervisor.lives == life and not supervisor.is_stopping:
+                now = time.monotonic()
+                found = _at_work(calls)
+                if not supervisor.is_ready:  # it loads its model, which has a time of its own
+                    heard = now
+                if found is None:
+                    hangs_s, what = now - heard, "says nothing"
+                else:
+                    heard, call, before = now, found.call, call
+                    if not call or call != (before or call):
+                        return
+                    hangs_s, what = found.took_s, "is in the same call"
+                if hangs_s >= patience_s + STUCK_S:
+                    text = "the process of the model '%s' %s for %.0f s, and is replaced"
+                    log.error(text, self._conf.model_config, what, hangs_s)
+                    supervisor.kill(life)
+                    return
+                time.sleep(min(LOOK_S, STUCK_S))
+        finally:
+            self._doubted.release()
+
     def _start(self) -> subprocess.Popen[bytes]:
         assert self._socket is not None
         self._process = subprocess.Popen(
@@ -149,8 +210,22 @@ class ModelProcess:
         log.warning("the process of the model '%s' %s%s", self._conf.model_config, how, why)
 
 
+def _at_work(calls: HttpCalls) -> AtWork | None:
+    """Ask a process what it does; None if it does not say."""
+    try:
+        return msgspec.json.decode(calls.call("GET", "/", time.monotonic() + LOOK_S).body, type=known(AtWork))
+    except (TimeoutError, Unreachable, msgspec.DecodeError):
+        return None
+    finally:
+        calls.close()
+
+
 class ModelHost:
-    """Processes for one model, one for each device it is to run on; shared by all who ask for the same."""
+    """Processes for one model, one for each device it is to run on; shared by all who ask for the same.
+
+    Attributes:
+        patience_s: How long the most patient of them waits for a call.
+    """
 
     def __init__(self, conf: LocalConf, index: int | None) -> None:
         """Describe them.
@@ -165,6 +240,7 @@ class ModelHost:
             conf = msgspec.structs.replace(conf, model_config=str(Path(found).absolute()))
         devices = range(max(1, len(conf.device_ids))) if index is None else [index]
         self.processes = [ModelProcess(conf, device) for device in devices]
+        self.patience_s = 0.0
 
     @property
     def endpoints(self) -> list[str]:
@@ -180,6 +256,11 @@ class ModelHost:
         problems = [process.problem for process in self.processes]
         if all(problems) and problems[0] is not None:
             raise Unavailable(f"{problems[0].message}; it is tried again")
+
+    def doubt(self) -> None:
+        """Replace those that hang: one did not answer in time."""
+        for process in self.processes:
+            process.doubt(self.patience_s)
 
     def start(self) -> None:
         """Start them all.
