@@ -157,6 +157,39 @@ odd = Serving.jit(fn).batch_size(1)
     assert server.log.count('"message":"BadOutcome: the answer holds complex numbers, which JSON') == 2, server.log
 
 
+def test_keys_that_are_numbers_are_texts_and_other_keys_are_told(serve, tmp_path):
+    path = tmp_path / "keyed.py"
+    path.write_text("""
+import numpy as np
+from forebay import Serving
+
+KEYS = {0: (1, 2.5), 1: (True, False), 2: (np.int64(3), "x"), 3: (None, "x")}
+
+def fn(rows):
+    return {key: rows for key in KEYS[int(rows[0, 0])]}
+
+
+keyed = Serving.jit(fn).batch_size(1)
+""")
+    server = serve(f"{path}:keyed", "--worker-kind", "thread")
+
+    def infer(kind):
+        given = {"name": "input", "datatype": "INT64", "shape": [1, 1], "data": [kind]}
+        return httpx.post(f"{server.url}/v2/models/keyed/infer", json={"inputs": [given]})
+
+    for kind, names in ((0, {"1", "2.5"}), (2, {"3", "x"})):
+        assert {one["name"] for one in infer(kind).json()["outputs"]} == names
+        assert httpx.post(f"{server.url}/models/keyed", json=[kind]).json().keys() == names
+    for kind in (1, 3):
+        assert infer(kind).status_code == httpx.post(f"{server.url}/models/keyed", json=[kind]).status_code == 500
+    server.stop()
+    for key in ("bool", "None"):
+        assert (
+            server.log.count(f'"message":"BadOutcome: a result holds a dict with a key that is `{key}`; only texts')
+            == 2
+        )
+
+
 def test_what_is_wrong_is_the_requests_own_error(file, serve):
     # S73
     server = serve(f"{file}:double", "--worker-kind", "thread")

@@ -289,8 +289,8 @@ def plain(value: Any) -> Any:
         # For what pydantic does not know, such as an array; a method of the user's own need not take it.
         more = {"fallback": plain} if getattr(dump, "__module__", "") == "pydantic.main" else {}
         return dump(mode="json", by_alias=True, **more)
-    if type(value) in _ONLY_AS_KEYS:
-        raise TypeError(f"a result holds a dict with a key that is {spell(type(value))}; only texts and numbers can be")
+    if type(value) in ONLY_AS_KEYS:
+        raise TypeError(wrong_key(value))
     if type(value).__name__ == "NAType" and type(value).__module__.startswith("pandas."):
         return None
     for kind, made in _INHERITED.items():
@@ -308,6 +308,11 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a result holds {spell(type(value))}, which cannot be sent; return plain values or arrays")
 
 
+def wrong_key(key: Any) -> str:
+    """Say that a key of a result is none that can be sent."""
+    return f"a result holds a dict with a key that is {spell(type(key))}; only texts and numbers can be"
+
+
 def _base_time(value: dt.datetime) -> dt.datetime | None:
     # As NaN, NaT of pandas is of its type and no time, and not equal to itself; numpy's own is None as well.
     return dt.datetime.combine(value.date(), value.timetz()) if value == value else None  # noqa: PLR0124
@@ -322,7 +327,8 @@ _INHERITED: Final[Mapping[type, Callable[[Any], Any]]] = {
     dt.date: lambda value: dt.date.fromordinal(value.toordinal()),
     dt.timedelta: lambda value: dt.timedelta(value.days, value.seconds, value.microseconds),
 }
-_ONLY_AS_KEYS: Final = frozenset({types.NoneType, bool, tuple})
+ONLY_AS_KEYS: Final = frozenset({types.NoneType, bool, tuple})
+"""What the encoder of JSON asks about only where it is a key."""
 """What encoders know as values; they ask for it only where it is a key."""
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
@@ -258,7 +259,8 @@ class TensorCodec:
         side = self._answer
         if not self._has_rows:  # one result, whose arrays are whole
             (result,) = results
-            return {name: _tensor(name, value) for name, value in result.items()}
+            named = {_output_name(key): value for key, value in result.items()}
+            return {name: _tensor(name, value) for name, value in named.items()}
         if not side.ports:
             side = _side_like(results[0])
         columns: dict[str, Tensor] = {}
@@ -455,6 +457,21 @@ def _side_like(result: Any) -> TensorSide:
             [TensorPort(name, "", kind=_kind_of(value)) for name, value in fields.items()], is_record=True
         )
     return TensorSide([TensorPort("output", "", kind=_kind_of(result))])
+
+
+def _output_name(key: Any) -> str:
+    """Return what an output is called whose array has this key.
+
+    Raises:
+        BadOutcome: It is no text and no number.
+    """
+    if isinstance(key, str):
+        return key
+    if isinstance(key, bool) or not isinstance(key, Real):
+        from forebay.serving.models.schema import wrong_key
+
+        raise BadOutcome(wrong_key(key))
+    return str(key)
 
 
 def _kind_of(value: Any) -> Kind:

@@ -25,6 +25,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
 from forebay.serving.models.array_types import array_of
 from forebay.serving.models.model import load_module
+from forebay.serving.models.schema import ONLY_AS_KEYS, wrong_key
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.servings import client
 from forebay.serving.servings.dispatch import Dispatch, Submission
@@ -313,6 +314,8 @@ def _encode(answer: Any, format: str) -> bytes:
 
 
 def _listed(value: Any) -> Any:
+    if type(value) in ONLY_AS_KEYS:
+        raise BadOutcome(wrong_key(value))
     array = _on_host(value)
     if array.ndim:
         return array.tolist()
