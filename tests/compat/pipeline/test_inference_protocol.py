@@ -96,6 +96,15 @@ def test_what_fails_is_told_in_the_protocols_form(url):
     assert httpx.post(f"{url}/v2/prediction", content=b'{"key":["x"],"value":["1"]}').json()["err_no"] != 0
 
 
+def test_it_is_left_out_where_only_the_projects_own_paths_are_wanted(launch, tmp_path):  # P149
+    (tmp_path / "config.yml").write_text(CONFIG.replace("PORT", str(free_port())))
+    (tmp_path / "web_service.py").write_text(SCRIPT.replace("CONFIG", str(tmp_path / "config.yml")))
+    url = launch(tmp_path / "web_service.py", "--no-extra-routes").url
+    assert httpx.post(f"{url}/v2/models/svc/infer", json={"inputs": [X, T]}).status_code == 404
+    assert httpx.get(f"{url}/v2/health/live").status_code == 404
+    assert httpx.post(f"{url}/svc/prediction", content=b"{}").status_code == 200
+
+
 ANSWERED = {
     "dark": (400, "INVALID_ARGUMENT", "too dark (err_no 71)"),
     "5000": (400, "INVALID_ARGUMENT", "(err_no 5000)"),
