@@ -328,7 +328,6 @@ _INHERITED: Final[Mapping[type, Callable[[Any], Any]]] = {
     dt.timedelta: lambda value: dt.timedelta(value.days, value.seconds, value.microseconds),
 }
 ONLY_AS_KEYS: Final = frozenset({types.NoneType, bool, tuple})
-"""What the encoder of JSON asks about only where it is a key."""
 """What encoders know as values; they ask for it only where it is a key."""
 
 
