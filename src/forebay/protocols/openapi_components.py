@@ -78,7 +78,7 @@ class Schemas:
 
     def add(self, wire_type: Documented, endpoint: str) -> Json:
         """Add what a type needs to the components and return its own schema."""
-        schema, parts = wire_type.json_schema(_REF)
+        schema, parts = _by_name(*wire_type.json_schema(_REF))
         prefix = ""
         for attempt in itertools.count(2):
             # The third time every name is made unlike all others: what is documented must not decide how often.
@@ -94,6 +94,18 @@ class Schemas:
     def resolve(self, schema: Json) -> Json:
         """Return the component that a schema refers to, or the schema."""
         return self.components.get(str(schema.get("$ref", "")).removeprefix(COMPONENTS), schema)
+
+
+def _by_name(schema: Json, parts: Json) -> tuple[Json, Json]:
+    """Return the schema of an object that says its name as a component, and a reference to it.
+
+    Pydantic writes the outermost one out. Without a name in the document each place where it stands would be a class of
+    its own in a client that was generated.
+    """
+    name = schema.get("title")
+    if name is None or "properties" not in schema or name in parts:
+        return schema, parts
+    return {"$ref": _REF.format(name=name)}, {**parts, name: schema}
 
 
 def as_form(sample: Json, schemas: Schemas) -> Json:

@@ -314,6 +314,20 @@ def test_pydantic_types():
     assert "Animal" in doc["components"]["schemas"]
 
 
+class Herd(pydantic.BaseModel, title="A Herd"):
+    animals: list[Animal]
+
+
+def test_a_pydantic_type_is_one_component_wherever_it_stands():
+    same = {"input": WireType(Herd), "output": WireType(Herd, "output")}
+    doc = check(document("t", "1", [one(name="fish", **same), one(name="bird", **same)]))
+    for path in ("/models/fish", "/models/bird"):
+        asked = doc["paths"][path]["post"]
+        for content in (asked["requestBody"]["content"], asked["responses"]["200"]["content"]):
+            assert content[JSON]["schema"] == {"$ref": "#/components/schemas/A_Herd"}
+    assert doc["components"]["schemas"]["A_Herd"]["required"] == ["animals"]
+
+
 def test_the_document_is_the_callers_own():
     first = document("t", "1", [one()])
     first["components"]["schemas"].clear()
