@@ -609,6 +609,12 @@ def test_an_unknown_path_is_404_and_names_the_nearest(way):
     assert "/healthz" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/predict", "/inference", "/invocations"])
+def test_who_posts_where_other_servers_answer_is_told_where_models_do(way, path):
+    message = way.client.post(path, json=1).json()["error"]["message"]
+    assert message.startswith(f"nothing is served at {path}; models here are asked at /models/")
+
+
 @pytest.mark.parametrize(
     "content_type", ["text/csv", "application/x-www-form-urlencoded", "nonsense", "multipart/mixed"]
 )

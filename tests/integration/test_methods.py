@@ -150,7 +150,7 @@ def test_a_swap_keeps_them_and_brings_new_ones(serve, tmp_path, kind):
     eventually(lambda: server.call("tells", 1).json() == "gone", "the model without")
     answer = server.client.post("/models/tells/twice", json=1)
     assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "the model 'tells' does not answer at /twice"
+    assert answer.json()["error"]["message"] == "the model 'tells' does not answer at /twice, but at its own path"
 
 
 THIRD = """
@@ -174,7 +174,10 @@ def test_versions_share_a_path_only_if_they_have_it(serve, tmp_path):
     assert server.client.post("/models/tells/versions/3/twice", json=1).json() == "three"
     assert server.client.post("/models/tells/versions/2/twice", json=1).status_code == 404
     answer = server.client.post("/models/tells/twixe", json=1)
-    assert answer.json()["error"]["message"] == "the model 'tells' does not answer at /twixe, but at /twice"
+    assert (
+        answer.json()["error"]["message"]
+        == "the model 'tells' does not answer at /twixe, but at its own path and at /twice"
+    )
     # What only a later version has is documented where all are asked, too.
     paths = server.client.get("/openapi.json").json()["paths"]
     assert {"/third", "/models/tells/third", "/models/tells/versions/3/third", "/models/tells/twice"} <= set(paths)

@@ -164,8 +164,8 @@ class App:
         model, slash, path = name.partition("/")
         if slash and model in self._served:
             paths = [path for path in self._served[model].contracts if path]
-            also = f", but at {', '.join(paths)}" if paths else ""
-            raise NotFound(f"the model '{model}' does not answer at /{path[:100]}{also}")
+            also = f" and at {', '.join(paths)}" if paths else ""
+            raise NotFound(f"the model '{model}' does not answer at /{path[:100]}, but at its own path{also}")
         if self.stock is not None and self.stock.offer.has(name):
             which = "" if self.versions_of(name) is None else " that answers what names none"
             raise NotFound(f"no version of the model '{name}' is loaded{which}")

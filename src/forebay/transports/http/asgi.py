@@ -58,6 +58,8 @@ _LONGEST_WAIT_MS: Final = 3_600_000
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
 _ABOUT: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/config)?$")
 """What tells of a model what only the model knows."""
+_NAMED: Final = 3
+"""So many models are named to who asks for something that is not there."""
 _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
 
 
@@ -82,11 +84,14 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         if (why := unspoken(path)) is not None:
             return _error(request, NothingThere(why), fault)
         prefix = request.scope["path"].removesuffix(path)
-        hint = nearest(path, [*predictions.paths, *(route.path for route in routes if "{" not in route.path)])
+        is_v1 = path.startswith("/v1/")
+        models = [one for one in predictions.paths if is_v1 or not tfserving.is_tfserving_path(one)]
+        hint = nearest(path, [*models, *(route.path for route in routes if "{" not in route.path)])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
-        spoken = [f"/v1/{one}" for one in PATHS if path.startswith("/v1/") and f"/v1/{one}".encode() in by_target]
-        if spoken and not hint:
-            msg += f"; models here are asked at {' and '.join(prefix + one for one in spoken)}"
+        spoken = [f"/v1/{one}" for one in PATHS if is_v1 and f"/v1/{one}".encode() in by_target]
+        named = [one for one in models if one.startswith("/models/") and one.count("/") == 2]
+        if not hint and (asked := spoken or (named[:_NAMED] if request.method == "POST" else [])):
+            msg += f"; models here are asked at {' and '.join(prefix + one for one in asked)}"
         return _error(request, NothingThere(msg), fault if spoken else error_answer)
 
     async def refused(request: HttpRequest, error: Exception) -> Response:
