@@ -602,6 +602,11 @@ def test_every_problem_has_its_path():  # F56
     ]
 
 
+def test_a_type_that_is_right_is_not_named_as_what_is_wrong():
+    found = fault(WireType(Fish), PACK["json"]({"kind": "a", "finCount": -1}))
+    assert found.message == "Input should be greater than or equal to 0 - at `$.finCount`"
+
+
 def test_only_the_first_ten_problems_are_named():
     found = fault(WireType(list[Fish]), json.dumps([{"kind": 1}] * 25).encode())
     assert found.message.count("valid string") == 10

@@ -177,8 +177,10 @@ def _explain_pydantic(error: Any, known: frozenset[str]) -> Explanation:
     for problem in problems[:MAX_PROBLEMS]:
         if problem["type"] == "missing":
             message = problem["msg"] + _misspelt(str(problem["loc"][-1]), problem["input"], known)
-        else:
+        elif problem["type"].endswith("_type"):
             message = f"{problem['msg']}, got `{type(problem['input']).__name__}`"
+        else:  # it is of the right type: to name that as what is wrong would lead astray
+            message = problem["msg"]
         told.append({"path": _path(problem["loc"]), "message": message})
     lines = [f"{one['message']} - at `{one['path']}`" for one in told]
     if len(problems) > MAX_PROBLEMS:
