@@ -185,3 +185,11 @@ def test_every_public_name_is_there_and_listed():
     assert set(forebay.__all__) <= set(dir(forebay))
     with pytest.raises(AttributeError, match="no attribute 'Modle'"):
         forebay.Modle  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["run", "serve"])
+def test_who_starts_a_server_as_elsewhere_is_told_how(name):
+    import forebay
+
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; .*`forebay.start`"):
+        getattr(forebay, name)

@@ -142,7 +142,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+        hint = "; a program starts a server with `forebay.start`" if name in {"run", "serve"} else ""
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

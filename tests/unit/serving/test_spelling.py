@@ -66,6 +66,10 @@ def test_a_misspelt_attribute_or_method_is_named_with_what_was_meant(written, me
         ("deserialize", "`preprocess`"),
         ("serialize", "`postprocess`"),
         ("unbatch", "`predict`"),
+        ("health", "/readyz"),
+        ("check_health", "/readyz"),
+        ("__is_ready__", "/readyz"),
+        ("reconfigure", "`load`"),
     ],
 )
 def test_the_methods_of_other_servers_are_known_by_name(written, told):  # F53
@@ -142,6 +146,11 @@ def test_what_a_mixin_brings_is_not_looked_at():  # F53
 def test_a_constructor_with_arguments_is_refused_before_it_is_called(init):  # F53
     with pytest.raises(ConfigError, match=r"MyModel\.__init__\(self.*is called without arguments.*`load`"):
         settings_of(model(__init__=init))
+
+
+def test_a_load_that_wants_the_device_is_told_where_it_is():
+    with pytest.raises(ConfigError, match=r"MyModel\.load\(self, device\) is called without .*`self\.device`"):
+        settings_of(model(Base, load=lambda self, device: None))
 
 
 @pytest.mark.parametrize("init", [lambda self: None, lambda self, path="x": None, lambda self, *rest, **named: None])

@@ -21,6 +21,10 @@ HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
 """Methods that are called if a class has them."""
 STEPS: Final = ("start", "step", "finish")
 """Methods of a model whose streams share their steps."""
+_HEALTH: Final = (
+    "a `load` that raises keeps a server from getting ready, and a worker process that cannot go on ends itself "
+    "(`os._exit(1)` in `predict`): it is replaced, and /readyz says so where no other one is left"
+)
 FOREIGN: Final = {
     "setup": "write `load`, which is called once in each worker",
     "initialize": "write `load`, which is called once in each worker",
@@ -31,6 +35,8 @@ FOREIGN: Final = {
     "encode_response": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
     "serialize": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
     "unbatch": "let `predict` return a list with one result for each sample",
+    "reconfigure": "read what it is given in `load`; a reload (SIGHUP) loads the model anew",
+    **dict.fromkeys(("check_health", "health", "__is_alive__", "__is_ready__"), _HEALTH),
 }
 """What other servers call, and what there is instead."""
 OUTSIDE: Final = ("workers", "worker_kind", "threads", "idle", "stuck_s", "max_timeout_ms")
@@ -58,10 +64,12 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
             does = "answers at the path of the model itself" if name == "predict" else "is called by forebay itself"
             msg = f"{model.__qualname__}.{name} {does}; leave out `@forebay.endpoint`, or name the method otherwise"
             raise ConfigError(msg)
-        if name in known or name.startswith("_") or is_marked(value):
+        if name in known or is_marked(value):
             continue
         if name in FOREIGN and callable(value):
             suspects[name] = f"{model.__qualname__}.{name} is never called; {FOREIGN[name]}"
+        elif name.startswith("_"):
+            continue
         elif name in OUTSIDE and not callable(value):
             flag = name.replace("_", "-")
             instead = f"say --{flag}, or `{name}:` in a forebay.yaml"
@@ -92,9 +100,10 @@ def check_called_bare(model: type[Any], method: str) -> None:
     if any(p.default is p.empty and p.kind not in rest for p in parameters[1:]):
         written = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         instead = "read what they say in `load`," if method == "__init__" else "read what they say"
+        device = "; what the worker runs on is `self.device`" if any(p.name == "device" for p in parameters) else ""
         raise ConfigError(
             f"{model.__qualname__}.{method}({written}) is called without arguments, in each worker; give them "
-            f"defaults, or {instead} from a file or the environment"
+            f"defaults, or {instead} from a file or the environment{device}"
         )
 
 
