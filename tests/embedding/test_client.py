@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import msgspec
+import pydantic
 import pytest
 from tests.pools import runners
 from tests.waiting import PATIENCE_S
@@ -185,6 +186,32 @@ def test_bytes_are_sent_as_they_are_and_structs_as_json():  # F58
     with client(Double) as double:
         assert double.call(Point(2.0)) == {"x": 4.0}
         assert double.request("POST", "/", b'{"x": 1}').json() == {"x": 2.0}
+
+
+class Letter(msgspec.Struct):
+    scan: forebay.File
+
+
+class Weigh(forebay.Model):
+    def predict(self, batch: list[Letter]) -> list[int]:
+        return [letter.scan.size for letter in batch]
+
+
+class Posted(pydantic.BaseModel):
+    scan: forebay.File
+
+
+class Forward(forebay.Model):
+    def predict(self, batch: list[Posted]) -> list[Posted]:
+        return batch
+
+
+def test_files_of_a_sample_are_sent_as_clients_send_them():
+    with client(Forward) as served:
+        assert served.call(Posted(scan=forebay.File(b"abc"))) == {"scan": "YWJj"}
+    with client(Weigh) as served:
+        assert served.call(Letter(forebay.File(b"abc"))) == 3
+    check_model(Weigh, [Letter(forebay.File(b"abc")), {"scan": b"a"}])
 
 
 def test_several_models_are_told_apart():

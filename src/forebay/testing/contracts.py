@@ -14,6 +14,7 @@ import msgspec
 from forebay.testing.served import client
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
+from forebay.types.file import File
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +167,8 @@ def _require(is_kept: bool, promise: str) -> None:  # noqa: FBT001 - reads as an
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, File):
+        return value.read()
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value.tolist()
 
 

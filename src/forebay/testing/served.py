@@ -20,6 +20,7 @@ import msgspec
 from forebay.errors import InvalidRequest
 from forebay.surfaces.embedding.mounted import Mounted
 from forebay.testing.answers import Answer
+from forebay.types.file import File
 from forebay.workers.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -419,7 +420,9 @@ def _with_type(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Write what msgspec does not know: pydantic models, arrays."""
+    """Write what msgspec does not know: pydantic models, arrays, files."""
+    if isinstance(value, File):
+        return value.in_base64()
     for name in ("model_dump", "tolist"):
         if hasattr(value, name):
             return getattr(value, name)(mode="json") if name == "model_dump" else getattr(value, name)()

@@ -91,11 +91,17 @@ class File:
             raise ValueError(msg)  # noqa: TRY004 - decoders take this for a fault of the sample
         return cls(bytes(cast("bytes", value)))
 
+    def in_base64(self) -> str:
+        """Return all of it as it stands in JSON."""
+        return base64.b64encode(self.read()).decode()
+
     # What pydantic asks of a type; a schema of its core is plain data, so nothing is imported.
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        return {"type": "function-plain", "function": {"type": "no-info", "function": cls.read_from}}
+        reads = {"type": "no-info", "function": cls.read_from}
+        writes = {"type": "function-plain", "function": cls.in_base64, "when_used": "json"}
+        return {"type": "function-plain", "function": reads, "serialization": writes}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
