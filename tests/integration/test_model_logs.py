@@ -12,6 +12,7 @@ from forebay.observe.model_log import LINES
 
 MODEL = """
 import logging, os, subprocess, sys, threading, warnings
+import numpy
 import forebay
 
 log = logging.getLogger("mine")
@@ -29,7 +30,8 @@ class Talks(forebay.Model):
 
     def logs(self):
         log.debug("a detail")
-        log.info("seen %d", 1, extra={"shelf": 3, "model": "forged", "odd": self, "huge": 1 << 80})
+        log.info("seen %d", 1, extra={"shelf": 3, "model": "forged", "odd": self, "huge": 1 << 80,
+                 "tags": ["a", {"b": 1}], "score": numpy.float32(0.5), "within": [self], "long": ["x"] * 5000})
         try:
             raise ValueError("spoilt")
         except ValueError:
@@ -96,6 +98,9 @@ def test_what_a_model_logs_and_prints_has_its_worker_and_requests(talking, kind)
     assert seen.items() >= {"logger": "mine", "level": "info", "shelf": 3, **whose}.items()
     assert "Talks object" in seen["odd"]
     assert seen["huge"] == str(1 << 80)
+    assert (seen["tags"], seen["score"]) == (["a", {"b": 1}], 0.5)
+    assert "Talks object" in seen["within"]
+    assert seen["long"].endswith("more")
     assert said(server, "two words", start).items() >= {"logger": "stdout", "level": "info", **whose}.items()
     assert said(server, "to stderr", start).items() >= {"logger": "stderr", "level": "warning", **whose}.items()
     assert said(server, "half of a pair: ?", start).items() >= {"level": "error", **whose}.items()

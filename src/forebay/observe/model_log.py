@@ -21,10 +21,14 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from enum import Enum
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
+
+import msgspec
 
 from forebay.observe.naming import id_of
-from forebay.types.caught import caught
+from forebay.types.caught import answered, caught
 from forebay.types.failures import text_of, trace_of
 from forebay.types.log_line import LogLine
 
@@ -207,18 +211,33 @@ def _ids_of(entries: list[Any]) -> list[str]:
 
 
 def line_of(record: logging.LogRecord) -> LogLine:
-    """Return a record as it travels: its arguments are in its text, and what is not plain has become text."""
+    """Return a record as it travels: its arguments are in its text, and what JSON has no word for has become text."""
     trace = trace_of(record.exc_info[1]) if record.exc_info and record.exc_info[1] else ""
     extra: dict[str, Any] = {}
     for name, value in vars(record).items():
         if name not in _USUAL and len(extra) < MAX_EXTRA:
-            is_plain = type(value) in _PLAIN and (type(value) is not int or value.bit_length() < 64)
-            extra[_cut(name, 200)] = value if is_plain else _cut(str(value), MAX_TEXT)
+            extra[_cut(name, 200)] = _as_plain(value)
     text = record.getMessage()
     return LogLine(record.name, record.levelno, record.created, _cut(text, MAX_TEXT), _cut(trace, MAX_TRACE), extra)
 
 
-_PLAIN: Final = frozenset({int, float, bool, type(None)})
+_PLAIN: Final = frozenset({float, bool, type(None)})
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a field of a record as it travels: what JSON has stays what it is, all else becomes text."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Real) and not isinstance(value, Enum):
+        if not isinstance(value, Integral):
+            return float(value)
+        if int(value).bit_length() < 64:
+            return int(value)
+    elif isinstance(value, list | tuple | dict):
+        packed = answered(lambda: msgspec.json.encode(value), lambda _: b"")
+        if 0 < len(packed) <= MAX_TEXT:
+            return msgspec.json.decode(packed)
+    return _cut(str(cast("object", value)), MAX_TEXT)
 
 
 def _cut(text: str, most: int) -> str:
