@@ -63,7 +63,7 @@ def test_an_empty_body_is_told_so(launch, models):
 
 def test_a_class_of_the_file_is_named_as_it_is_written_there(cli, write):
     found = cli("check", write(MODEL.format(type="Box")))
-    assert "`Box` cannot be read from a request" in found.stderr
+    assert "`Box` cannot be read from a request; take a type that one can carry, such as bytes" in found.stderr
     assert "_forebay" not in found.stderr
 
 

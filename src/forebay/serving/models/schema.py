@@ -247,8 +247,8 @@ class WireType:
         self.refers = any(isinstance(node, _REFERRING) for node in nodes) or any(arrays)
         if custom is not None:
             raise ConfigError(
-                f"{spell(custom)} cannot be read from a request; take a type JSON can carry, such as list[float], "
-                "and build the object in `preprocess` or `predict`"
+                f"{spell(custom)} cannot be read from a request; take a type that one can carry, such as bytes or an "
+                "array of NumPy, and build the object in `preprocess` or `predict`"
             )
 
     def _nodes(self) -> list[Any]:
