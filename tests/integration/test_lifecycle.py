@@ -124,7 +124,9 @@ def test_new_connections_are_refused_while_it_drains(serve, tmp_path, eventually
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_a_drain_ends_in_time_whatever_still_runs(serve, kind, eventually):
     server = serve("single.py", "--worker-kind", kind, "--drain-s", "0.3")
-    with server.connect() as wire:
+    with server.connect() as wire, server.connect() as idle:
+        idle.send(idle.request("GET", "/healthz"))
+        assert idle.read().status == 200
         wire.send(wire.request("POST", "/", b"50"))
         eventually(lambda: server.metric("forebay_in_flight") == 1)
         started = time.monotonic()
@@ -132,6 +134,7 @@ def test_a_drain_ends_in_time_whatever_still_runs(serve, kind, eventually):
         status = server.wait()
         assert time.monotonic() - started < 30
     assert status == 0
+    assert "the drain is over; connections without their answer, which are cut off: 1" in server.log
     assert "Traceback" not in server.log
 
 

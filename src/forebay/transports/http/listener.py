@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
 from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.connection import HttpConnection
+from forebay.transports.http.connection_state import IDLE
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
 from forebay.transports.tls_files import server_context
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.transports.http.route import Route
+
+log = logging.getLogger("forebay")
 
 IDLE_GRACE_S = 1.0
 """While draining, idle connections stay open this long: a request that is on its way to one of them is answered."""
@@ -116,6 +120,8 @@ class HttpListener:
         for connection in list(lane.connections):
             connection.shutdown()
         await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
+        if left := sum(connection.talk.state is not IDLE for connection in lane.connections):
+            log.warning("the drain is over; connections without their answer, which are cut off: %d", left)
         for connection in list(lane.connections):
             connection.abort()
         for task in list(self._state.tasks):
