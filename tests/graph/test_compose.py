@@ -267,10 +267,10 @@ def use_membership(image):
         (use_attribute, "the result of 'detect' is no value yet, and here the attribute `shape` is read"),
         (use_index, "the result of 'detect' is no value yet, and here it is indexed"),
         (use_if, "'image' is no value yet, and here it is asked whether it is true"),
-        (use_loop, "it is iterated over"),
+        (use_loop, "`NODE.map(values)` runs a node for each element"),
         (use_unpacking, "it is iterated over"),
         (use_arithmetic, "it is calculated with"),
-        (use_comparison, "it is compared"),
+        (use_comparison, "`outputs=`"),
         (use_length, "it is measured"),
         (use_text, "it is converted"),
         (use_membership, "it is iterated over"),
@@ -430,8 +430,8 @@ def test_only_a_function_can_be_composed():
     async def later(image):
         return detect(image)
 
-    for wrong in (detect, later):
-        with pytest.raises(ConfigError, match="a plain function that calls nodes is needed"):
+    for wrong, told in ((detect, "def ocr"), (later, "without `async`")):
+        with pytest.raises(ConfigError, match=f"a plain function that calls nodes is needed.*{told}"):
             compose(wrong)
 
 

@@ -195,9 +195,11 @@ def compose(
     """
 
     def composition(function: Callable[..., Any]) -> Composition:
-        if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
+        awaits = inspect.iscoroutinefunction(function)
+        if not isinstance(function, FunctionType) or awaits:
             found = _shown(function)
             msg = f"compose() is given {found}; a plain function that calls nodes is needed: def ocr(image): ..."
+            msg += " (without `async`: it draws the graph, and awaits nothing)" if awaits else ""
             raise ConfigError(msg)
         settings = GraphSettings(
             name=kebab(function.__name__) if name is None else name,

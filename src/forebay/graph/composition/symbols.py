@@ -151,9 +151,10 @@ def place() -> str:
 
 def _refuse(symbol: Symbol, what: str) -> NoReturn:
     source = edge_of(symbol).source
+    instead = f"; {_INSTEAD[what]}" if what in _INSTEAD else ""
     raise ConfigError(
         f"{place()}: {source} is no value yet, and here {what}; a composed function runs once, to draw the graph, and "
-        "may only pass such values to nodes and return them: do this in a node of its own, `@node def ...`"
+        f"may only pass such values to nodes and return them: do this in a node of its own, `@node def ...`{instead}"
     )
 
 
@@ -175,6 +176,12 @@ _USES: Final = {
     "it is converted": "int float complex index bytes format",
     "it is calculated with": "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift neg pos abs invert "
     "round radd rsub rmul rmatmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift",
+}
+_ONE_OF: Final = "which nodes run is said by one with `outputs=`"
+_INSTEAD: Final = {
+    "it is asked whether it is true": _ONE_OF,
+    "it is compared": _ONE_OF,
+    "it is iterated over": "`NODE.map(values)` runs a node for each element, `outputs=` gives one several results",
 }
 for _what, _names in _USES.items():
     for _name in _names.split():
