@@ -127,6 +127,7 @@ def test_the_application_shown_mounts_its_model(tmp_path, monkeypatch):
     with TestClient(shop.app) as client:
         assert client.post("/ml/models/shout", json="a").json() == "A"
         assert client.get("/").json() == "The shop is open."
+        assert client.post("/greet/ann").json() == "HELLO ANN"
 
 
 def test_the_chat_model_shown_answers_openais_clients(tmp_path, serve):
