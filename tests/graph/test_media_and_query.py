@@ -77,6 +77,12 @@ def test_a_result_may_name_its_media_type(ask):
     assert ask("ab").headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("body", ["a,b", [1], None])
+def test_what_is_no_bytes_is_refused_as_a_media_by_its_kind(body):
+    with pytest.raises(TypeError, match=f"the body of a Media is bytes, and not {type(body).__name__}"):
+        Media(body, "text/csv")
+
+
 @pytest.mark.parametrize("type", ["image", "image/png\r\nset-cookie: a=b", "", "a/b c", "image/png\n"])
 def test_a_media_type_cannot_break_out_of_its_header(type):
     with pytest.raises(ValueError, match="media type"):

@@ -94,7 +94,10 @@ class Media:
         """
         if not _MEDIA_TYPE.fullmatch(type):
             raise ValueError(f"the media type is {type!r:.100}; one such as 'image/png' is needed")
-        self._body = body if isinstance(body, bytes) else memoryview(body).tobytes()
+        try:
+            self._body = body if isinstance(body, bytes) else memoryview(body).tobytes()
+        except TypeError:
+            raise TypeError(f"the body of a Media is bytes, and not {body.__class__.__name__}") from None
         self._type = type
 
     @property

@@ -305,7 +305,9 @@ def plain(value: Any) -> Any:
             return result
     if isinstance(value, Media):
         raise TypeError("a result holds a forebay.Media; only a whole result can be one")
-    raise TypeError(f"a result holds {spell(type(value))}, which cannot be sent; return plain values or arrays")
+    rows = 'its rows, as `to_dict("records")` makes them' if hasattr(value, "columns") else "plain values or arrays"
+    msg = f"a result holds {spell(type(value))}, which cannot be sent; return {rows}, or bytes as a forebay.Media"
+    raise TypeError(msg)
 
 
 def wrong_key(key: Any) -> str:
