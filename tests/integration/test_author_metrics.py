@@ -2,6 +2,7 @@
 """Metrics that models make with prometheus_client, on the server's page.  # F54"""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -83,6 +84,18 @@ def test_what_processes_count_is_added_up_and_never_falls(serve, model):
     assert read(server, "app_seen_total", kind="cat") == calls
 
 
+def test_nothing_is_lost_of_processes_that_end_in_order(serve, model):
+    server = serve(model)
+    calls = 0
+    for reloads in range(1, 4):
+        for _ in range(5):
+            server.call("sees", "cat")
+            calls += 1
+        server.signal(signal.SIGHUP)
+        eventually(lambda: server.log.count("reloaded in") == reloads)  # noqa: B023
+        eventually(lambda: read(server, "app_seen_total", kind="cat") == calls)  # noqa: B023
+
+
 def test_models_and_versions_that_share_a_gauge_have_a_series_each(serve, tmp_path):
     (tmp_path / "models.py").write_text(
         """
@@ -131,10 +144,12 @@ def test_what_attached_workers_count_comes_too(serve, model, tmp_path):
             server.call("sees", "cat")
             eventually(lambda: read(server, "app_seen_total", kind="cat") == 1)
             assert server.metric("app_level", model="sees", version="1") == 7
+            for _ in range(5):
+                server.call("sees", "cat")
         finally:
             one.terminate()
     eventually(lambda: read(server, "app_total") is None)
-    assert read(server, "app_seen_total", kind="cat") == 1
+    assert read(server, "app_seen_total", kind="cat") == 6
 
 
 # Put together

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
@@ -86,7 +87,7 @@ class MetricReporter:
         self._send = send
         self._last = b""
         self._has_begun = False
-        self._ended = threading.Event()
+        self._reports = False
 
     def look(self) -> None:
         """Begin once the model has imported prometheus_client; costs nothing until then, and after that."""
@@ -95,10 +96,13 @@ class MetricReporter:
         self._has_begun = True
         # Where this is set, metrics are put together through files, by somebody else.
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            self._reports = True
             threading.Thread(target=self._run, name="forebay-metrics", daemon=True).start()
 
     def report(self) -> None:
-        """Send what there is, if it is not what was sent last."""
+        """Send what there is, if it is not what was sent last; whoever ends in order does so once more."""
+        if not self._reports:
+            return
         data = _written()
         if data != self._last:
             try:
@@ -112,7 +116,8 @@ class MetricReporter:
         self._last = b""
 
     def _run(self) -> None:
-        while not self._ended.wait(PERIOD_S):
+        while True:
+            time.sleep(PERIOD_S)
             self.report()
 
 

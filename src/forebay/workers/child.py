@@ -324,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for thread in threads:
             thread.join()
         close_runner(runner)
+        metrics.report()
         connection.close()
     except (EOFError, ConnectionError, FileNotFoundError):
         return 0  # the server is gone, and a worker without one has nothing to do

@@ -151,6 +151,7 @@ class JoiningWorker:
                     self._metrics.forget()
                     self._metrics.look()
                     serve(connection, runner, self._metrics)
+                    self._metrics.report()
             except _LOST:
                 pass  # the server hands on what this slot was running
             except Exception:
