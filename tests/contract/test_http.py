@@ -624,6 +624,12 @@ def test_a_wrong_media_type_is_415_and_names_the_right_ones(way, content_type):
     assert "application/json" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("content_type", ["image/png", "application/octet-stream"])
+def test_who_sends_a_bare_file_is_told_of_the_form(way, content_type):
+    answer = way.post("echo", b"1", content_type=content_type)
+    assert (answer.status_code, "-F FIELD=@FILE" in answer.json()["error"]["message"]) == (415, True)
+
+
 def test_a_client_that_takes_neither_format_gets_406(way):
     assert way.call("echo", 1, accept="text/html").status_code == 406
 

@@ -42,6 +42,9 @@ TOO_LARGE: Final = "too_large"
 
 _MAX_FIELDS: Final = 100
 
+_FILES: Final = ("image/", "audio/", "video/", "application/pdf", RAW_TYPE)
+"""Types of bodies that are somebody's file."""
+
 _FORMATS: Final = {
     JSON_TYPE: "json",
     "text/json": "json",
@@ -198,6 +201,8 @@ def params_of(contract: Contract, content_type: str, accept: str, *, in_query: b
             msg = f"the body's type is '{media[:100]}', this endpoint reads {reads}"
             if media == "application/x-www-form-urlencoded":
                 msg += " (with curl, add -H 'content-type: application/json')"
+            elif contract.is_named and media.startswith(_FILES):
+                msg += " (a file goes as a field of a form: with curl, -F FIELD=@FILE)"
             raise UnsupportedMedia(msg)
         given = found
     wanted = "json" if contract.raw_output or contract.streams else _wanted(accept)
