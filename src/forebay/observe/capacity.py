@@ -62,8 +62,3 @@ def average_cost(costs_s: Iterable[float]) -> float:
 def accumulation(in_qps: float, out_qps: float, seconds: float) -> float:
     """Return how many requests gather before a node in some time: none if it keeps up."""
     return max(in_qps - out_qps, 0.0) * seconds
-
-
-def batch_cost(size: int, cost: NodeCost) -> float:
-    """Return the cost of one request among `size` in a batch: each is prepared alone, what follows is counted once."""
-    return (size * cost.pre_s + cost.process_s + cost.post_s) / size

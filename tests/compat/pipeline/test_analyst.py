@@ -158,7 +158,6 @@ def test_the_formulas_on_a_profile(profile):  # P141, P142, P143
     able = capacity.throughput({op: (cost.total_s, ops.workers(op)) for op, cost in costs.items()})
     assert able == ("combine", pytest.approx(2 / 0.022))
     assert capacity.average_cost(cost.total_s for cost in costs.values()) == pytest.approx(0.030)
-    assert capacity.batch_cost(4, costs["bow"]) == pytest.approx((4 * 0.002 + 0.005 + 0.001) / 4)
 
 
 def test_the_analysis_of_cards(profile, tmp_path):  # P139, trap 22

@@ -397,7 +397,6 @@ def test_the_formulas():
     assert capacity.average_cost([0.1, 0.05]) == pytest.approx(0.15)  # P143
     assert capacity.accumulation(50, 20, 10) == 300
     assert capacity.accumulation(20, 50, 10) == 0
-    assert capacity.batch_cost(4, cost) == pytest.approx((4 * 0.02 + 0.05 + 0.01) / 4)
     with pytest.raises(ValueError, match="no node was seen at work"):
         capacity.throughput({"a": (0.0, 1)})
 

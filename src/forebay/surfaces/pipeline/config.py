@@ -27,7 +27,6 @@ LAST_PORT: Final = 65_535
 
 RequestParse = Literal["auto", "raw", "ndarray", "literal"]
 ErrorCodes = Literal["v0.7", "v0.4"]
-BatchStyle = Literal["merged", "list"]
 
 
 class DagConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -183,7 +183,6 @@ class _Unpacker:
         self._packing = packing.decode()
         self._unpack: Any = zlib.decompressobj(zlib.MAX_WBITS | 16) if self._is_gzip else None
         self._begin = b""
-        self._is_inside = True
 
     def feed(self, data: bytes) -> None:
         if self._unpack is None:
