@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from forebay.observe.timeline import listening
+from forebay.observe.timeline import Listener
 from forebay.observe.trace_format import PRE, cost_of
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class NodeTotals(msgspec.Struct, array_like=True):
             setattr(self, field, getattr(self, field) + getattr(more, field))
 
 
-class NodeListener:
+class NodeListener(Listener):
     """Hands on what the nodes of a graph do; as a context manager, on the loop, it listens to the timeline."""
 
     def __init__(self, graph: str, nodes: Iterable[str], ran: Callable[[str, NodeTotals], object]) -> None:
@@ -74,16 +73,9 @@ class NodeListener:
         """
         self._names = {f"{graph}/{node}": node for node in nodes}
         self._ran = ran
-        self._open = ExitStack()
 
-    def __enter__(self) -> Self:
-        self._open.enter_context(listening(self._hear))
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
-
-    def _hear(self, record: BatchRecord) -> None:
+    def hear(self, record: BatchRecord) -> None:
+        """Hand on what a node did."""
         node = self._names.get(record.endpoint.name)
         if node is not None and record.started:
             self._ran(node, NodeTotals.of(record))

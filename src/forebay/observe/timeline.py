@@ -124,6 +124,22 @@ def listening(listener: Callable[[BatchRecord], object]) -> Generator[None]:
         listeners = tuple(left)
 
 
+class Listener:
+    """Hears of the batches that are answered while it is open: a context manager, on the loop."""
+
+    def __enter__(self) -> Self:
+        self._listening = listening(self.hear)
+        self._listening.__enter__()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listening.__exit__(None, None, None)
+
+    def hear(self, record: BatchRecord) -> None:
+        """Take note of a batch; must not block."""
+        raise NotImplementedError
+
+
 def begin(batch: EntryBatch, now: float) -> None:
     """Begin to record a batch that leaves its queue now."""
     batch.noted = Noted(taken=now)
@@ -159,7 +175,7 @@ def end(endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) 
             log.error("a listener to the timeline failed: %s", text_of(failed), extra={"trace": trace_of(failed)})
 
 
-class Recording:
+class Recording(Listener):
     """Keeps what happens while it is open, the newest if that is too much.
 
     Attributes:
@@ -180,18 +196,17 @@ class Recording:
         self.started = 0.0
         self.ended = 0.0
         self._room = max_parts
-        self._listening = listening(self._keep)
 
     def __enter__(self) -> Self:
         self.started = time.monotonic()
-        self._listening.__enter__()
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_error: object) -> None:
-        self._listening.__exit__(None, None, None)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self.ended = time.monotonic()
 
-    def _keep(self, record: BatchRecord) -> None:
+    def hear(self, record: BatchRecord) -> None:
+        """Keep what it did."""
         self.records.append(record)
         self._room -= _parts(record)
         while self._room < 0:

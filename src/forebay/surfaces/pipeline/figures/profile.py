@@ -13,16 +13,15 @@ import os
 import re
 import sys
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay.observe.node_totals import runs_of
-from forebay.observe.timeline import listening
+from forebay.observe.timeline import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+    from collections.abc import Iterator, MutableMapping
 
     from forebay.observe.timeline import BatchRecord
 
@@ -104,61 +103,40 @@ class Profile:
         return f"PROFILE\tpid:{pid}\t{' '.join(marks)}\n"
 
 
-class ProfileWriter:
+class ProfileWriter(Listener):
     """Writes the lines of all requests while it is open: `dag.use_profile`.
 
-    Use as a context manager around the life of the server, on its loop; call `called` for each request that ended.
+    It is open for the life of the server; call `called` for each request that ended.
     """
 
-    def __init__(self, profile: Profile, write: Callable[[str], Any] | None = None) -> None:
-        """Make one.
-
-        Args:
-            profile: Whose lines.
-            write: Takes one whole line; None writes to what is stderr at that moment.
-        """
+    def __init__(self, profile: Profile) -> None:
         self._profile = profile
-        self._write = write or _to_stderr
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._open.enter_context(listening(self._ran))
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
 
     def called(self, data_id: int, times: CallTimes) -> None:
         """Write the line of a request that has ended."""
-        self._write(self._profile.call_line(data_id, times))
+        _to_stderr(self._profile.call_line(data_id, times))
 
-    def _ran(self, record: BatchRecord) -> None:
+    def hear(self, record: BatchRecord) -> None:
+        """Write the line of a batch of its ops."""
         line = self._profile.batch_line(record)
         if line:
-            self._write(line)
+            _to_stderr(line)
 
 
-class RequestProfile:
+class RequestProfile(Listener):
     """Collects the lines of one request for its client, while it is open around the request's way through the graph."""
 
     def __init__(self, profile: Profile, data_id: int) -> None:
         self._profile = profile
         self._data_id = data_id
         self._lines: list[str] = []
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._open.enter_context(listening(self._ran))
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
 
     def text(self, times: CallTimes) -> str:
         """Return the lines of its ops, then that of the call."""
         return "".join([*self._lines, self._profile.call_line(self._data_id, times)])
 
-    def _ran(self, record: BatchRecord) -> None:
+    def hear(self, record: BatchRecord) -> None:
+        """Keep the line of a batch that it was in."""
         if any(phase[4] == self._data_id for phase in record.phases):
             self._lines.append(self._profile.batch_line(record))
 
