@@ -34,7 +34,7 @@ import msgspec
 
 from forebay.errors import ConfigError, RunnerFailed
 from forebay.graph.composition.node import NodeDefinition
-from forebay.graph.composition.signature import NodeInput, parameters_of
+from forebay.graph.composition.signature import NodeInput, signature_of_function
 from forebay.graph.composition.symbols import Drawing, Edge, NodeCall, Symbol, drawing, edge_of
 from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
@@ -244,7 +244,7 @@ def _check_settings(function: Callable[..., Any], settings: GraphSettings) -> No
 def _draw(composition: Composition) -> Graph:
     """Run the function on symbols."""
     where = composition.place
-    signature = parameters_of(composition.function)
+    signature = signature_of_function(composition.function, batched=False)
     symbols = {name: Symbol(Edge(name, port.annotation, f"'{name}'")) for name, port in signature.ports.items()}
     if not symbols:
         _refuse(composition, "has no parameter; what a request brings is its input")

@@ -111,11 +111,6 @@ def _signature_of_stream(model: type[Model]) -> NodeSignature:
     return NodeSignature({name: NodeInput(given.annotation)}, answer.annotation, [])
 
 
-def parameters_of(function: Callable[..., Any]) -> NodeSignature:
-    """Read the signature of a composed function."""
-    return _Reader(function, None, skip=0).signature(batched=False)
-
-
 class _Reader:
     """Reads one function."""
 

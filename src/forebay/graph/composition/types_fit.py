@@ -10,10 +10,10 @@ import collections.abc
 import inspect
 import types
 import typing
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
+from forebay.serving.models.schema import unwrap
 from forebay.types.signature import as_written
-from forebay.types.type_names import named_by
 
 _UNION: Final = (typing.Union, types.UnionType)
 
@@ -81,13 +81,8 @@ def spell(annotation: Any) -> str:
 
 def _bare(annotation: Any) -> Any:
     """Strip what says nothing about the kind of value: `Annotated`, aliases, None instead of its type."""
-    while True:
-        if typing.get_origin(annotation) is Annotated:
-            annotation = annotation.__origin__
-        elif (value := named_by(annotation)) is not None:
-            annotation = value
-        else:
-            return types.NoneType if annotation is None else annotation
+    bare = unwrap(annotation)
+    return types.NoneType if bare is None else bare
 
 
 def _is_open(annotation: Any) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, ValidationError
 from forebay.graph.values import loaded
-from forebay.serving.models.annotations import check_openai
+from forebay.serving.models.annotations import untold_by_openai
 from forebay.serving.models.outputs import Held
 from forebay.serving.models.schema import WRITTEN, WireType
 from forebay.serving.models.tensor_codec import codec_of
@@ -79,7 +79,8 @@ class Wire:
         try:
             self.given = WireType(annotation)
             self.answer = WireType(graph.result, "output")
-            check_openai(self.given, self.answer, streams=graph.streams)
+            if why := untold_by_openai(self.given, self.answer, streams=graph.streams):
+                raise ConfigError(why)
         except ConfigError as error:
             msg = f"{composition.place}: the composition '{composition.name}' cannot be served: {error.message}"
             raise ConfigError(msg) from error

@@ -86,26 +86,21 @@ def _io_types(model_class: type, method: ModelMethod | None) -> tuple[WireType, 
     where = media_in_parts(batchable=batchable, streams=streams) if answer.has_media else ""
     if where:
         raise ConfigError(f"{(postprocess or predict).place}: its results are annotated as forebay.Media, and {where}")
-    try:
-        check_openai(given, answer, streams=streams)
-    except ConfigError as error:
-        raise ConfigError(f"{(postprocess or predict).place}: {error.message}") from None
+    if why := untold_by_openai(given, answer, streams=streams):
+        raise ConfigError(f"{(postprocess or predict).place}: {why}")
     return given, answer
 
 
-def check_openai(given: WireType, answer: WireType, *, streams: bool = False) -> None:
-    """Check that the results of what is asked in OpenAI's protocol can be told in it.
-
-    Raises:
-        ConfigError: If they cannot.
-    """
+def untold_by_openai(given: WireType, answer: WireType, *, streams: bool) -> str:
+    """Return why results of what is asked in OpenAI's protocol cannot be told in it; empty if they can."""
     if not given.openai:
-        return
+        return ""
     is_vector = given.openai == "embeddings"
     if answer.raw or answer.has_media or (is_vector and streams):
         found = "come in parts" if is_vector and streams else f"are {spell(answer.annotation)}"
         wanted = "a vector each, such as list[float]" if is_vector else "texts: str or forebay.openai.TextPart"
-        raise ConfigError(f"its samples are {spell(given.annotation)}, and its results {found}; it needs {wanted}")
+        return f"its samples are {spell(given.annotation)}, and its results {found}; it needs {wanted}"
+    return ""
 
 
 def _step_types(
@@ -117,10 +112,8 @@ def _step_types(
     if answer.has_media:
         where = media_in_parts(batchable=False, streams=True)
         raise ConfigError(f"{(postprocess or step).place}: its parts are annotated as forebay.Media, and {where}")
-    try:
-        check_openai(given, answer, streams=True)
-    except ConfigError as error:
-        raise ConfigError(f"{(postprocess or step).place}: {error.message}") from None
+    if why := untold_by_openai(given, answer, streams=True):
+        raise ConfigError(f"{(postprocess or step).place}: {why}")
     return given, answer
 
 

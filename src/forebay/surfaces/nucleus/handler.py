@@ -134,6 +134,9 @@ class HandlerHost:
         """Check and construct the handler."""
         raise NotImplementedError
 
+    def _waited(self, result: Any) -> Any:
+        return self._coroutines.run(result) if inspect.isawaitable(result) else result
+
     def _construct(self, cls: type, **given: Any) -> Any:
         """Construct it; what is not given of what its constructor may ask for is None."""
         values: dict[str, Any] = dict.fromkeys(CONSTRUCTOR_ARGUMENTS) | given

@@ -185,9 +185,6 @@ class RpcRunner(HandlerHost):
         results = self._waited(results)
         return _Followed(self._coroutines, aiter(results)) if hasattr(results, "__aiter__") else iter(results)
 
-    def _waited(self, result: Any) -> Any:
-        return self._coroutines.run(result) if inspect.isawaitable(result) else result
-
     def _call(self, method: RpcMethod, item: Item, context: RpcContext) -> Any:
         if method.rpc.is_asked_in_parts:
             assert self._intake is not None

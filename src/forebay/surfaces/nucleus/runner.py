@@ -8,7 +8,6 @@ are nobody else's. What a handler's methods declare is read once, at the start; 
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -180,9 +179,6 @@ class NucleusRunner(HandlerHost):
 
     def _call(self, verb: Verb, values: Mapping[str, Any]) -> Any:
         return self._waited(verb.arguments.call(verb.function, values))
-
-    def _waited(self, result: Any) -> Any:
-        return self._coroutines.run(result) if inspect.isawaitable(result) else result
 
     def _outcome(self, result: Any, item: Item) -> Outcome:
         result, callback = answers.split_callback(result)
