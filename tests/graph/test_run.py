@@ -99,8 +99,8 @@ def test_nothing_fires_after_a_failure():  # P70
     run = GraphRun(Plan(graph(node("a", "x"), node("b", "x"), node("join", "a", "b"))))
     run.feed("x", 0, 1)
     a, b = run.ready()
-    run.fail(a, ValueError("no"))
-    assert run.complete(b, {"out": 1}) == []
+    run.abort(ValueError("no"))
+    assert run.complete(a, {"out": 1}) == run.complete(b, {"out": 1}) == []
     assert run.ready() == []
     assert run.is_finished
     assert isinstance(run.error, ValueError)
@@ -245,8 +245,9 @@ def test_what_waits_for_its_turn_leads_to_nothing_after_a_failure():
     run.feed("x", 0, 0)
     run.feed("x", 1, 1)
     [firing] = run.ready()
-    run.fail(firing, ValueError("no"))
+    run.abort(ValueError("no"))
     assert run.ready() == []
+    assert run.complete(firing, {"out": 0}) == []
     assert run.is_finished
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.graph")
 
-NEVER: Final = float("inf")
-
 AGAIN: Final = frozenset({Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE})
 """Failures after which a node that has attempts left is tried again: a time-out, and a worker that was lost."""
 

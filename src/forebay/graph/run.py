@@ -184,13 +184,8 @@ class GraphRun:
                         self._settle(stream, timestamp + 1)
         return self._take_emitted() if self._emitted else []
 
-    def fail(self, firing: Firing, error: Exception) -> None:
-        """End the run: nothing fires any more, and what is still running leads to nothing."""
-        self.open -= 1
-        self.abort(error)
-
     def abort(self, error: Exception) -> None:
-        """End the run from outside."""
+        """End the run: nothing fires any more, and what is still running leads to nothing."""
         self.error = self.error or error
         self.open -= len(self._ready)
         self._ready.clear()

@@ -42,7 +42,3 @@ class Settling(Generic[K, V]):
                 changed[key] = None
         self._seen = found
         return changed
-
-    def take(self, key: K, value: V) -> None:
-        """Let something count that was found by the last look, at once."""
-        self.settled[key] = value

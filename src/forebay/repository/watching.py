@@ -148,7 +148,6 @@ class FileWatch(Generic[_Watched]):
         self._beside = beside
         self._name = name
         self._path = path
-        self._poll_s = poll_s
         self._lock = threading.Lock()
         self._holders: list[_Watched] = []
         self._settling: Settling[str, Found] = Settling()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ from forebay.runtimes.signature import Signature, Value
 
 if TYPE_CHECKING:
     from forebay.types.devices import Device
-
-log = logging.getLogger("forebay.runtimes")
 
 
 class TensorFlow:

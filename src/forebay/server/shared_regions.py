@@ -183,10 +183,6 @@ class SharedRegions:
             left.append(Tensor(one.name, one.datatype, one.shape, b""))  # the others keep their places
         return left, places
 
-    def close(self) -> None:
-        """Forget all."""
-        self.unregister()
-
     def _find(self, name: str) -> tuple[Region, _Object]:
         found = self._regions.get(name)
         if found is None:

@@ -11,17 +11,15 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar, cast
 
-from forebay.workers import user_code
 from forebay.workers.cancel import probe
 
 T = TypeVar("T")
 
 ASK_S: Final = 0.1
 """Seconds between two questions whether anybody still waits; what is done sooner is never asked about."""
-_END: Final = object()
 
 
 class Coroutines:
@@ -40,7 +38,14 @@ class Coroutines:
             BaseException: What it raises; CancelledError if nobody waits for the batch any more.
         """
         # The caller's context goes along, so that `forebay.is_cancelled()` works in coroutines as well.
-        return self._waited(awaitable, contextvars.copy_context())
+        context = contextvars.copy_context()
+        found, error = self._runner().run(_bounded(awaitable, asks=self._asks), context=context)
+        if error is None:
+            return cast("T", found)
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
 
     def waiting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that waits for what this one returns; where a loop runs, one of its tasks has to."""
@@ -51,28 +56,10 @@ class Coroutines:
 
         return call
 
-    def steps(self, steps: AsyncIterator[T]) -> Iterator[T]:
-        """Follow an async generator on this thread's loop; closed with the iterator, at once."""
-        context = contextvars.copy_context()
-        try:
-            while (step := self._waited(_next(steps), context)) is not _END:
-                yield step
-        finally:
-            self._runner().run(user_code.aclose(steps), context=context)
-
     def close(self) -> None:
         """Close the loops of all threads, once none of them runs anything."""
         while self._all:
             self._all.pop().close()
-
-    def _waited(self, awaitable: Awaitable[T], context: contextvars.Context) -> T:
-        found, error = self._runner().run(_bounded(awaitable, asks=self._asks), context=context)
-        if error is None:
-            return cast("T", found)
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
 
     def _runner(self) -> asyncio.Runner:
         runner: asyncio.Runner | None = getattr(self._here, "runner", None)
@@ -89,10 +76,6 @@ def is_on_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-async def _next(steps: AsyncIterator[Any]) -> Any:
-    return await anext(steps, _END)
 
 
 async def _bounded(awaitable: Awaitable[T], *, asks: bool) -> tuple[T | None, Exception | None]:

@@ -17,7 +17,6 @@ reason. One that ran before is tried again for ever, and meanwhile `problem` tel
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import subprocess
 import sys
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.observe.model_log import Voice
-
-log = logging.getLogger("forebay.workers")
 
 MAX_FAILURES: Final = 3
 """Attempts in a row that may fail before those who wait are told."""

@@ -28,7 +28,7 @@ def memory():
 def regions():
     made = SharedRegions(1 << 20)
     yield made
-    made.close()
+    made.unregister()
 
 
 def descriptors():

@@ -11,7 +11,6 @@ again; meanwhile other partitions take the calls.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import sys
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from forebay.serving.servings.execution import Sink
     from forebay.serving.servings.settings import ProcessOptions
     from forebay.workers.supervisor import End
-
-log = logging.getLogger("forebay.workers")
 
 
 class ProcessPartition:

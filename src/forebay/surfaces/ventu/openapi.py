@@ -26,7 +26,6 @@ Node: TypeAlias = dict[str, Any]
 log = logging.getLogger("ventu.service")
 
 _REFS: Final = "#/components/schemas/"
-_JSON: Final = "application/json"
 
 _KEPT: Final = frozenset(
     {
