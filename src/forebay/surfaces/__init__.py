@@ -91,27 +91,33 @@ def _surface_for(target: str | None, options: Options) -> Surface:
             raise ConfigError(msg)
         return NativeSurface()
     surface = surface_of(target)
-    if surface is not None:
-        if surface.name != "native" and (options.attach.address or options.overrides.python):
-            msg = f"--attach and --python are for forebay's own models; {target} is a {surface.name} project"
-            raise ConfigError(msg)
-        if surface.name != "native" and options.reload:
-            raise ConfigError(f"--reload is for forebay's own models; {target} is a {surface.name} project")
+    if surface is None:
+        raise ConfigError(_why_unknown(target))
+    if surface.name != "native":
+        theirs = f"for forebay's own models; {target} is a {surface.name} project"
+        if options.attach.address or options.overrides.python:
+            raise ConfigError(f"--attach and --python are {theirs}")
+        if options.reload:
+            raise ConfigError(f"--reload is {theirs}")
         own = {"name", "version", "env", "devices"} - ({"name"} if surface.name == "ovms" else set())
-        if surface.name != "native" and (named := own & options.given):
-            raise ConfigError(f"{min(named)} is for forebay's own models; {target} is a {surface.name} project")
-        if surface.name != "pipeline" and options.arguments:
-            raise ConfigError(f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments")
-        return surface
+        if named := own & options.given:
+            raise ConfigError(f"{min(named)} is {theirs}")
+    if surface.name != "pipeline" and options.arguments:
+        raise ConfigError(f"{options.arguments[0]!r} follows the target; only scripts of pipelines take arguments")
+    return surface
+
+
+def _why_unknown(target: str) -> str:
+    """Return why no surface knows a target, and what to do about it."""
     path = Path(target)
     found = "is a folder without a project file" if path.is_dir() else "is no project file"
     if not path.exists():
         if file := _file_of_module(target):
-            raise ConfigError(f"{target} does not exist; did you mean {file}?")
+            return f"{target} does not exist; did you mean {file}?"
         found = "does not exist"
     elif path.suffix in (".yaml", ".yml"):
-        raise ConfigError(f"{target} {found}; settings in a file of that name are given as --config {target}")
-    raise ConfigError(
+        return f"{target} {found}; settings in a file of that name are given as --config {target}"
+    return (
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
         "a model.onnx, a graph.pbtxt, or a folder with a forebay.yaml, a nucleus.yaml or a config.json"
     )

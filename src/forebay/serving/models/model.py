@@ -191,24 +191,8 @@ def settings_of(model: type[Model], *, one_input: bool = True) -> ModelSettings:
 
 
 def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
-    where = model.__qualname__
-    predict = getattr(model, "predict", None)
     steps = has_steps(model)
-    if not callable(predict) and not steps:
-        half = next((name for name in STEPS[:2] if callable(getattr(model, name, None))), None)
-        if half is not None:
-            other, takes = ("step", "states") if half == "start" else ("start", "sample")
-            raise ConfigError(
-                f"{where} has `{half}` and no `{other}`; streams that share their steps need both: write "
-                f"`def {other}(self, {takes})`"
-            )
-        like = like_predict(model)
-        instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
-        raise ConfigError(f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}")
-    if inspect.isabstract(model):
-        names: frozenset[str] = getattr(model, "__abstractmethods__", frozenset())
-        missing = ", ".join(f"`{name}`" for name in sorted(names))
-        raise ConfigError(f"{where} is abstract: nobody has written {missing}")
+    _check_answers(model)
     check_spelling(model, Model)
     check_called_bare(model, "__init__")
     if steps:
@@ -219,33 +203,25 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
     methods = methods_of(model) if one_input else ()
     for method in methods:
         _check_parameters(model, method.name, "batch")
-    for hook in ("preprocess", "postprocess"):
+    for hook, takes in (("preprocess", "sample"), ("postprocess", "result")):
         if hasattr(model, hook):
-            takes = "sample" if hook == "preprocess" else "result"
             _check_parameters(model, hook, takes, may_have_context=one_input)
-    devices: Sequence[str] = ()
-    for setting in declared(Model).values():
-        value = getattr(model, setting.name)
-        try:
-            if setting.name != "version":  # a number is one, too
-                value = setting.check(value, in_python=True)
-            if setting.name == "devices":
-                devices = value
-        except ValueError as error:
-            raise ConfigError(f"{where}.{setting.name} is {value!r}; {error}") from error
+    devices = _checked_settings(model)["devices"]
     name, version = model.name or kebab(model.__name__), str(model.version)
     for attribute, said, check in (("name", name, endpoint_name), ("version", version, version_name)):
         try:
             check(said)
         except ValueError as error:
-            raise ConfigError(f"{where}.{attribute} is {said!r}; {error}") from error
-    streams = steps or generates(predict)
+            raise ConfigError(f"{model.__qualname__}.{attribute} is {said!r}; {error}") from error
+    streams = steps or generates(getattr(model, "predict", None))
     how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
-        raise ConfigError(f"{where} is batchable and {how}; an answer is an array or a stream, not both")
+        msg = f"{model.__qualname__} is batchable and {how}; an answer is an array or a stream, not both"
+        raise ConfigError(msg)
     _check_key_and_pad(model, streams=streams, one_input=one_input)
     if streams and model.isolate_errors:
-        raise ConfigError(f"{where}.isolate_errors is set and {how}; a stream that has begun cannot run again")
+        msg = f"{model.__qualname__}.isolate_errors is set and {how}; a stream that has begun cannot run again"
+        raise ConfigError(msg)
     return ModelSettings(
         name=name,
         version=version,
@@ -269,6 +245,39 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         and any(takes_context(model, name) for name in ("start" if steps else "predict", "preprocess", "postprocess")),
         methods=methods,
     )
+
+
+def _check_answers(model: type[Model]) -> None:
+    """Check that there is a method that answers, and that nothing of it is abstract."""
+    where = model.__qualname__
+    if not callable(getattr(model, "predict", None)) and not has_steps(model):
+        half = next((name for name in STEPS[:2] if callable(getattr(model, name, None))), None)
+        if half is not None:
+            other, takes = ("step", "states") if half == "start" else ("start", "sample")
+            raise ConfigError(
+                f"{where} has `{half}` and no `{other}`; streams that share their steps need both: write "
+                f"`def {other}(self, {takes})`"
+            )
+        like = like_predict(model)
+        instead = f"; it takes a list of samples, unlike `{like}`" if like else ""
+        raise ConfigError(f"{where} has no method `predict`; write `def predict(self, batch): ...`{instead}")
+    if inspect.isabstract(model):
+        names: frozenset[str] = getattr(model, "__abstractmethods__", frozenset())
+        missing = ", ".join(f"`{name}`" for name in sorted(names))
+        raise ConfigError(f"{where} is abstract: nobody has written {missing}")
+
+
+def _checked_settings(model: type[Model]) -> dict[str, Any]:
+    """Return what the class says for each setting, checked."""
+    found: dict[str, Any] = {}
+    for setting in declared(Model).values():
+        value = getattr(model, setting.name)
+        try:
+            # A version may be a number, too.
+            found[setting.name] = value if setting.name == "version" else setting.check(value, in_python=True)
+        except ValueError as error:
+            raise ConfigError(f"{model.__qualname__}.{setting.name} is {value!r}; {error}") from error
+    return found
 
 
 def set_in_vain(model: Model) -> list[str]:

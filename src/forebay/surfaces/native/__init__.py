@@ -241,8 +241,13 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
         models = models_in(module, name)
         _check_one(overrides, target, [model.__name__ for model in models])
         return built_of(models, overrides)
+    return _built_elsewhere(overrides.python, target, file, overrides)
+
+
+def _built_elsewhere(python: str, target: str, file: Path, overrides: Overrides) -> Built:
+    """Build the endpoints of models that only another interpreter imports."""
     served: list[Served] = []
-    found = describe_in(overrides.python, target, overrides.env)
+    found = describe_in(python, target, overrides.env)
     _check_one(overrides, target, [class_name for class_name, _ in found])
     for class_name, its_own in found:
         told = named(its_own, overrides)
