@@ -82,25 +82,7 @@ def document(
     """
     schemas = Schemas()
     separate = set(map(id, apart))
-    ids: set[str] = set(_SERVER_IDS)
-    paths: dict[str, Json] = {}
-    models: dict[str, list[Described]] = {}
-    for endpoint in endpoints:
-        models.setdefault(endpoint.name, []).append(endpoint)
-    for name, versions in models.items():
-        path = f"/models/{quote(name, safe='')}"
-        places = [("/", "", versions[0])] if len(models) == 1 else []
-        places.append((path, f"_{name}", versions[0]))
-        if len(versions) > 1:
-            told = [(str(one.version), one) for one in versions]
-            places += [(f"{path}/versions/{quote(v, safe='')}", f"_{name}_version_{v}", one) for v, one in told]
-        for place, suffix, endpoint in places:
-            paths[place] = _operations(endpoint, suffix, ids, schemas, api_key=api_key)
-            # At a path that several versions share there are the methods of each.
-            sharing = [endpoint] if "/versions/" in place else [one for one in versions if id(one) not in separate]
-            for method in (method for one in sharing for method in one.methods):
-                if (at := place.rstrip("/") + method.path) not in paths:
-                    paths[at] = _operations_of_method(method, suffix, ids, schemas, api_key=api_key)
+    paths = _inference(endpoints, separate, schemas, api_key=api_key)
     asked: dict[str, list[tuple[str, Json]]] = {}
     for one in [one for endpoint in endpoints if id(endpoint) not in separate for one in (endpoint, *endpoint.methods)]:
         if one.input.openai:
@@ -128,6 +110,32 @@ def document(
         }
         result["security"] = [{"ApiKey": []}, {"Bearer": []}]
     return copy.deepcopy(result)  # the parts that every document has stay as they are, whatever the caller does
+
+
+def _inference(
+    endpoints: Sequence[Described], separate: Collection[int], schemas: Schemas, *, api_key: bool
+) -> dict[str, Json]:
+    """Describe the paths where models answer; `separate` has the identities of versions `apart`."""
+    ids: set[str] = set(_SERVER_IDS)
+    paths: dict[str, Json] = {}
+    models: dict[str, list[Described]] = {}
+    for endpoint in endpoints:
+        models.setdefault(endpoint.name, []).append(endpoint)
+    for name, versions in models.items():
+        path = f"/models/{quote(name, safe='')}"
+        places = [("/", "", versions[0])] if len(models) == 1 else []
+        places.append((path, f"_{name}", versions[0]))
+        if len(versions) > 1:
+            told = [(str(one.version), one) for one in versions]
+            places += [(f"{path}/versions/{quote(v, safe='')}", f"_{name}_version_{v}", one) for v, one in told]
+        for place, suffix, endpoint in places:
+            paths[place] = _operations(endpoint, suffix, ids, schemas, api_key=api_key)
+            # At a path that several versions share there are the methods of each.
+            sharing = [endpoint] if "/versions/" in place else [one for one in versions if id(one) not in separate]
+            for method in (method for one in sharing for method in one.methods):
+                if (at := place.rstrip("/") + method.path) not in paths:
+                    paths[at] = _operations_of_method(method, suffix, ids, schemas, api_key=api_key)
+    return paths
 
 
 # ---------------------------------------------------------------------------------------------------------------------
