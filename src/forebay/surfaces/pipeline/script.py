@@ -8,11 +8,10 @@ Nothing is forked, and nothing but the path of the script and its arguments trav
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.surfaces import offered_modules
+from forebay.surfaces.imported_names import imported_in
 from forebay.surfaces.pipeline import shim
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.user_code import caught
@@ -74,11 +74,7 @@ _captures: list[_Capture] = []
 
 def is_pipeline(path: Path) -> bool:
     """Tell whether a Python file imports the names of a pipeline; nothing of it is run."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, ValueError, SyntaxError, RecursionError):
-        return False
-    return any(_is_ours(name) for node in ast.walk(tree) for name in _imported(node))
+    return any(map(_is_ours, imported_in(path)))
 
 
 def capture(script: Script) -> Any:
@@ -182,16 +178,6 @@ def not_imported(error: ImportError) -> str:
     if not isinstance(error, ModuleNotFoundError) or not package:
         return told
     return f"{told}; install what the project needs into this environment: {sys.executable} -m pip install ..."
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            yield alias.name
-    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-        yield node.module
-        for alias in node.names:
-            yield f"{node.module}.{alias.name}"
 
 
 def _is_ours(name: str) -> bool:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import logging
 import os
@@ -16,6 +15,7 @@ from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
+from forebay.surfaces.imported_names import imported_in
 from forebay.surfaces.ventu.asgi import VentuHttp
 from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
@@ -59,11 +59,7 @@ class VentuSurface:
         path, _ = _split(target)
         if path.suffix != ".py" or not path.is_file():
             return False
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (OSError, ValueError, SyntaxError, RecursionError):
-            return False
-        return any(_imports_ventu(node) for node in ast.walk(tree))
+        return any(name in MODULES or name.startswith("ventu.") for name in imported_in(path))
 
     def build(self, target: str, options: Options) -> Project:
         """Build the project's one endpoint; none of its code is run here."""
@@ -179,15 +175,6 @@ def _split(target: str) -> tuple[Path, str | None]:
     """Split `file.py:name` into the file and the name."""
     file, colon, name = target.rpartition(":")
     return (Path(file), name) if colon and file.endswith(".py") else (Path(target), None)
-
-
-def _imports_ventu(node: ast.AST) -> bool:
-    if isinstance(node, ast.Import):
-        return any(alias.name in MODULES or alias.name.startswith("ventu.") for alias in node.names)
-    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-        inside = node.module == "forebay.surfaces" and any(alias.name == "ventu" for alias in node.names)
-        return inside or node.module in MODULES or node.module.startswith("ventu.")
-    return False
 
 
 def _endpoint(name: str, options: Options, pool: ProcessPool) -> Endpoint:
