@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.types.did_you_mean import nearest
+from forebay.types.did_you_mean import listed, nearest
 
 OUT: Final = "out"
 """The port of a node that has one result."""
@@ -178,4 +178,4 @@ def _check_cycles(graph: GraphSpec, where: str) -> None:
 
 
 def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(f"'{name}'" for name in list(names)[:10]) or "none"
+    return listed(list(names)[:10]) or "none"

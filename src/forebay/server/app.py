@@ -19,7 +19,7 @@ from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
 from forebay.server.version_loading import bring_up
 from forebay.server.versions import Version, Versions
-from forebay.types.did_you_mean import nearest
+from forebay.types.did_you_mean import listed, nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ class App:
             raise NotFound(f"no version of the model '{name}' is loaded{which}")
         names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
-        known = ", ".join(f"'{known}'" for known in names[:10])
-        did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {known or 'none yet'}"
+        did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {listed(names[:10]) or 'none yet'}"
         raise NotFound(f"there is no model '{name[:100]}'{did_you_mean}")
 
     async def load(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which known word was probably meant by one that is not known."""
+"""Which known word was probably meant by one that is not known, and how the known ones are listed."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def meant(found: Any, known: Iterable[str]) -> str:
     """Return the end of a sentence that names the nearest right spelling, if there is one."""
     word = nearest(str(found), known)
     return f"; did you mean '{word}'?" if word else ""
+
+
+def listed(words: Iterable[object]) -> str:
+    """List words in a sentence."""
+    return ", ".join(f"'{word}'" for word in words)
 
 
 @lru_cache(maxsize=4096)

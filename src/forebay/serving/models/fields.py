@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any, Final, cast, get_origin
 
@@ -71,8 +71,3 @@ def kind_of(value: Any) -> str:
     """Name the type of a value in a sentence."""
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
-
-
-def listed(names: Iterable[str]) -> str:
-    """List names in a sentence."""
-    return ", ".join(f"'{name}'" for name in names)

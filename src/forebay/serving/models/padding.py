@@ -16,9 +16,9 @@ from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
-from forebay.serving.models.fields import BARE, field_of, fields_of_type, kind_of, listed, with_fields
+from forebay.serving.models.fields import BARE, field_of, fields_of_type, kind_of, with_fields
 from forebay.types.call import Failure
-from forebay.types.did_you_mean import meant
+from forebay.types.did_you_mean import listed, meant
 
 S = TypeVar("S")
 

@@ -38,7 +38,7 @@ from forebay.surfaces.nucleus.settings import (
     NucleusConfig,
     ServerSideBatching,
 )
-from forebay.types.did_you_mean import meant
+from forebay.types.did_you_mean import listed, meant
 
 Section = dict[Any, Any]
 
@@ -318,7 +318,7 @@ class _Reader(Walker):
             return "info"
         if isinstance(found, str) and found.lower() in LOG_LEVELS:
             return found.lower()
-        text = f"log_level: one of {_listed(LOG_LEVELS)} is needed, found {shown(found)}{meant(found, LOG_LEVELS)}"
+        text = f"log_level: one of {listed(LOG_LEVELS)} is needed, found {shown(found)}{meant(found, LOG_LEVELS)}"
         raise self._fail(("log_level",), text)
 
     # What hangs on several keys, and on the machine
@@ -472,7 +472,3 @@ def has_accelerator() -> bool:
     """Tell whether this machine shows one."""
     device = Path("/dev")
     return any(any(device.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg"))
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(f"'{word}'" for word in words)

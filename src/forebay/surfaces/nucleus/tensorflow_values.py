@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.types.caught import answered
+from forebay.types.did_you_mean import listed
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array, Signature, Var
@@ -40,9 +41,9 @@ def arrays_of(
         if name not in values:
             raise UserException(f"missing key '{name}' for model '{model}' of version '{version}'")
     if unknown := [str(name) for name in values if name not in names]:
-        told = ", ".join(f"'{name}'" for name in unknown)
-        legal = ", ".join(f"'{name}'" for name in names)
-        raise UserException(f"unknown key {told} for model '{model}' of version '{version}'; it takes {legal}")
+        raise UserException(
+            f"unknown key {listed(unknown)} for model '{model}' of version '{version}'; it takes {listed(names)}"
+        )
     return {var.name: _array(var, shapes[var.name], values[var.name]) for var in signature.feeds}
 
 

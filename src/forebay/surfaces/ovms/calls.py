@@ -22,7 +22,7 @@ from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
 from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.datatypes import DATATYPES
-from forebay.types.did_you_mean import nearest
+from forebay.types.did_you_mean import listed, nearest
 from forebay.types.tensor import TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ class GraphCalls:
         packets = self.packets(asked)
         missing = [stream for stream in self.layout.inputs if stream not in packets]
         if missing:
-            msg = f"not all input packets came: '{missing[0]}' is missing; '{self.name}' has the inputs {self._inputs}"
-            raise InvalidRequest(msg)
+            inputs = listed(self.layout.inputs)
+            raise InvalidRequest(
+                f"not all input packets came: '{missing[0]}' is missing; '{self.name}' has the inputs {inputs}"
+            )
         names = [one.called for one in self.layout.outputs]
         for name in asked.outputs:
             if name not in names:
@@ -143,7 +145,7 @@ class GraphCalls:
         for tensor in request.inputs:
             if tensor.name not in self.layout.spec.inputs:
                 hint = nearest(tensor.name, self.layout.inputs)
-                did_you_mean = f"did you mean '{hint}'?" if hint else f"it has {self._inputs}"
+                did_you_mean = f"did you mean '{hint}'?" if hint else f"it has {listed(self.layout.inputs)}"
                 raise InvalidRequest(f"'{self.name}' has no input '{tensor.name[:100]}'; {did_you_mean}")
             if tensor.name in packets:
                 raise InvalidRequest(f"the input '{tensor.name}' came twice")
@@ -210,10 +212,6 @@ class GraphCalls:
             parameters[IS_FINAL] = False
         tensor = as_wire(emission.value, leaving.called)
         return InferResponse(outputs=[tensor], model=self.name, version=VERSION, id=id, parameters=parameters)
-
-    @property
-    def _inputs(self) -> str:
-        return ", ".join(f"'{name}'" for name in self.layout.inputs)
 
 
 class GraphFace(TensorFace, frozen=True, kw_only=True):
@@ -385,8 +383,7 @@ class GraphStream:
                 self._on_answer(last, lambda: None)
         del asked[: min(over, len(asked) - 1)]
         if lacking and len(asked) > MAX_WAITING:
-            missing = ", ".join(f"'{name}'" for name in lacking)
-            raise TooLarge(f"more than {MAX_WAITING} requests of this stream wait for packets on {missing}")
+            raise TooLarge(f"more than {MAX_WAITING} requests of this stream wait for packets on {listed(lacking)}")
         self._lacking = lacking
         self._on_progress()
 

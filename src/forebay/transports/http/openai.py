@@ -28,7 +28,7 @@ from forebay.transports.http.errors import error_headers
 from forebay.transports.http.route import NEVER, Route
 from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
-from forebay.types.did_you_mean import nearest
+from forebay.types.did_you_mean import listed, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -180,8 +180,7 @@ class OpenAiModels:
         speaking = self._contracts.get(model)
         if speaking is None:
             hint = nearest(model, self._contracts)
-            known = ", ".join(f"'{name}'" for name in self.names[:10])
-            meant = f"did you mean '{hint}'?" if hint else f"there is {known}"
+            meant = f"did you mean '{hint}'?" if hint else f"there is {listed(self.names[:10])}"
             raise NotFound(f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}")
         if len(speaking) == 1:
             return next(iter(speaking.items()))

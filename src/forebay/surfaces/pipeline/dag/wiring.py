@@ -13,7 +13,7 @@ from forebay.surfaces.pipeline.config import settle
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
-from forebay.types.did_you_mean import meant
+from forebay.types.did_you_mean import listed, meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -132,8 +132,10 @@ def _check_ops(ops: Iterable[Op], *, first_arrival: bool) -> None:
             msg = f"op '{op.name}' has jump_to_ops, which is not supported; let the next ops skip what is not for them"
             raise ConfigError(msg)
         if len(inputs) > 1 and not first_arrival and not hooks.overrides(op, "preprocess"):
-            listed = ", ".join(f"'{one.name}'" for one in inputs)
-            msg = f"op '{op.name}' has several input ops ({listed}); override its preprocess to make one dict of theirs"
+            several = listed(one.name for one in inputs)
+            msg = (
+                f"op '{op.name}' has several input ops ({several}); override its preprocess to make one dict of theirs"
+            )
             raise ConfigError(msg)
 
 

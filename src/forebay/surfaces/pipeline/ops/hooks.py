@@ -18,6 +18,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.codes import OK, CustomException, CustomExceptionCode, error, value_of
 from forebay.surfaces.pipeline.ops import packing
 from forebay.surfaces.pipeline.ops.channel import is_texts
+from forebay.types.did_you_mean import listed
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.types.signature import signature_of
 from forebay.workers.user_code import caught
@@ -414,7 +415,7 @@ def _require_names(op: Op, client: Any, feed_batch: Sequence[Any], fetch: Sequen
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "nothing"
+    return listed(sorted(names)) or "nothing"
 
 
 def _fields(found: Any, count: int) -> Sequence[Any] | None:
