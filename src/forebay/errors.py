@@ -55,9 +55,13 @@ class ForebayError(Exception):
     Args:
         message: One sentence: what happened, what was found, what was expected, what to do.
         detail: Data a client may want to read by program; must fit in JSON.
+
+    Attributes:
+        trace: Where it came about, for the log and never for the client; empty where nobody's code was at work.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
+    trace: str = ""
 
     def __init__(self, message: str, *, detail: Any = None) -> None:
         super().__init__(message)
@@ -148,7 +152,6 @@ class UserCodeError(ForebayError):
     """The user's code failed.
 
     Attributes:
-        trace: For the log, never for the client.
         is_logged: Whether the log has it; in a graph it passes several endpoints.
     """
 

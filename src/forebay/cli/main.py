@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except (ConfigError, ModelError) as error:
-        trace = getattr(error, "trace", "").rstrip("\n")
+        trace = error.trace.rstrip("\n")
         tell(f"{error.message}\n{trace}" if trace else error.message)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except FileNotFoundError:

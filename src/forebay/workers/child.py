@@ -266,7 +266,7 @@ class _BesideBatches(logging.Handler):
 
 def wire_error(error: ForebayError) -> list[Any]:
     """Return an error in the form that frames carry."""
-    return [error.kind, error.message, error.detail, getattr(error, "trace", "")]
+    return [error.kind, error.message, error.detail, error.trace]
 
 
 def _open(connection: WorkerConnection) -> Runner | None:

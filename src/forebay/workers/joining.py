@@ -129,7 +129,7 @@ class JoiningWorker:
             except OSError:
                 pass  # the server went away meanwhile; whoever started the worker is told all the same
             connection.close()
-            raise ModelError(failed.message, trace=getattr(failed, "trace", "")) from failed
+            raise ModelError(failed.message, trace=failed.trace) from failed
         gc.collect()
         gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
         return runner

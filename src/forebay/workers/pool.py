@@ -85,4 +85,4 @@ def not_opened(error: ForebayError) -> ForebayError:
     """Return what a pool raises when a runner could not be opened: what a person wrote wrong stays that."""
     if isinstance(error, ConfigError):
         return ConfigError(error.message, detail=error.detail)
-    return ModelError(error.message, detail=error.detail, trace=getattr(error, "trace", ""))
+    return ModelError(error.message, detail=error.detail, trace=error.trace)

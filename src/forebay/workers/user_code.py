@@ -214,7 +214,7 @@ def close_runner(runner: Runner) -> None:
 def _log(what: str, raised: BaseException | None) -> None:
     if raised is not None:
         error = failure_of(raised).error
-        log.error("%s: %s", what, error.message, extra={"trace": getattr(error, "trace", "")})
+        log.error("%s: %s", what, error.message, extra={"trace": error.trace})
 
 
 def _for(found: int, count: int) -> str:

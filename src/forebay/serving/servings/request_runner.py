@@ -174,7 +174,7 @@ class RequestRunner:
             dispatch.fail(work, executed.error)
         else:
             failed = executed.error
-            dispatch.fail(work, ServingCrashed(failed.message, trace=getattr(failed, "trace", "")))
+            dispatch.fail(work, ServingCrashed(failed.message, trace=failed.trace))
 
     def _answer(self, item: Item, asked: list[tuple[list[Submission], Any]]) -> Outcome:
         answers = [self._answer_one(item, calls, info) for calls, info in asked]

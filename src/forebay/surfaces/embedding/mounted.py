@@ -120,7 +120,7 @@ class Mounted:
             try:
                 await stack.enter_async_context(self.lifespan())
             except ForebayError as error:
-                trace = getattr(error, "trace", "")
+                trace = error.trace
                 await send({"type": "lifespan.startup.failed", "message": f"{error.message}\n{trace}".rstrip()})
                 return
             await send({"type": "lifespan.startup.complete"})

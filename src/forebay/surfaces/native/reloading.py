@@ -274,7 +274,7 @@ class Reloading:
         self._app.forget_failed(lambda name: wanted.get(name, ()))
 
     def _tell(self, what: str, error: ForebayError) -> None:
-        extra = {"trace": getattr(error, "trace", "")}
+        extra = {"trace": error.trace}
         log.error("%s could not be reloaded, what is served goes on: %s", what, error.message, extra=extra)
 
     def _tell_what_stays(self, options: Options) -> None:

@@ -137,7 +137,7 @@ class OvmsApp(App):
         try:
             await self.load(name, version, make, timeout_s=self.load_timeout_s)
         except ForebayError as error:
-            told = {"trace": getattr(error, "trace", "")}
+            told = {"trace": error.trace}
             goes_on = name in self.ready and version in self.ready[name].ready
             text = f"{what} {'cannot be loaded anew, and goes on as it was' if goes_on else 'is not available'}"
             log.error("%s: %s", text, error.message, extra=told)  # noqa: TRY400 - with its own trace

@@ -78,7 +78,7 @@ class PipelineServer:
         try:
             status = serve(self)
         except ForebayError as error:
-            sys.exit("\n".join(filter(None, (f"forebay: {error.message}", getattr(error, "trace", "")))))
+            sys.exit("\n".join(filter(None, (f"forebay: {error.message}", error.trace))))
         if status:
             sys.exit(status)
 

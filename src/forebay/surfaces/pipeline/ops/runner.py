@@ -119,7 +119,7 @@ class OpInstances:
         if isinstance(raised, ForebayError):
             failed = failure_of(raised).error
             msg = f"op '{self.op.name}': {failed.message}"
-            raise ModelError(msg, detail=failed.detail, trace=getattr(failed, "trace", "")) from raised
+            raise ModelError(msg, detail=failed.detail, trace=failed.trace) from raised
         if raised is not None:
             msg = f"op '{self.op.name}' could not be initialised: {text_of(raised)}"
             raise ModelError(msg, trace=trace_of(raised)) from raised

@@ -105,7 +105,7 @@ def numbered(problem: ForebayError) -> ForebayError:
     if number_of(problem) is not None:
         return problem
     code = next((code for kind, code in _NUMBERS if isinstance(problem, kind)), None)
-    return problem if code is None else error(code.value, problem.message, trace=getattr(problem, "trace", ""))
+    return problem if code is None else error(code.value, problem.message, trace=problem.trace)
 
 
 class ModelClient(NumberedClient):
