@@ -29,7 +29,6 @@ ODD = (None, True, 0, -1, 1.5, 10**30, "", "x", [], [None], {}, {"x": 1})
 CHAT, COMPLETIONS, EMBEDDINGS = "chat/completions", "completions", "embeddings"
 MODELS = {CHAT: "spoken", COMPLETIONS: "written", EMBEDDINGS: "measured"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
-INT64 = range(-(2**63), 2**64)
 
 
 def text(dice: random.Random, longest: int = 30) -> str:

@@ -17,7 +17,6 @@ from forebay.surfaces.pipeline.codes import (
     CustomExceptionCode,
     ProductErrCode,
     err_of,
-    failure,
 )
 from forebay.surfaces.pipeline.ops.channel import ChannelDataEcode as ChannelsEcode
 
@@ -62,7 +61,7 @@ def test_answers_can_carry_the_numbers_of_v04(err_no: int, old: int) -> None:  #
 @pytest.mark.parametrize("own", [71, 999, 100001])
 def test_a_projects_own_numbers_stay_what_they_are(own: int) -> None:  # P94
     assert codes.to_v03(own) == codes.from_v03(own) == codes.to_v04(own) == own
-    found = failure(own, "sold out", product=True).error
+    found = codes.error(own, "sold out", product=True)
     assert isinstance(found, errors.RequestError)  # not logged as a failure of the server
     assert err_of(found) == codes.Told(own, "sold out", product=True)
 
@@ -85,7 +84,7 @@ def test_numbers_of_numpy_are_codes() -> None:  # P43
 
 @pytest.mark.parametrize("code", [code for code in CustomExceptionCode if code.value])
 def test_every_number_survives_a_border(code: CustomExceptionCode) -> None:  # P91
-    error = failure(code.value, "what happened", trace="where").error
+    error = codes.error(code.value, "what happened", trace="where")
     revived = errors.revive(error.kind, error.message, error.detail, getattr(error, "trace", ""))
     assert type(revived) is type(error)
     assert err_of(revived) == codes.Told(code.value, "what happened", product=False)
@@ -119,7 +118,7 @@ def test_what_a_closing_server_cannot_do_any_more_is_closed() -> None:  # P92
     )
     assert err_of(errors.DeadlineExceeded("late"), closing=True).err_no == 6000
     # What brings its own number keeps it.
-    assert err_of(failure(9000, "gone").error, closing=True).err_no == 9000
+    assert err_of(codes.error(9000, "gone"), closing=True).err_no == 9000
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from forebay.errors import DeadlineExceeded, ForebayError, RunnerFailed
 from forebay.protocols.pipeline import literal, messages, tensors
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, failure
+from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, error
 from forebay.surfaces.pipeline.ops import hooks, packing
 from forebay.surfaces.pipeline.ops.channel import (
     ChannelData,
@@ -140,7 +140,7 @@ def test_arrays_can_be_answered_as_tensors() -> None:  # P62
 
 
 def test_errors_are_answered_with_their_number_and_text() -> None:  # P63
-    response = packed(failure(5000, "no such feed").error)
+    response = packed(error(5000, "no such feed"))
     assert (response.err_no, response.err_msg, pairs(response)) == (5000, "no such feed", {})
     response = packed(DeadlineExceeded("200 ms were over"))
     assert (response.err_no, response.err_msg) == (6000, "200 ms were over")
@@ -148,7 +148,7 @@ def test_errors_are_answered_with_their_number_and_text() -> None:  # P63
 
 @pytest.mark.parametrize("code", [70, 100001])
 def test_product_errors_are_answered_with_the_projects_own_number(code: int) -> None:  # P43, P94
-    response = packed(failure(code, "sold out", product=True).error)
+    response = packed(error(code, "sold out", product=True))
     assert (response.err_no, response.err_msg, pairs(response)) == (code, "sold out", {})
 
 
@@ -224,11 +224,11 @@ def test_bodies_of_every_version_work(body: type[ResponseOp]) -> None:  # P59
     assert response.err_no == 0
     assert pairs(response) == {"y": "array([1, 2])"}
     # What the client reads are the numbers of today, whatever the body speaks.
-    response = packed(failure(6000, "late").error, body())
+    response = packed(error(6000, "late"), body())
     assert (response.err_no, response.err_msg) == (6000, "late")
     response = packed(RunnerFailed("boom"), body())
     assert (response.err_no, response.err_msg) == (10000, "boom")
-    response = packed(failure(71, "sold out", product=True).error, body())
+    response = packed(error(71, "sold out", product=True), body())
     assert (response.err_no, response.err_msg) == (71, "sold out")
 
 
@@ -300,7 +300,7 @@ def test_channel_data_tells_arrays_from_other_results() -> None:  # P59
 
 
 def test_channel_data_of_an_error_has_no_result() -> None:  # P59
-    found = ChannelData.of(failure(71, "sold out", product=True).error, data_id=3, log_id=7)
+    found = ChannelData.of(error(71, "sold out", product=True), data_id=3, log_id=7)
     assert (found.error_code, found.prod_error_code, found.prod_error_info) == (50, 71, "sold out")
     assert (found.ecode, found.error_info) == (71, "sold out")
     with pytest.raises(TypeError, match=r"Error type\(2\) in datatype"):

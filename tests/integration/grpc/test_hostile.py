@@ -810,7 +810,6 @@ FLOODS = {
     "empty data": lambda: headers("Chat") + data(b"") * 100_000,
     "long field often": lambda: frame(HEADERS, bomb(), flags=END_HEADERS, stream=1),
 }
-BOUNDED = {ENHANCE_YOUR_CALM, PROTOCOL_ERROR, COMPRESSION_ERROR, None}
 
 
 @pytest.mark.parametrize("name", FLOODS)

@@ -29,7 +29,6 @@ from forebay.errors import (
     Unavailable,
     UserCodeError,
 )
-from forebay.types.call import Failure
 from forebay.types.failures import words_of
 
 
@@ -177,11 +176,6 @@ def error(err_no: int, text: object, *, product: bool = False, is_final: bool = 
     if issubclass(kind, UserCodeError | ModelError):
         return kind(text, detail=detail, trace=trace)
     return kind(text, detail=detail)
-
-
-def failure(err_no: int, text: str, *, product: bool = False, trace: str = "") -> Failure:
-    """Make the outcome of a sample that failed; see `error`."""
-    return Failure(error(err_no, text, product=product, trace=trace))
 
 
 def err_of(error: ForebayError, *, closing: bool = False) -> Told:
