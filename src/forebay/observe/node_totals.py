@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from forebay.observe.timeline import Listener
+from forebay.observe.timeline import BatchListener
 from forebay.observe.trace_format import PRE, cost_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class NodeTotals(msgspec.Struct, array_like=True):
             setattr(self, field, getattr(self, field) + getattr(more, field))
 
 
-class NodeListener(Listener):
+class NodeListener(BatchListener):
     """Hands on what the nodes of a graph do; as a context manager, on the loop, it listens to the timeline."""
 
     def __init__(self, graph: str, nodes: Iterable[str], ran: Callable[[str, NodeTotals], object]) -> None:

@@ -124,7 +124,7 @@ def listening(listener: Callable[[BatchRecord], object]) -> Generator[None]:
         listeners = tuple(left)
 
 
-class Listener:
+class BatchListener:
     """Hears of the batches that are answered while it is open: a context manager, on the loop."""
 
     def __enter__(self) -> Self:
@@ -175,7 +175,7 @@ def end(endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) 
             log.error("a listener to the timeline failed: %s", text_of(failed), extra={"trace": trace_of(failed)})
 
 
-class Recording(Listener):
+class Recording(BatchListener):
     """Keeps what happens while it is open, the newest if that is too much.
 
     Attributes:

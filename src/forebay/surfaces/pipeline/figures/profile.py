@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.observe.node_totals import runs_of
-from forebay.observe.timeline import Listener
+from forebay.observe.timeline import BatchListener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
@@ -103,7 +103,7 @@ class Profile:
         return f"PROFILE\tpid:{pid}\t{' '.join(marks)}\n"
 
 
-class ProfileWriter(Listener):
+class ProfileWriter(BatchListener):
     """Writes the lines of all requests while it is open: `dag.use_profile`.
 
     It is open for the life of the server; call `called` for each request that ended.
@@ -123,7 +123,7 @@ class ProfileWriter(Listener):
             _to_stderr(line)
 
 
-class RequestProfile(Listener):
+class RequestProfile(BatchListener):
     """Collects the lines of one request for its client, while it is open around the request's way through the graph."""
 
     def __init__(self, profile: Profile, data_id: int) -> None:
