@@ -106,7 +106,7 @@ def report(analyst: Analyst, qps: float | None, path: list[str] | None) -> list[
     slowest, able = capacity.throughput({op: (max(shares_s[op], 1e-9), ops.workers(op)) for op in ops.ops})
     lines.append(f"bottleneck: {slowest}, which lets up to {able:.4g} requests/s through")
     on_path = path or ops.ops
-    average_ms = capacity.average_cost(ops.cost(op).total_s for op in on_path) * 1000
+    average_ms = sum(ops.cost(op).total_s for op in on_path) * 1000
     hint = "" if path or len(on_path) == 1 else "; give --path if some of them run side by side"
     lines.append(f"a request that waits nowhere takes {average_ms:.4g} ms on the path {', '.join(on_path)}{hint}")
     if qps is not None:

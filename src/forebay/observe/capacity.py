@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -52,11 +52,6 @@ def throughput(nodes: Mapping[str, tuple[float, int]]) -> tuple[str, float]:
         raise ValueError("no node was seen at work")
     slowest = min(able, key=lambda name: able[name])
     return slowest, able[slowest]
-
-
-def average_cost(costs_s: Iterable[float]) -> float:
-    """Return what a request takes that waits nowhere: the sum of the costs along its critical path."""
-    return sum(costs_s)
 
 
 def accumulation(in_qps: float, out_qps: float, seconds: float) -> float:

@@ -157,7 +157,6 @@ def test_the_formulas_on_a_profile(profile):  # P141, P142, P143
     assert capacity.workers_needed(costs["combine"].total_s, 50) == 2  # 1.1
     able = capacity.throughput({op: (cost.total_s, ops.workers(op)) for op, cost in costs.items()})
     assert able == ("combine", pytest.approx(2 / 0.022))
-    assert capacity.average_cost(cost.total_s for cost in costs.values()) == pytest.approx(0.030)
 
 
 def test_the_analysis_of_cards(profile, tmp_path):  # P139, trap 22

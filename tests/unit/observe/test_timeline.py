@@ -394,7 +394,6 @@ def test_the_formulas():
     assert [capacity.workers_needed(0.08, qps) for qps in (1, 50, 51)] == [1, 4, 5]
     assert capacity.workers_needed(0.1, 30) == 3, "3.0000000000000004 is three"
     assert capacity.throughput({"a": (0.1, 4), "b": (0.05, 1), "c": (0.0, 1)}) == ("b", pytest.approx(20))  # P142
-    assert capacity.average_cost([0.1, 0.05]) == pytest.approx(0.15)  # P143
     assert capacity.accumulation(50, 20, 10) == 300
     assert capacity.accumulation(20, 50, 10) == 0
     with pytest.raises(ValueError, match="no node was seen at work"):

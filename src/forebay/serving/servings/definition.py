@@ -102,7 +102,9 @@ class Serving(Generic[In, Out]):
             msg = f"arg is handed to the init of a module, and {name_of(made)} is a function; bind it with a closure"
             raise ConfigError(msg)
         return Serving(
-            ServingSettings(module=made, arg=None if arg is _UNSET else arg, compile_options=_frozen(compile_options))
+            ServingSettings(
+                module=made, arg=None if arg is _UNSET else arg, compile_options=MappingProxyType(compile_options)
+            )
         )
 
     @staticmethod
@@ -146,11 +148,11 @@ class Serving(Generic[In, Out]):
         Raises:
             ConfigError: One is unknown or has a value that is not possible.
         """
-        return self._with(process_options=_frozen({**self.settings.process_options, **check_options(options)}))
+        return self._with(process_options=MappingProxyType({**self.settings.process_options, **check_options(options)}))
 
     def compile_options(self, **options: Any) -> Serving[In, Out]:
         """Set what the function or the module is compiled with, instead of what was set."""
-        return self._with(compile_options=_frozen(options))
+        return self._with(compile_options=MappingProxyType(options))
 
     defn_options = compile_options
 
@@ -312,7 +314,3 @@ class Serving(Generic[In, Out]):
 
 def _into(reached: list[tuple[str, Any]], rows: int) -> Sink:
     return lambda name, value: reached.append((name, copy_rows(value, 0, rows)))
-
-
-def _frozen(options: dict[str, Any]) -> MappingProxyType[str, Any]:
-    return MappingProxyType(options)
