@@ -781,6 +781,9 @@ def test_iterable_streams_only_from_a_generator():
         (np.float64, b"[100000000000000000000, null]", None),
         (np.float64, b'[100000000000000000000, "1"]', None),
         (np.int64, b"[100000000000000000000]", None),
+        (np.int64, b"[true]", None),
+        (np.float32, b"[[true], [false]]", None),
+        (np.bool_, b"[true, false]", [True, False]),
     ],
 )
 def test_an_array_has_the_numbers_that_came_or_none(kind, body, numbers):

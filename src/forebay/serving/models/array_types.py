@@ -54,7 +54,8 @@ class ArrayType(msgspec.Struct, frozen=True):
         numpy_type = np.dtype(DATATYPES[self.datatype].numpy)
         try:
             array = array_of(value if strict else _of_texts(value, SCALARS[numpy_type.kind]))
-            # Numbers become wider ones, and whole numbers of a list any that can hold each of them.
+            # Numbers become wider ones, and whole numbers of a list any that can hold each of them. Of an array truth
+            # values do, too; in a list they are none, as everywhere in JSON.
             if array.dtype != numpy_type:
                 is_listed = not isinstance(value, np.ndarray) and array.dtype.kind in "iufb"
                 if not array.size or (is_listed and numpy_type.kind == "f" and array.dtype.kind != "b"):
@@ -66,7 +67,7 @@ class ArrayType(msgspec.Struct, frozen=True):
                         raise ValueError
                     array = array.astype(numpy_type)
                 else:
-                    array = array.astype(numpy_type, casting="safe")
+                    array = array.astype(numpy_type, casting="no" if is_listed else "safe")
         except (ValueError, TypeError, OverflowError, FloatingPointError, msgspec.ValidationError):
             raise ValueError(f"Expected an array of {numpy_type}") from None
         if self.shape is not None and not fits(array.shape, self.shape):
