@@ -111,8 +111,8 @@ class NamedReader:
         if arrays and not (len(parts) == 1 and _is_json(parts[0], b"[")):
             items = cast("Schema", arrays[0].get("items") or {})
             return [self._one(self._choices(items), part, name) for part in parts]
-        if len(parts) > 1 and self._fields and name not in self._fields:
-            # The type ignores or refuses such a name, as it does in JSON.
+        # What may be anything may be a list; what is no field, the type ignores or refuses, as it does in JSON.
+        if len(parts) > 1 and (not choices or (self._fields and name not in self._fields)):
             return [self._one((), part, name) for part in parts]
         if len(parts) > 1:
             msg = f"'{name[:40]}' is there {len(parts)} times, and takes one value"
