@@ -113,6 +113,11 @@ def test_an_array_takes_every_value_of_its_name(server, sent, found):
             assert (answer.status_code, answer.json()["error"]["detail"]) == (422, {"path": found}), answer.text
 
 
+def test_a_model_without_types_gets_a_list_of_what_came_twice(server):
+    answer = send(server, "anything", {"image": b"12"}, x=["1", "2"], y="3").json()
+    assert (answer["x"], answer["y"]) == ("['1', '2']", "3")
+
+
 def test_long_files_go_over_the_disk_and_leave_nothing(server):
     answer = send(server, "pictures", {"image": ("long", b"\x01" * 150_000)}, label="")
     assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (150_000, True)
@@ -262,6 +267,11 @@ def test_an_event_source_gets_a_stream(server):  # F50
     for query, status in [("?text=a&times=x", 422), ("?text=%ff", 400), ("?" + "a=1&" * 200, 400), ("?txt=a", 422)]:
         assert server.client.get("/models/says" + query).status_code == status
     assert server.client.get("/models/raw?x=1").json()["name"] == "raw"
+
+
+def test_json_of_several_lines_is_one_line_of_an_event(server):
+    assert server.call("quotes", 1).text == 'data: "\\n"\n\ndata: {   "a": [1,   2]   }\n\n'
+    assert server.client.post("/models/quotes/inside", json=1).text == 'data: {"quoted":{   "a": [1,   2]   }}\n\n'
 
 
 def test_pages_of_other_sites_start_no_stream(server):

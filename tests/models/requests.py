@@ -4,7 +4,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -149,6 +149,20 @@ class Says(forebay.Model):
     def predict(self, batch: list[Prompt]) -> Iterator[list[str | None]]:
         for number in range(max(one.times for one in batch)):
             yield [f"{one.text} {number}" if number < one.times else None for one in batch]
+
+
+class Quotes(forebay.Model):
+    """Sends JSON that somebody else wrote, in lines: alone, or in what is declared to hold some."""
+
+    TEXT = msgspec.Raw(b'{\n  "a": [1,\r  2]\r\n\n}')
+
+    def predict(self, batch: list[int]) -> Iterator[list[Any]]:
+        for number in range(2):
+            yield [self.TEXT if number else "\n" for _ in batch]
+
+    @forebay.endpoint("/inside")
+    def inside(self, batch: list[int]) -> Iterator[list[dict[str, msgspec.Raw]]]:
+        yield [{"quoted": self.TEXT} for _ in batch]
 
 
 class Keyed(forebay.Model):

@@ -11,13 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from forebay.errors import BadOutcome, ForebayError
 from forebay.serving.models.annotations import io_types, media_in_parts
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.methods import CALL, methods_of
 from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
-from forebay.serving.models.schema import FORMATS, WRITTEN
+from forebay.serving.models.schema import FORMATS, WRITTEN, in_one_line, part_encoder
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS
@@ -60,8 +62,8 @@ def runner_for(
     return MethodsRunner(predict, others)
 
 
-_SPECIAL: Final = frozenset({Failure, Last, Media, type(None)})
-"""What is not a part of a stream, but stands in the place of one."""
+_SPECIAL: Final = frozenset({Failure, Last, Media, msgspec.Raw, type(None)})
+"""What is not a part of a stream but stands in the place of one, or is one that somebody else has written."""
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
 """What is a part for certain."""
 
@@ -94,6 +96,8 @@ class ModelRunner(BatchRunner):
         self._given = given
         self._decode = {name: given.decoder(name) for name in FORMATS}
         self._encode = {name: answer.encoder(name) for name in WRITTEN}
+        if settings.streams:
+            self._encode["json"] = part_encoder(answer)
         self._declared = declared_of(answer) if model_class.check_outputs else None
         takes_media = answer.has_media or answer.annotation is Any or not model_class.check_outputs
         self._no_media = media_in_parts(batchable=settings.batchable, streams=settings.streams)
@@ -220,7 +224,8 @@ class ModelRunner(BatchRunner):
     def write(self, part: Any, params: Mapping[str, Any]) -> Any:
         """Encode a part of a stream."""
         if params["out"] != TENSORS:
-            return self._written(part, "json")
+            written = self._written(part, "json")
+            return in_one_line(written) if type(part) is msgspec.Raw and type(written) is bytes else written
         written = self._written(part, TENSORS)
         return written if type(written) is Failure else self._as_tensors([written], params)
 

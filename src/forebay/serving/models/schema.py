@@ -257,6 +257,23 @@ class WireType:
         return [] if self.raw or self._adapter is not None else list(nodes_of(self.annotation))
 
 
+def part_encoder(answer: WireType) -> Encode:
+    """Return what writes a part of a stream as JSON, in one line where the type holds what others have written."""
+    encode = answer.encoder("json")
+    nodes, error = caught(lambda: list(nodes_of(answer.annotation)))
+    if error is not None or not any(isinstance(node, msgspec.inspect.RawType) for node in nodes):
+        return encode
+    return lambda part: in_one_line(encode(part))
+
+
+def in_one_line(written: bytes) -> bytes:
+    """Return JSON without line ends, which would end a line of an event; they only ever stand between its tokens."""
+    return written.translate(_NO_LINE_ENDS)
+
+
+_NO_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
+
+
 def without_media(annotation: Any) -> Any:
     """Return what is encoded of a type of results: what brings its media type is sent as it is.
 
