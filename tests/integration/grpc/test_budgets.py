@@ -35,7 +35,7 @@ from tests.integration.grpc.wire import (
 from forebay.transports.grpc import messages
 
 RESOURCE_EXHAUSTED, UNAUTHENTICATED, OK = 8, 16, 0
-CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+CHECK, LIST, WATCH = (f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch"))
 KEYED: dict[str, Any] = {"x_api_key": "secret"}
 MIB = 1 << 20
 
@@ -268,9 +268,9 @@ def test_those_who_watch_take_no_place_of_a_call(open_port, eventually):  # F65
         assert set(statuses) == {RESOURCE_EXHAUSTED}
         assert len(statuses) == 200 - 2 * 16
         assert shared.public_streams == 32
-        third.send(call("Echo", b"x", **KEYED), call(CHECK, stream=3))
+        third.send(call("Echo", b"x", **KEYED), call(CHECK, stream=3), call(LIST, stream=5))
         assert third.answer(1).message == b"x"
-        assert third.answer(3).status == OK
+        assert third.answer(3).status == third.answer(5).status == OK
         assert shared.calls == 0
     eventually(lambda: shared.public_streams == 0)
 

@@ -418,6 +418,18 @@ def test_health_is_that_of_the_app(port, service):
     assert checked(channel, service) == NOT_SERVING
 
 
+def test_all_services_are_listed_with_their_health(port):
+    port.models["a-model"] = True  # which is asked for by its name
+    stub: Any = health_pb2_grpc.HealthStub(port.connect())
+    messages: Any = health_pb2
+    for is_ready, status in ((True, SERVING), (False, NOT_SERVING)):
+        port.is_ready = is_ready
+        listed = stub.List(messages.HealthListRequest(), timeout=PATIENCE_S).statuses
+        assert {name: one.status for name, one in listed.items()} == dict.fromkeys(
+            ("", NAME, "grpc.health.v1.Health"), status
+        )
+
+
 def test_health_of_unknown_services(port):
     channel = port.connect()
     assert status_of(lambda: checked(channel, "other"))[0] == Code.NOT_FOUND

@@ -24,12 +24,15 @@ LOOK_AGAIN_S: Final = 0.5
 MAX_NAME: Final = 1024
 """Longest name that is asked for: those of which nothing is known are watched, too, and kept meanwhile."""
 
-_Answer: Final[Any] = health_pb2.HealthCheckResponse
+_messages: Final[Any] = health_pb2
+_Answer: Final[Any] = _messages.HealthCheckResponse
 _UNKNOWN: Final[bytes] = _Answer(status=_Answer.SERVICE_UNKNOWN).SerializeToString()
 
 
 class Health:
-    """Answers Check and Watch.
+    """Answers Check, List and Watch.
+
+    A list has the services of the port. Models are asked for by name: who needs no key is not told which there are.
 
     One look tells all who watch: they wait for the same future.
 
@@ -66,12 +69,12 @@ class Health:
 
     def service(self) -> GrpcService:
         """Return what a port is given."""
-        files = [health_pb2.DESCRIPTOR.serialized_pb]
+        files = [_messages.DESCRIPTOR.serialized_pb]
         return GrpcService(
             full_name=SERVICE,
-            direct={"Check": self._check},
+            direct={"Check": self._check, "List": self._list},
             streams={"Watch": self._watch},
-            public=("Check", "Watch"),
+            public=("Check", "List", "Watch"),
             files=files,
         )
 
@@ -80,6 +83,13 @@ class Health:
         if status == _UNKNOWN:
             raise NotFound("no such service")
         call.reply(status)
+
+    def _list(self, data: bytes, call: Call) -> None:
+        _read(_messages.HealthListRequest, data)
+        listed = _messages.HealthListResponse()
+        for name in self._services:
+            listed.statuses[name].ParseFromString(self._status(name))
+        call.reply(listed.SerializeToString())
 
     async def _watch(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
         asked = await _first_asked(messages)
@@ -133,12 +143,15 @@ class Health:
         return _Answer(status=_Answer.SERVING if is_serving else _Answer.NOT_SERVING).SerializeToString()
 
 
-def _asked(data: bytes) -> str:
+def _read(kind: Any, data: bytes) -> Any:
     try:
-        request: Any = health_pb2.HealthCheckRequest.FromString(data)
+        return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequest(f"the request is no {SERVICE} message: {error}") from error
-    service: str = request.service
+
+
+def _asked(data: bytes) -> str:
+    service: str = _read(_messages.HealthCheckRequest, data).service
     if len(service) > MAX_NAME:
         raise InvalidRequest(f"a service cannot be called by {len(service)} characters, {MAX_NAME} are allowed")
     return service
