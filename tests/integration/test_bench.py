@@ -100,8 +100,9 @@ def test_nothing_is_measured_where_the_first_answer_is_bad(said, zoo):
 class Scripted:
     """A server of one kind of answer."""
 
-    def __init__(self, answer):
+    def __init__(self, answer, *, closes=False):
         self.answer = answer
+        self.closes = closes
         self.asked = 0
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}/"
@@ -122,10 +123,12 @@ class Scripted:
                 if not (answer := self.answer(self.asked)):
                     return
                 connection.sendall(answer)
+                if self.closes:
+                    return
 
 
-def measure(answer, loop: Any = load_generator.closed_loop, how: float = 2, timeout_s=5.0):
-    server = Scripted(answer)
+def measure(answer, loop: Any = load_generator.closed_loop, how: float = 2, timeout_s=5.0, *, closes=False):
+    server = Scripted(answer, closes=closes)
     target = load_generator.target_of(server.url, None, {})
     result = asyncio.run(loop(target, how, 0.3, 0.0, timeout_s))
     server.listening.close()
@@ -150,6 +153,19 @@ def test_a_connection_that_the_server_closes_is_opened_again():
     closing = measure(lambda number: OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
     assert len(closing.took) > 3
     assert not closing.lost
+
+
+@pytest.mark.parametrize("version, header", [("1.0", ""), ("1.1", "connection: close\r\n"), ("1.1", "")])
+def test_an_answer_may_end_with_its_connection(said, version, header):
+    head = f"HTTP/{version} 200 OK\r\n{header}".encode()
+    whole = measure(lambda _: head + b"\r\nok", closes=True)
+    assert len(whole.took) > 3
+    assert not whole.lost
+    short = measure(lambda _: head + b"content-length: 3\r\n\r\nok", closes=True)
+    assert (len(short.took), set(short.lost)) == (0, {"the connection was closed without an answer"})
+    server = Scripted(lambda _: head + b"\r\nok", closes=True)
+    assert said("bench", server.url, *QUICK)[::2] == (0, "")
+    server.listening.close()
 
 
 def test_what_is_never_answered_is_lost():

@@ -26,6 +26,7 @@ MAX_CONNECTIONS: Final = 2000
 """Of an open loop; a request that is due while all of them wait for an answer is not sent."""
 _TURN_S: Final = 0.001
 _SWEEP_S: Final = 0.05
+_SAYS_ITS_END: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -311,6 +312,7 @@ class LoadConnection(asyncio.Protocol):
         self._done = done
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
+        self._has_length = self._ends_by_close = False
         self.due = 0.0
         self.body: list[bytes] = []
         self.keeps_body = False
@@ -336,6 +338,15 @@ class LoadConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._end("what came back is no HTTP")
 
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        """Learn whether the answer says where it ends; the parser calls this."""
+        if name.lower() in _SAYS_ITS_END:
+            self._has_length = True
+
+    def on_headers_complete(self) -> None:
+        """Note that there is an answer; the parser calls this."""
+        self._ends_by_close, self._has_length = not self._has_length, False
+
     def on_body(self, body: bytes) -> None:
         """Take a piece of the answer; the parser calls this."""
         if self.keeps_body:
@@ -343,6 +354,7 @@ class LoadConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Take the end of the answer."""
+        self._ends_by_close = False
         status = self._parser.get_status_code()
         if not self._parser.should_keep_alive():
             self.is_open = False
@@ -350,7 +362,9 @@ class LoadConnection(asyncio.Protocol):
         self._done(self, status, "")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection is closed."""
+        """Note that the connection is closed, which may be how the answer ends."""
+        if self.is_open and self._ends_by_close and exc is None:
+            self.on_message_complete()
         self._end("the connection was closed without an answer")
 
     def close(self) -> None:
