@@ -204,7 +204,11 @@ class AnsweringConnection(HttpToolsProtocol):
                     self.announce_end(cycle)
                 await send(message)
 
-            await app(scope, receive, sending)
+            try:
+                await app(scope, receive, sending)
+            finally:
+                if cycle.waiting_for_100_continue:  # it ends without an answer: uvicorn writes one for it
+                    self.announce_end(cycle)
 
         return answering
 

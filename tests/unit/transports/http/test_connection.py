@@ -606,6 +606,25 @@ def test_an_absolute_target_without_a_path_means_the_root(doors, caplog):  # RFC
     assert not caplog.records
 
 
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_client_that_asks_first_may_read_that_the_application_failed(doors, raises):
+    async def fails(scope, receive, send):
+        if raises:
+            raise RuntimeError("nothing was received")
+
+    door = doors(app=fails)
+    client = door.connect().send(
+        request("", b"", "expect: 100-continue", "content-length: 2", target="/", length=False)
+    )
+    door.turn()
+    assert client.statuses == [500]
+    # Its body may be on its way, and a close while it comes could take the answer along.
+    assert (client.state, client.transport.has_ended, client.transport.is_closed) == (LINGER, True, False)
+    client.send(b"12")
+    door.pass_seconds(3)
+    assert client.transport.is_closed
+
+
 def test_a_length_is_read_whatever_number_it_is(doors):
     door = doors(max_body_bytes=1000)
     zeros = "content-length: " + "0" * 5000
