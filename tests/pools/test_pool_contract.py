@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import waiting
 from tests.pools.guests import AttachedByThreads
 from tests.processes import freeze
 from tests.waiting import PATIENCE_S
@@ -28,7 +29,7 @@ from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFail
 from forebay.observe import model_log
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers import frames
+from forebay.workers import frames, processes
 from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
 from forebay.workers.processes import ProcessPool
@@ -161,6 +162,43 @@ def test_a_batch_that_its_worker_never_read_was_not_tried_there_whoever_hears_fi
             time.sleep(0.05)  # noqa: ASYNC251 - so that both ends are there when it goes on
             assert await rig.outcomes(batch) == ["x"]
             assert batch.attempts == 1
+
+    run(main())
+
+
+DIES = f"""#!{sys.executable}
+import os, sys
+from pathlib import Path
+from forebay.workers import child, worker_connection
+
+def say_hello_and_die(self, message):
+    send(self, message)
+    os._exit(1)
+
+was_there = Path(__file__).with_suffix(".was")
+if not was_there.exists():
+    was_there.touch()
+    send, worker_connection.WorkerConnection.send = worker_connection.WorkerConnection.send, say_hello_and_die
+sys.exit(child.main(sys.argv[4:]))
+"""
+"""An interpreter whose first process is gone before its hello is answered."""
+
+
+def test_a_hello_that_is_heard_late_is_not_taken_for_that_of_the_next_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "LIVED_S", 0.0)
+    python = tmp_path / "python"
+    python.write_text(DIES)
+    python.chmod(0o755)
+
+    async def main():
+        pool = ProcessPool(RunnerSpec("tests.pools.runners:Told"), path=[ROOT], python=str(python))
+        starting = asyncio.ensure_future(pool.start())
+        supervisor = await waiting.reached(lambda: pool._workers[0].supervisor)
+        first = await waiting.reached(lambda: supervisor.pid)
+        waiting.eventually(lambda: supervisor.pid != first)  # the loop stands meanwhile
+        await starting
+        assert pool.restarts == 1
+        await pool.stop(PATIENCE_S)
 
     run(main())
 

@@ -294,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connect", required=True, help="where the server listens, unix:PATH")
     parser.add_argument("--worker", type=int, help="number of this worker in its pool")
+    parser.add_argument("--life", type=int, default=1, help="number of this process among those of this worker")
     parser.add_argument("--server", type=int, help="the process to end with")
     parser.add_argument("--cores", default="", help="the processors it may use")
     options = parser.parse_args(arguments)
@@ -308,12 +309,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     try:
         address = parse_address(options.connect)
-        connection = WorkerConnection(address, _about(options.worker, first=True))
+        connection = WorkerConnection(address, _about(options, first=True))
         runner = _open(connection)
         if runner is None:
             return 1
         threads = [
-            threading.Thread(target=_join, args=(address, options.worker, runner), daemon=True)
+            threading.Thread(target=_join, args=(address, options, runner), daemon=True)
             for _ in range(connection.options["threads"] - 1)
         ]
         for thread in threads:
@@ -335,13 +336,13 @@ def _leave_it_to_the_server(_number: int, _frame: object) -> None:
     """Go on: the worker ends when the server says so or is gone."""
 
 
-def _about(worker: int | None, *, first: bool) -> dict[str, Any]:
-    return {"pid": os.getpid(), "worker": worker, "first": first, "phases": True}
+def _about(options: argparse.Namespace, *, first: bool) -> dict[str, Any]:
+    return {"pid": os.getpid(), "worker": options.worker, "life": options.life, "first": first, "phases": True}
 
 
-def _join(address: Address, worker: int | None, runner: Runner) -> None:
+def _join(address: Address, options: argparse.Namespace, runner: Runner) -> None:
     try:
-        connection = WorkerConnection(address, _about(worker, first=False))
+        connection = WorkerConnection(address, _about(options, first=False))
         serve(connection, runner)
         connection.close()
     except (EOFError, ConnectionError):

@@ -259,7 +259,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         if index is None or not 0 <= index < len(self._workers):
             raise InvalidRequest(f"worker {index} was not started by this pool")
         worker = slot.worker = self._workers[index]
-        worker.slots[slot] = 0 if worker.supervisor is None else worker.supervisor.lives
+        worker.slots[slot] = about["life"]  # the process may be gone by now, and its successor there
         options: dict[str, Any] = {}
         if about["first"]:
             options = {
@@ -326,14 +326,13 @@ class ProcessPool(SlotPool[WorkerSlot]):
         assert self._entrance is not None
         address = f"unix:{self._entrance.path}"
         voice = None if self.log_level is None else Voice(self.model, str(worker.index))
-        supervisor = Supervisor(
+        supervisor = worker.supervisor = Supervisor(
             f"worker {worker.index}",
-            functools.partial(self._starts[worker.index], address, voice=voice),
+            lambda: self._starts[worker.index](address, voice=voice, life=supervisor.lives),
             on_end=functools.partial(told, self._ended),
             on_left=functools.partial(told, self._left),
         )
         supervisor.begin()
-        worker.supervisor = supervisor
         worker.has_left = False
 
     async def _up(self, workers: Sequence[Worker]) -> None:

@@ -313,10 +313,11 @@ class Supervisor:
         return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
-def start_worker(
+def start_worker(  # noqa: PLR0913 - each is one plain fact about the process
     address: str,
     index: int,
     *,
+    life: int = 1,
     python: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
@@ -327,6 +328,8 @@ def start_worker(
 
     Args:
         address: Where it dials.
+        index: Of the worker, as it says in its hello.
+        life: Of the process; the same.
         python: Its interpreter; None takes this process's own.
         env: Its environment, all of it; None hands on this process's own.
         cwd: Its working folder; None hands on this process's own, or what has taken its place.
@@ -336,7 +339,7 @@ def start_worker(
     Raises:
         OSError: It cannot be started.
     """
-    arguments = ["--connect", address, "--worker", str(index), "--server", str(os.getpid())]
+    arguments = ["--connect", address, "--worker", str(index), "--life", str(life), "--server", str(os.getpid())]
     if cores:
         arguments += ["--cores", ",".join(map(str, cores))]
 
