@@ -89,10 +89,13 @@ class _Request(msgspec.Struct):
 class _Uncut(msgspec.Struct):
     inputs: msgspec.Raw
     outputs: msgspec.Raw = msgspec.Raw(b"null")
-    parameters: msgspec.Raw = msgspec.Raw()
 
 
 class _UncutSide(msgspec.Struct):
+    data: msgspec.Raw = msgspec.Raw()
+    name: msgspec.Raw = msgspec.Raw()
+    datatype: msgspec.Raw = msgspec.Raw()
+    shape: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw()
 
 
@@ -324,14 +327,21 @@ def _require_few(text: bytes) -> None:
     try:
         found = _uncut.decode(text)
         sides = [bytes(side) for side in (found.inputs, found.outputs) if bytes(side) != b"null"]
-        tensors = [one for side in sides for one in samples_of(side, native.PARAMS["json", "json"], MAX_TENSORS)]
-        said = [found.parameters, *(_uncut_side.decode(one).parameters for one in tensors)]
+        full = [side for side in sides if side[1:-1].strip()]
+        tensors = [one for side in full for one in samples_of(side, native.PARAMS["json", "json"], MAX_TENSORS)]
+        fields = [[*map(bytes, msgspec.structs.astuple(_uncut_side.decode(one)))] for one in tensors]
     except TooLarge:
         raise TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time") from None
     except (msgspec.DecodeError, InvalidRequest, RecursionError, UnicodeDecodeError):
         return  # whoever reads all of it says better what is wrong
-    if sum(bytes(one).count(b":") for one in said) > MAX_PARAMETERS:
-        raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters")
+    inside = sum(_names(bytes(one), said[0]) - sum(map(bool, said)) for one, said in zip(tensors, fields, strict=True))
+    if _names(text, *sides) + inside > MAX_PARAMETERS:
+        raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
+
+
+def _names(text: bytes, *without: bytes) -> int:
+    """Count what may be names of fields; what was said before it was said again is not `without`, and counts."""
+    return text.count(b":") - sum(part.count(b":") for part in without)
 
 
 def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:

@@ -278,6 +278,24 @@ def test_what_a_call_says_beside_its_data_is_counted(body):
         rest.decode_request(json.dumps(body).encode())
 
 
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ({"inputs": [INPUT] * 30_000}, {"inputs": [INPUT]}),
+        ({"inputs": [INPUT], "parameters": MANY}, {"parameters": {}}),
+        ({"inputs": [INPUT], "outputs": [{"name": "y"}] * 30_000}, {"outputs": []}),
+        ({"inputs": [INPUT], "outputs": [], "parameters": MANY}, {}),
+    ],
+)
+def test_what_is_said_again_counts_each_time(before, after):
+    body = json.dumps(before)[:-1] + ", " * bool(after) + json.dumps(after)[1:]
+    with pytest.raises(TooLarge, match="more than"):
+        rest.decode_request(body.encode())
+    inside = json.dumps({**INPUT, "parameters": MANY})[:-1] + ', "parameters": {}}'
+    with pytest.raises(TooLarge, match="more than"):
+        rest.decode_request(b'{"inputs": [%b]}' % inside.encode())
+
+
 def test_texts_among_the_data_are_not():
     texts = [json.dumps({"a": 1, "b": 2})] * 15_000
     (tensor,) = rest.decode_request(json.dumps({"inputs": [{**INPUT, "data": texts}], "id": ":"}).encode()).inputs
