@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+from tests.browser import PROGRAM, Browser
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,34 @@ def test_the_page_shows_the_document_of_this_server(zoo):
     text = zoo.client.get("/docs").text + zoo.client.get("/docs/docs-init.js").text
     assert "openapi.json" in text
     assert zoo.client.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
+def test_the_page_asks_models_under_a_policy_that_lets_in_nothing_else(launch):
+    server = launch("pictures.py", "--worker-kind", "thread")
+    policy = server.client.get("/docs").headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    with Browser() as browser, browser.page() as page:
+        page.open(f"{server.url}/docs#/models/painter")
+        page.until("document.querySelector('.opblock')")
+        block = "[...document.querySelectorAll('.opblock-post')].find(it => it.innerText.includes('/models/painter'))"
+        page.eval(f"{block}.querySelector('.opblock-summary-control').click()")
+        page.until(f"{block}.querySelector('.try-out__btn')")
+        page.eval(f"{block}.querySelector('.try-out__btn').click()")
+        page.until(f"{block}.querySelector('textarea')")
+        page.eval(f"({WRITTEN})({block}.querySelector('textarea'), '\"picture\"')")
+        page.eval(f"{block}.querySelector('.execute').click()")
+        page.until(f"{block}.querySelector('.live-responses-table img')?.src.startsWith('blob:')")
+        page.until(f"{block}.querySelector('.live-responses-table img').complete")
+        assert page.said == []
+
+
+WRITTEN = """(field, text) => {
+    Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(field, text);
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+}"""
+"""Writes into a field of React's, which looks at what was set by others only."""
 
 
 @pytest.mark.parametrize("name", ["swagger-ui-bundle.js", "swagger-ui.css"])

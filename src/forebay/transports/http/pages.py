@@ -46,6 +46,11 @@ _ASSETS: Final = {
     "swagger-ui.css": "text/css",
     "docs-init.js": "text/javascript",
 }
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Of the API page."""
 
 
 class ServerPages:
@@ -176,7 +181,7 @@ class ServerPages:
 
     async def docs(self, _request: HttpRequest) -> Response:
         """Return the page that shows the document."""
-        return Response(_file("docs.html"), media_type="text/html")
+        return Response(_file("docs.html"), media_type="text/html", headers={"content-security-policy": _POLICY})
 
     async def asset(self, request: HttpRequest) -> Response:
         """Return a file of that page."""
