@@ -71,7 +71,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP front.
 
     Attributes:
-        host: Address to bind; 0.0.0.0 lets other machines in.
+        host: Address to bind; 0.0.0.0 lets other machines in, and :: also those that come by IPv6.
         port: TCP port; 0 takes a free one.
         max_body_bytes: Longest request body; longer ones get 413.
         max_buffered_bytes: Bytes of bodies that are still arriving, of all connections together; the connection that

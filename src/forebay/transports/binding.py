@@ -27,12 +27,15 @@ def bound(found: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket
     """Return sockets that have the addresses of a host and do not listen yet; where any port will do, they share one.
 
     What this machine has not is left out if it has others: `localhost` often is an address of IPv6 in a container
-    without any.
+    without any. All addresses of IPv6 are those of IPv4, too, each with a socket: so clients keep their own address.
 
     Raises:
         OSError: If an address cannot be had, or this machine has none of them.
     """
     addresses = list(dict.fromkeys(found))
+    if len(addresses) == 1 and addresses[0][-1][0] == "::":
+        _, kind, protocol, name, (_, port, *_) = addresses[0]
+        addresses.append((socket.AF_INET, kind, protocol, name, ("0.0.0.0", port)))  # noqa: S104 - it was asked for
     for _ in range(_TRIES - 1):
         try:
             return _together(addresses)

@@ -33,6 +33,24 @@ def test_an_address_that_this_machine_has_not_is_left_out_where_it_has_others(mo
         require_free("localhost", 0)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too():
+    both = bound(socket.getaddrinfo("::", 0, **PASSIVE))
+    try:
+        assert [it.getsockname()[0] for it in both] == ["::", "0.0.0.0"]
+        for it in both:
+            it.listen()
+        port = both[0].getsockname()[1]
+        for listening, host in zip(both, ("::1", "127.0.0.1"), strict=True):
+            with socket.create_connection((host, port)):
+                accepted, peer = listening.accept()
+                accepted.close()
+                assert peer[0] == host
+    finally:
+        for it in both:
+            it.close()
+
+
 def test_an_address_that_is_taken_is_not_left_out(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
