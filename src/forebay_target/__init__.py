@@ -7,11 +7,43 @@ names of their modules, and have nothing of ours but `sys.path`: so it must be t
 
 from __future__ import annotations
 
+import re
 import sys
+import zlib
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+
+
+class TargetSpec(ModuleSpec):
+    """How a file is imported that is given by its path. If it lies in a package, its imports by dots begin there."""
+
+    def __init__(self, path: Path) -> None:
+        """Describe the module of a file; its path is absolute and leads over no links."""
+        name = target_name(path)
+        super().__init__(name, SourceFileLoader(name, str(path)), origin=str(path))
+        self.has_location = True
+        self._package = ".".join(package_of(path)[1:]) or __name__
+
+    @property
+    def parent(self) -> str:
+        """The package in which the import looks for names that begin with a dot."""
+        return self._package
+
+
+def target_name(path: Path) -> str:
+    """Return the name under which a file is imported: the same in every process, so that each finds what is in it."""
+    path = path.resolve()
+    stem = re.sub(r"\W", "_", path.stem)  # a dot would lead into a package
+    return f"{__name__}.{stem}_{zlib.crc32(str(path).encode()):08x}"
+
+
+def package_of(path: Path) -> list[str]:
+    """Return the folder from which the package of a file is imported, and the names that lead to it."""
+    folder, names = path.parent, list[str]()
+    while folder.name and (folder / "__init__.py").is_file():
+        folder, names = folder.parent, [folder.name, *names]
+    return [str(folder), *names]
 
 
 class _ServedFiles:
@@ -20,12 +52,10 @@ class _ServedFiles:
         """Find the file of a module in the folders that files are imported from."""
         if not name.startswith(f"{__name__}."):
             return None
-        from forebay.serving.models.model import target_name
-
         for folder in reversed(sys.path):  # that of a served file is put at the end
             for file in Path(folder).glob("*.py"):
                 if target_name(file) == name:
-                    return spec_from_file_location(name, file.resolve())
+                    return TargetSpec(file.resolve())
         return None
 
 

@@ -22,7 +22,7 @@ from forebay.types.failures import trace_of
 
 LogFormat = Literal["json", "text"]
 
-_AS_IMPORTED: Final = re.compile(r"\bforebay_target[._](\w+)_[0-9a-f]{8}\b")
+_AS_IMPORTED: Final = re.compile(r"\bforebay_target\.(\w+)_[0-9a-f]{8}\b")
 """What files of users are imported as; they have called their logger by it."""
 _SAID: Final = {"forebay.access": frozenset({"method", "path", "status"})}
 """What messages of a logger hold of its fields."""

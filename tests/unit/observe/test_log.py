@@ -78,11 +78,8 @@ def test_a_warning_is_one_line():  # F55: it came with the line of code, and an 
 
 
 def test_the_logger_of_a_models_file_is_called_as_the_file():  # F57: forebay_target.iris_be97c555
-    for name, told in (
-        ("forebay_target.my_iris_be97c555.deep", "my_iris.deep"),
-        ("flowers.forebay_target_my_iris_be97c555", "flowers.my_iris"),
-    ):
-        assert json.loads(JsonFormatter().format(record(name=name)))["logger"] == told
+    said = json.loads(JsonFormatter().format(record(name="forebay_target.my_iris_be97c555.deep")))
+    assert said["logger"] == "my_iris.deep"
 
 
 def test_text_shows_fields_and_the_trace_below():

@@ -193,10 +193,16 @@ def test_a_file_in_a_package_imports_its_neighbours_by_dots(tmp_path, monkeypatc
     assert spell(module.Two) == "`Two`"
 
 
-@pytest.mark.parametrize("name", ["squares.py", "my-squares.v2.py"])
+@pytest.mark.parametrize("name", ["squares.py", "my-squares.v2.py", "packed/inner/squares.py"])
 def test_another_process_finds_what_is_in_a_file_by_the_names_that_pickles_have(tmp_path, monkeypatch, name):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / name).write_text("def square(number): return number * number")
+    folder = (tmp_path / name).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for inner in {folder, folder.parent} - {tmp_path, tmp_path.parent}:
+        (inner / "__init__.py").touch()
+        (inner / "roots.py").write_text("from math import isqrt")
+    dots = "from ..roots import isqrt" if folder != tmp_path else "from math import isqrt"
+    (tmp_path / name).write_text(f"{dots}\ndef square(number): return isqrt(number * number) * number")
     pickled = pickle.dumps(load_module(tmp_path / name).square)
     # As a process of joblib does, or of `multiprocessing` that is not forked.
     script = f"import pickle, sys; sys.path[:] = {sys.path!r}; print(pickle.loads({pickled!r})(3))"

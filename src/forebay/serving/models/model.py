@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import zlib
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +26,9 @@ from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
 from forebay.types.names import endpoint_name, version_name
-from forebay.types.served_file import TARGET_PREFIX
 from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
 from forebay.types.signature import as_written, signature_of
+from forebay_target import TargetSpec, package_of
 
 
 class Model:
@@ -332,8 +331,6 @@ def kebab(name: str) -> str:
 def load_module(path: Path) -> ModuleType:
     """Import a Python file by its path, under a module name of its own, with its folder importable.
 
-    In a package that name lies in it, so that imports which begin with a dot find their way.
-
     Raises:
         ConfigError: If there is no such file.
     """
@@ -345,44 +342,22 @@ def load_module(path: Path) -> ModuleType:
         hint = nearest(path.name, siblings)
         msg = f"there is no file {shown_path(path)}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
-    name = target_name(path)
+    spec = TargetSpec(path)
+    name = spec.name
     if name in sys.modules:
         return sys.modules[name]
-    for folder in (str(path.parent), _package_of(path)[0]):
+    for folder in (str(path.parent), package_of(path)[0]):
         if folder not in sys.path:
             sys.path.append(folder)  # at the end: a sibling named like an installed package must not shadow it
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
+        assert spec.loader is not None
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-def target_name(path: Path) -> str:
-    """Return the name under which a file is imported: the same in every process, so that each finds what is in it.
-
-    It lies in the package `forebay_target`, which finds it in processes that know no more of it than this name; in its
-    own package instead if it has one.
-    """
-    path = path.resolve()
-    package = _package_of(path)[1:]
-    stem = re.sub(r"\W", "_", path.stem)  # a dot would lead into a package
-    name = f"{stem}_{zlib.crc32(str(path).encode()):08x}"
-    return ".".join([*package, f"{TARGET_PREFIX}_{name}"] if package else [TARGET_PREFIX, name])
-
-
-def _package_of(path: Path) -> list[str]:
-    """Return the folder from which the package of a file is imported, and the names that lead to it."""
-    folder, names = path.parent, list[str]()
-    while folder.name and (folder / "__init__.py").is_file():
-        folder, names = folder.parent, [folder.name, *names]
-    return [str(folder), *names]
 
 
 def defined_models(module: ModuleType) -> list[type[Model]]:

@@ -533,7 +533,7 @@ def unwrap(annotation: Any) -> Any:
             return annotation
 
 
-_OUR_MODULES: Final = re.compile(r"\b(?:\w+\.)*forebay_target[._]\w+_[0-9a-f]{8}\.")
+_OUR_MODULES: Final = re.compile(r"\bforebay_target\.\w+_[0-9a-f]{8}\.")
 """Names that files of users are imported under (`load_module`)."""
 
 

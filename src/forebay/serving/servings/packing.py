@@ -19,8 +19,8 @@ import msgspec
 from forebay.arrays.libraries import kind_of
 from forebay.arrays.structure import Structure, flatten
 from forebay.errors import BadOutcome
-from forebay.serving.models.model import target_name
 from forebay.types.first_use import known
+from forebay_target import target_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
