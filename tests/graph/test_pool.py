@@ -138,6 +138,19 @@ async def test_a_list_longer_than_the_nodes_queue_is_fed_in():  # F36
         assert answers == [[2 * i for i in range(n)] for n in (100, 3, 150)]
 
 
+@pytest.mark.parametrize("sizes", [[15] * 20, [1, 19, 8, 100, 3] * 8])
+async def test_lists_that_fit_one_by_one_wait_for_room_in_the_nodes_queue(sizes: list[int]):
+    nodes = {"a": made(runners.double, spread="x", batch=8, capacity=20)}
+    async with Serving(graph(node("a", "x")), nodes) as serve:
+        called_off = [asyncio.ensure_future(serve(list(range(15)))) for _ in range(8)]
+        tasks = [asyncio.ensure_future(serve(list(range(n)))) for n in sizes]
+        await asyncio.sleep(0)
+        for task in called_off:
+            task.cancel()
+        assert await asyncio.gather(*tasks) == [[2 * i for i in range(n)] for n in sizes]
+        assert nodes["a"].endpoint.in_flight == serve.pool.in_flight == 0
+
+
 async def test_arrays_go_through_worker_processes_and_back():  # P145
     nodes = {name: made(runners.pid_and_sum, kind="process") for name in "a"} | {
         "b": made(lambda inputs: inputs["a"], kind="thread")

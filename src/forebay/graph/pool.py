@@ -82,6 +82,10 @@ class _Hop(Request, gc=False, eq=False):
         assert self.run is not None
         return self.run.entry.root()
 
+    def may_wait(self) -> bool:
+        """Tell whether it brings the elements of a list: the graph has let that in, however much of it there is."""
+        return type(self.body) is list
+
     def place(self) -> str:
         """Return the node it is for, as the beginning of what is told of it there."""
         assert self.firing is not None

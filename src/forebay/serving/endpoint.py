@@ -24,6 +24,7 @@ from forebay.errors import (
     DeadlineExceeded,
     ForebayError,
     InternalError,
+    QueueFull,
     Unavailable,
     UserCodeError,
 )
@@ -249,6 +250,9 @@ class Endpoint:
                 if not batcher.is_awake and self.pool.idle:
                     batcher.wake()
         except ForebayError as error:
+            if isinstance(error, QueueFull) and request.may_wait():
+                self._slices.cut(request, {request.key: range(request.size)}, now)
+                return
             del self._open[request]
             request.arrived = now
             if isinstance(error, UserCodeError):

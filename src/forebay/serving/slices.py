@@ -2,7 +2,7 @@
 """Requests that are cut: those with more samples than a batch takes, or with samples of several keys.
 
 A request is answered once: the first failure of a slice is its answer, else the results of all are joined in order. One
-that has more samples than may wait is fed to the queue as there is room.
+that has more samples than may wait is fed to the queue as there is room, and so is one that may wait for it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Slices:
         limit = self._limit
         if max(map(len, rows_of.values())) > limit and not self._may_exceed:
             raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
-        if request.size <= self._capacity < self._queue.waiting + request.size:
+        has_room = self._queue.waiting + request.size <= self._capacity
+        may_wait = not has_room and request.may_wait()
+        if request.size <= self._capacity and not has_room and not may_wait:
             msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
             raise QueueFull(msg)
         answered: list[tuple[Sequence[int], Outcome]] = []
@@ -102,16 +104,17 @@ class Slices:
                 places[piece] = cut
         request.arrived = now
         assert self.batcher is not None
-        if request.size > self._capacity:
-            first, *others = places
-            self.batcher.submit(first, now)
-            self._of[request] = {first: None}
-            self.fed[request] = deque(others)
-            self.feed()
+        if has_room:
+            self._of[request] = dict.fromkeys(places)
+            for piece in places:
+                self.batcher.submit(piece, now)
             return
-        self._of[request] = dict.fromkeys(places)
-        for piece in places:
+        first = [] if may_wait else [next(iter(places))]
+        for piece in first:
             self.batcher.submit(piece, now)
+        self._of[request] = dict.fromkeys(first)
+        self.fed[request] = deque(piece for piece in places if piece not in first)
+        self.feed()
 
     def feed(self) -> None:
         """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.

@@ -208,6 +208,10 @@ class Request(msgspec.Struct, eq=False, gc=False):
         """Return where in a graph it is, as the beginning of what is told of it there; empty outside of one."""
         return ""
 
+    def may_wait(self) -> bool:
+        """Tell whether it waits for room in a full queue instead of being refused; its sender bounds how many do."""
+        return False
+
     def cut(self, rows: Sequence[int]) -> Any:
         """Return the body of a slice of these samples; called before `params` are read for it."""
         return [self.body[row] for row in rows]
