@@ -25,6 +25,8 @@ ERROR_IDS: Final = "error_ids"
 
 _HEADER = 4
 _ID = 36
+_BESIDE = 64
+"""More than there is of a job beside its body."""
 _LONGEST = (1 << 31) - 1
 """The original's workers read the length as a signed number."""
 
@@ -58,6 +60,22 @@ class JobFrameReader:
             payload = bytes(memoryview(buffer)[_HEADER:end])
             del buffer[:end]
             yield payload
+
+
+def cut_jobs(jobs: dict[str, bytes]) -> list[dict[str, bytes]]:
+    """Return the same jobs for as few frames as can say how long they are; one that is too long itself stands alone."""
+    if sum(map(len, jobs.values())) + (len(jobs) + 1) * _BESIDE <= _LONGEST:
+        return [jobs]
+    cut: list[dict[str, bytes]] = []
+    room = 0
+    for job, body in jobs.items():
+        needed = len(body) + _BESIDE
+        if needed > room:
+            cut.append({})
+            room = _LONGEST - _BESIDE
+        cut[-1][job] = body
+        room -= needed
+    return cut
 
 
 def encode_jobs(jobs: Mapping[str, bytes]) -> bytes:
@@ -114,7 +132,7 @@ _decoder = msgspec.msgpack.Decoder(dict[Any, Any])
 def _frame(message: Mapping[str, bytes | str]) -> bytes:
     payload = _encoder.encode(message)
     if len(payload) > _LONGEST:
-        raise TooLarge(f"the jobs have {len(payload)} bytes together, a frame takes {_LONGEST}; use smaller batches")
+        raise TooLarge(f"{len(payload)} bytes were to be sent at once, a frame takes {_LONGEST}")
     return len(payload).to_bytes(_HEADER, "big") + payload
 
 

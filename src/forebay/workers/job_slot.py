@@ -12,12 +12,13 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
-from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, decode_answer, encode_jobs
+from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut_jobs, decode_answer, encode_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,11 @@ class JobSlot(asyncio.Protocol):
         self._asked = False
         self._ids: list[str | None] = []
         """The id of each entry of the batch; None for one that was not sent."""
-        self._sent = 0.0
+        self._unsent: deque[bytes] = deque()
+        """Frames with the other jobs of a batch that is too long for one."""
+        self._heard: list[tuple[dict[str, bytes], list[str]]] = []
+        """What was answered to those before."""
+        self._sent = self._began = 0.0
         self.streamed = False
         self.seating: None = None
         self.worker: object = object()
@@ -104,7 +109,7 @@ class JobSlot(asyncio.Protocol):
             job: entry.body for job, entry in zip(self._ids, batch.entries, strict=True) if job is not None
         }
         try:
-            frame = encode_jobs(jobs)
+            frame, *others = map(encode_jobs, cut_jobs(jobs))
         except TooLarge as error:
             failure = Failure(without_frames(error))  # its frames would hold it, and the batch
             self._pool.ready(self, before=lambda: done(batch, [failure] * len(batch.entries)))
@@ -112,7 +117,8 @@ class JobSlot(asyncio.Protocol):
         if not jobs:
             self._pool.ready(self, before=lambda: done(batch, [_late] * len(batch.entries)))
             return
-        self.batch, self.done, self._sent = batch, done, now
+        self.batch, self.done, self._sent, self._began = batch, done, now, now
+        self._unsent.extend(others)
         assert self._transport is not None
         if self._transport.is_closing():
             return  # `connection_lost` is on its way and hands the batch on; it was not tried here
@@ -140,10 +146,20 @@ class JobSlot(asyncio.Protocol):
                 self._asked = True
                 self._pool.ready(self)
             return
+        if self._unsent:
+            self._heard.append((results, refused))
+            self._sent = time.monotonic()
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.write(self._unsent.popleft())
+            return
+        for earlier, refused_earlier in self._heard:
+            results |= earlier
+            refused += refused_earlier
+        self._heard.clear()
         outcomes = self._outcomes(batch, results, frozenset(refused))
         self._note_strays(results)
         self.batch = self.done = None
-        batch.model_s = time.monotonic() - self._sent
+        batch.model_s = time.monotonic() - self._began
         self._pool.ready(self, before=lambda: done(batch, outcomes))
 
     def _outcomes(self, batch: EntryBatch, results: dict[str, bytes], refused: frozenset[str]) -> Sequence[Any]:

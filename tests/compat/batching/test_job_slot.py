@@ -3,6 +3,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 from hypothesis import settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precond
 
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
+from forebay.workers import job_frames
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 from forebay.workers.job_slot import JobRefused, JobSlot
@@ -166,3 +168,32 @@ def test_error_words_are_shown_to_clients_of_other_faces():
     error = JobRefused(msgspec.json.encode([{"msg": "bad"}]))
     assert error.detail == '[{"msg":"bad"}]'
     assert JobRefused(b"\xff" * 5000).detail == "\N{REPLACEMENT CHARACTER}" * 1000
+
+
+def is_refusal(outcome: Any):
+    return type(outcome) is Failure and type(outcome.error) is JobRefused
+
+
+def test_jobs_that_are_too_long_for_one_frame_take_several(monkeypatch):
+    monkeypatch.setattr(job_frames, "_LONGEST", 500)
+    pool, found = AttachedPool("batching", grace_s=None), []
+    worker = Worker(pool, set())
+    worker.say(READY)
+    for again in range(2):
+        bodies = [b"%d" % number * 100 for number in range(5)]
+        entries = [Request(body, lambda *_: None, deadline=time.monotonic() + 1000) for body in bodies]
+        pool.submit(EntryBatch(entries, None, 5), lambda _, outcomes: found.append(outcomes))
+        sizes = []
+        while len(found) == again:
+            (jobs,) = worker.line.sent
+            worker.line.sent.clear()
+            sizes.append(len(jobs))
+            results = {job: body[:2] for job, body in jobs.items()}
+            refused = [job for job, body in jobs.items() if body in bodies[1::2]]
+            worker.say(encode_answer(results, refused))
+        assert sizes == [2, 2, 1]
+        told = [(one.error.body, True) if is_refusal(one) else (one, False) for one in found[-1]]
+        assert told == [(body[:2], number % 2 == 1) for number, body in enumerate(bodies)]
+    too_long = Request(b"x" * 600, lambda *_: None, deadline=time.monotonic() + 1000)
+    pool.submit(EntryBatch([too_long], None, 1), lambda _, outcomes: found.append(outcomes))
+    assert "a frame takes 500" in found[-1][0].error.message
