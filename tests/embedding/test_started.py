@@ -122,6 +122,19 @@ def test_where_threads_were_replaced_it_says_so_and_does_not_stand_still(monkeyp
     assert "forebay-server" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_where_what_watches_processes_was_replaced_it_says_so(monkeypatch, models):  # the same, with threads left alone
+    class Popen(subprocess.Popen):
+        pass
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(
+        ConfigError, match=r"worker processes.*has replaced subprocess of this program: run it in threads"
+    ):
+        forebay.start(models / "single.py", worker_kind="process", port=0)
+    with forebay.start(models / "single.py", worker_kind="thread", port=0) as server:
+        assert server.url
+
+
 def test_who_loads_a_version_while_another_thread_stops_the_server_is_told_so():
     begun, go = threading.Event(), threading.Event()
 

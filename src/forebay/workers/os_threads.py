@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from forebay.errors import ConfigError
 
@@ -29,17 +30,18 @@ def require_os_threads(what: str) -> None:
         )
 
 
-def require_os_waits(what: str) -> None:
+def require_os_waits(what: str, modules: Sequence[str] = ("select", "subprocess", "socket")) -> None:
     """Refuse to go on in a program where what waits for processes and sockets was replaced: it waits in one thread.
 
     Args:
         what: What cannot be run then, for the message.
+        modules: What it waits with.
 
     Raises:
         ConfigError: If it was.
     """
     waits = {"select": select.select, "subprocess": subprocess.Popen, "socket": socket.socket}
-    if replaced := [name for name, one in waits.items() if one.__module__ != name]:
+    if replaced := [name for name in modules if waits[name].__module__ != name]:
         raise ConfigError(
             f"{what} cannot run beside monkey patching by gevent or eventlet, which has replaced "
             f"{', '.join(replaced)} of this program: run it in threads (`worker_kind='thread'`), or use "

@@ -25,6 +25,7 @@ from forebay.observe.model_log import Voice
 from forebay.workers import shm
 from forebay.workers.devices import environment_on
 from forebay.workers.landing import Places
+from forebay.workers.os_threads import require_os_waits
 from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
 from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.slot_pool import SlotPool, running
@@ -167,7 +168,9 @@ class ProcessPool(SlotPool[WorkerSlot]):
 
         Raises:
             ModelError: If a runner could not be opened, or a process not be started.
+            ConfigError: If the program has replaced what starts and watches them.
         """
+        require_os_waits("a model in worker processes", ["subprocess"])
         self._loop = asyncio.get_running_loop()
         self.model = model_log.model.get()
         self.labels = author_metrics.whose.get()
