@@ -127,6 +127,9 @@ def test_where_what_watches_processes_was_replaced_it_says_so(monkeypatch, model
         pass
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
+    with forebay.start(models / "single.py", worker_kind="process", port=0) as server:  # a tool's own class is none
+        assert server.url
+    monkeypatch.setattr(Popen, "__module__", "gevent.subprocess")
     with pytest.raises(
         ConfigError, match=r"worker processes.*has replaced subprocess of this program: run it in threads"
     ):

@@ -77,7 +77,11 @@ def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatc
 
 
 def test_where_waits_were_replaced_it_says_so(monkeypatch):  # as gevent does, threads left alone
-    monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
+    def replaced(*_):
+        return [], [], []
+
+    monkeypatch.setattr(replaced, "__module__", "gevent.select")
+    monkeypatch.setattr(select, "select", replaced)
     with pytest.raises(ConfigError, match=r"has replaced select of this program: run it in threads"):
         zoo.pids.start(worker_kind="process")
 

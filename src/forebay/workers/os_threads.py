@@ -9,8 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 from forebay.errors import ConfigError
+
+_GREEN: Final = frozenset({"gevent", "eventlet"})
 
 
 def require_os_threads(what: str) -> None:
@@ -41,7 +44,8 @@ def require_os_waits(what: str, modules: Sequence[str] = ("select", "subprocess"
         ConfigError: If it was.
     """
     waits = {"select": select.select, "subprocess": subprocess.Popen, "socket": socket.socket}
-    if replaced := [name for name in modules if waits[name].__module__ != name]:
+    # Others wrap and subclass them, too, and what they make still waits as it should.
+    if replaced := [name for name in modules if waits[name].__module__.partition(".")[0] in _GREEN]:
         raise ConfigError(
             f"{what} cannot run beside monkey patching by gevent or eventlet, which has replaced "
             f"{', '.join(replaced)} of this program: run it in threads (`worker_kind='thread'`), or use "
