@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from forebay.arrays.json_lists import values_in_parts
 from forebay.errors import InvalidRequest, ValidationError
-from forebay.types.datatypes import BY_NUMPY, datatype_of
-from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
+from forebay.types.datatypes import BY_NUMPY, DataType, datatype_of
+from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,29 +74,58 @@ def as_raw(tensor: Tensor) -> Tensor:
     Raises:
         ValidationError: If it is none of the tensor's type and shape.
     """
+    steps = raw_in_steps(tensor)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:
+    """Do the same in steps of a millisecond or so.
+
+    Raises:
+        ValidationError: As `as_raw`.
+    """
     if not tensor.is_json:
         return tensor
     datatype = datatype_of(tensor.datatype)
     count = elements(tensor.name, tensor.shape, datatype.size or 4)
-    kind = _KINDS[datatype.name.rstrip("0123456789")]
-    flat = _read_list(tensor, kind)
-    if len(flat) != count:
+    parts: list[Data] = []
+    found = 0
+    for flat in values_in_parts(tensor, _kind_of(datatype)):
+        if parts:
+            yield
+        found += len(flat)
+        parts.append(_packed(tensor, datatype, flat) if datatype.size else join_elements(tensor.name, flat))
+    if found != count:
         raise ValidationError(
-            f"tensor '{tensor.name}' of the shape {list(tensor.shape)} has {count} elements, and {len(flat)} came"
+            f"tensor '{tensor.name}' of the shape {list(tensor.shape)} has {count} elements, and {found} came"
         )
-    if not datatype.size:
-        return Tensor(tensor.name, tensor.datatype, tensor.shape, join_elements(tensor.name, flat))
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+def _packed(tensor: Tensor, datatype: DataType, flat: list[Any]) -> Data:
+    """Return numbers as they lie in memory.
+
+    Raises:
+        ValidationError: If one is none of the type.
+    """
     import numpy as np
 
     try:
         with np.errstate(over="raise"):
-            data = np.array(flat, np.float64 if kind is float else datatype.numpy)
+            data = np.array(flat, np.float64 if _kind_of(datatype) is float else datatype.numpy)
             if datatype.name == "BF16":
                 data = bits_of(data.astype(np.float32))
-            data = data.astype(datatype.numpy, copy=False)
+            return data.astype(datatype.numpy, copy=False).data.cast("B")
     except (OverflowError, FloatingPointError):
         raise ValidationError(f"tensor '{tensor.name}' holds a number that is no {datatype.name}") from None
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, data.data.cast("B"))
+
+
+def _kind_of(datatype: DataType) -> type:
+    return _KINDS[datatype.name.rstrip("0123456789")]
 
 
 def numbers_of(array: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
@@ -136,37 +165,7 @@ def as_json(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, msgspec.json.encode(values), is_json=True)
 
 
-_NESTED: Final = re.compile(rb"\s*\[\s*\[")
 _KINDS: Final = {"BOOL": bool, "UINT": int, "INT": int, "FP": float, "BF": float, "BYTES": str}
-
-
-def _read_list(tensor: Tensor, kind: type) -> list[Any]:
-    """Read a flat list, or lists in lists as deep and as long as the shape says.
-
-    Where the shape has a single axis its elements may be lists of one: an axis that the model does not see.
-    """
-    listed: Any = list[kind]
-    try:
-        return msgspec.json.decode(tensor.data, type=listed)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as flat:
-        why = str(flat)  # the error would be in a circle with this frame, which holds the tensor
-    nested: Any = kind
-    shape = tensor.shape if len(tensor.shape) != 1 else (*tensor.shape, 1)
-    for axis in reversed(shape):
-        nested = Annotated[list[nested], msgspec.Meta(min_length=min(axis, 2**62), max_length=min(axis, 2**62))]
-    if len(shape) > 1 and _NESTED.match(tensor.data):  # else what is wrong with a flat list is to be told
-        try:
-            found: list[Any] = msgspec.json.decode(tensor.data, type=nested)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            why = str(error)
-        else:
-            for _ in shape[1:]:
-                found = [*itertools.chain.from_iterable(found)]
-            return found
-    raise ValidationError(
-        f"the data of tensor '{tensor.name}' is no list of {tensor.datatype}, flat or of the shape "
-        f"{list(tensor.shape)}: {why}"
-    )
 
 
 def _unsayable(tensor: Tensor, why: str) -> InvalidRequest:

@@ -377,14 +377,18 @@ class Endpoint:
 
     def _submit_by_key(self, request: Request, keys: Sequence[Hashable], batcher: Batcher, now: float) -> None:
         """Queue a request under the keys of its samples, in slices if they differ or are too many."""
+        key = keys[0]
+        if keys.count(key) == len(keys):
+            if request.size <= self._max_size:
+                request.key = key
+                batcher.submit(request, now)
+            else:
+                self._slices.cut(request, {key: range(request.size)}, now)
+            return
         rows: dict[Hashable, list[int]] = {}
         for row, key in enumerate(keys):
             rows.setdefault(key, []).append(row)
-        if len(rows) == 1 and request.size <= self._max_size:
-            request.key = keys[0]
-            batcher.submit(request, now)
-        else:
-            self._slices.cut(request, rows, now)
+        self._slices.cut(request, rows, now)
 
     def _answer(self, batch: EntryBatch, outcomes: Sequence[Outcome], now: float) -> None:
         self.answering = batch

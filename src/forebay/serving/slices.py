@@ -3,24 +3,50 @@
 
 A request is answered once: the first failure of a slice is its answer, else the results of all are joined in order. One
 that has more samples than may wait is fed to the queue as there is room, and so is one that may wait for it.
+
+Theory of operation. A request may have millions of samples, and the loop serves others as well: it does no more in one
+go than room in the queue asks for. What has to be read before a request can be cut is read in steps, one in each turn
+of the loop; a slice is cut when the queue has room for it, and its results are taken when they come.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from forebay.errors import QueueFull, TooLarge
-from forebay.types.call import Failure, Slice
+import msgspec
+
+from forebay.errors import ForebayError, QueueFull, TooLarge
+from forebay.types.call import Failure, Joint, Request, Slice
+from forebay.types.failures import without_frames
 from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchConfig, BatchQueue
-    from forebay.types.call import Outcome, Request
+    from forebay.types.call import Origin, Outcome
+
+
+class _Cut(msgspec.Struct, eq=False):
+    """How far a request is.
+
+    Attributes:
+        to_come: Keys and places of the samples of slices that are not in the queue yet.
+        joint: Puts together what came.
+        missing: Samples of which nothing came.
+        under_way: Slices that are in the queue or run, with the places of their samples.
+        following: What comes first of `to_come`; None at its end.
+    """
+
+    to_come: Iterator[tuple[Hashable, Sequence[int]]]
+    joint: Joint
+    missing: int
+    under_way: dict[Slice, Sequence[int]]
+    following: tuple[Hashable, Sequence[int]] | None = None
 
 
 class Slices:
@@ -42,15 +68,16 @@ class Slices:
     ) -> None:
         """Begin without any; a request may have more samples than a batch takes if it `may_exceed` that."""
         self.batcher: Batcher | None = None
-        self.fed: dict[Request, deque[Slice]] = {}
+        self.fed: dict[Request, None] = {}
         self._name = name
         self._may_exceed = may_exceed
         self._limit = batching.max_rows
         self._capacity = batching.capacity
         self._queue = queue
         self._settle = settle
-        self._of: dict[Request, dict[Slice, None]] = {}
-        """What of each request is in the queue or runs."""
+        self._of: dict[Request, _Cut] = {}
+        self._opening: deque[tuple[Request, Iterator[None]]] = deque()
+        """Requests that are read before they are cut."""
 
     def __len__(self) -> int:
         return len(self._of)
@@ -63,58 +90,26 @@ class Slices:
         Raises:
             TooLarge: If it may not be cut.
             QueueFull: If there is no room for it.
+            InvalidRequest: If it cannot be read; one that is long is told later.
         """
         limit = self._limit
         if max(map(len, rows_of.values())) > limit and not self._may_exceed:
             raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
-        has_room = self._queue.waiting + request.size <= self._capacity
-        may_wait = not has_room and request.may_wait()
-        if request.size <= self._capacity and not has_room and not may_wait:
-            msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
-            raise QueueFull(msg)
-        answered: list[tuple[Sequence[int], Outcome]] = []
-        places: dict[Slice, Sequence[int]] = {}
-
-        def reply(piece: Slice, outcome: Outcome) -> None:
-            rows = places.pop(piece)
-            if request.done:
-                return
-            del self._of[request][piece]
-            if type(outcome) is Failure:
-                self._settle(request, outcome)
-                return
-            answered.append((rows, outcome))
-            if not places:
-                self._settle(request, attempt(request.join, answered))
-
-        for key, rows in rows_of.items():
-            for start in range(0, len(rows), limit):
-                cut = rows[start : start + limit]
-                piece = Slice(
-                    whole=request,
-                    body=request.cut(cut),
-                    reply=reply,
-                    deadline=request.deadline,
-                    params=request.params,
-                    size=len(cut),
-                    key=key,
-                    origin=None if places else request.origin,
-                    rank=request.rank,
-                )
-                places[piece] = cut
+        self._require_room(request)
         request.arrived = now
-        assert self.batcher is not None
-        if has_room:
-            self._of[request] = dict.fromkeys(places)
-            for piece in places:
-                self.batcher.submit(piece, now)
+        steps = request.opening()
+        is_open = _is_at_end(steps)
+        cut = self._of[request] = _Cut(_places(rows_of, limit), request.joint(), request.size, {})
+        if not is_open:
+            self._opening.append((request, steps))
+            if len(self._opening) == 1:
+                asyncio.get_running_loop().call_soon(self._open)
             return
-        first = [] if may_wait else [next(iter(places))]
-        for piece in first:
-            self.batcher.submit(piece, now)
-        self._of[request] = dict.fromkeys(first)
-        self.fed[request] = deque(piece for piece in places if piece not in first)
-        self.feed()
+        try:
+            self._begin(request, cut, now)
+        except ForebayError:
+            del self._of[request]
+            raise
 
     def feed(self) -> None:
         """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.
@@ -122,37 +117,127 @@ class Slices:
         A request with no slice under way may take whatever room there is.
         """
         now = time.monotonic()
-        assert self.batcher is not None
-        for request, slices in list(self.fed.items()):
-            under_way = self._of[request]
-            while slices:
-                waiting = self._queue.waiting + slices[0].size
-                if waiting > self._capacity or (under_way and 2 * waiting > self._capacity):
+        for request in list(self.fed):
+            cut = self._of[request]
+            while cut.following is not None:
+                waiting = self._queue.waiting + len(cut.following[1])
+                if waiting > self._capacity or (cut.under_way and 2 * waiting > self._capacity):
                     break
-                piece = slices.popleft()
-                under_way[piece] = None
-                self.batcher.submit(piece, now)
-            if not slices:
+                self._submit(request, cut, now)
+            if cut.following is None:
                 del self.fed[request]
 
     def of(self, request: Request) -> Sequence[Request | Slice]:
         """Return what of a request is in the queue or runs: slices, or itself if it was not cut."""
-        pieces = self._of.get(request)
-        return [request] if pieces is None else [*pieces]
+        cut = self._of.get(request)
+        return [request] if cut is None else [*cut.under_way]
 
     def leave(self, request: Request) -> Sequence[Request | Slice]:
         """Forget a request; returns the same as `of`."""
-        pieces = self._of.pop(request, None)
-        if pieces is None:
-            return [request]
-        for piece in (*pieces, *self.fed.pop(request, ())):
-            piece.reply = _forgotten  # the other one refers to all of them
-        return [*pieces]
+        found = self.of(request)
+        self._of.pop(request, None)
+        self.fed.pop(request, None)
+        return found
 
     def cut_into(self, piece: Slice) -> list[Request]:
         """Return the request that a slice is of; none if it is answered."""
         return [piece.whole] if piece.whole in self._of else []
 
+    def _require_room(self, request: Request) -> None:
+        """Refuse a request that could wait as a whole, but not beside those that do, unless it waits for room.
 
-def _forgotten(_piece: Slice, _outcome: Outcome) -> None:
-    """Stand where nobody waits any more."""
+        Raises:
+            QueueFull: If there is no room for it.
+        """
+        if request.size <= self._capacity and not self._has_room(request) and not request.may_wait():
+            msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
+            raise QueueFull(msg)
+
+    def _open(self) -> None:
+        """Read on in the first request that is read; the others wait their turn."""
+        request, steps = self._opening[0]
+        cut = self._of.get(request)
+        try:
+            if cut is None:  # nobody waits for it any more
+                self._opening.popleft()
+            elif _is_at_end(steps):
+                self._opening.popleft()
+                self._require_room(request)
+                self._begin(request, cut, time.monotonic())
+            else:
+                self._opening.rotate(-1)
+        except ForebayError as error:
+            self._opening = deque(one for one in self._opening if one[0] is not request)
+            self._settle(request, Failure(without_frames(error)))
+        if self._opening:
+            asyncio.get_running_loop().call_soon(self._open)
+
+    def _begin(self, request: Request, cut: _Cut, now: float) -> None:
+        """Queue what there is room for of a request that can be cut.
+
+        Raises:
+            QueueFull: If there is room for nothing of it.
+        """
+        cut.following = next(cut.to_come)
+        if self._has_room(request):
+            has_more = self._submit(request, cut, now, request.origin)
+            while has_more:
+                has_more = self._submit(request, cut, now)
+            return
+        if not request.may_wait():
+            self._submit(request, cut, now, request.origin)
+        self.fed[request] = None
+        self.feed()
+
+    def _has_room(self, request: Request) -> bool:
+        """Tell whether all of it may wait beside what does."""
+        return self._queue.waiting + request.size <= self._capacity
+
+    def _submit(self, request: Request, cut: _Cut, now: float, origin: Origin | None = None) -> bool:
+        """Queue the next slice of a request; tells whether there are more."""
+        assert self.batcher is not None
+        assert cut.following is not None
+        key, rows = cut.following
+        piece = Slice(
+            whole=request,
+            body=request.cut(rows),
+            reply=self._replied,
+            deadline=request.deadline,
+            params=request.params,
+            size=len(rows),
+            key=key,
+            origin=origin,
+            rank=request.rank,
+        )
+        self.batcher.submit(piece, now)
+        cut.under_way[piece] = rows
+        cut.following = next(cut.to_come, None)
+        return cut.following is not None
+
+    def _replied(self, piece: Slice, outcome: Outcome) -> None:
+        """Take the outcome of a slice."""
+        request = piece.whole
+        cut = self._of.get(request)
+        if cut is None:
+            return
+        rows = cut.under_way.pop(piece)
+        if type(outcome) is not Failure:
+            cut.missing -= len(rows)
+            outcome = attempt(cut.joint.add, rows, outcome)
+        if type(outcome) is Failure:
+            self._settle(request, outcome)
+        elif not cut.missing:
+            self._settle(request, attempt(cut.joint.whole))
+
+
+def _places(rows_of: Mapping[Hashable, Sequence[int]], limit: int) -> Iterator[tuple[Hashable, Sequence[int]]]:
+    for key, rows in rows_of.items():
+        for start in range(0, len(rows), limit):
+            yield key, rows[start : start + limit]
+
+
+def _is_at_end(steps: Iterator[None]) -> bool:
+    """Take a step; tells whether there was none left."""
+    for _ in steps:
+        return False
+    return True

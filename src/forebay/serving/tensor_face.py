@@ -17,17 +17,21 @@ plain data, which goes to worker processes as everything else does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.arrays.tensors import as_json, as_raw
+from forebay.arrays.tensor_rows import JoinedRows, Rows
+from forebay.arrays.tensors import raw_in_steps
 from forebay.errors import BadOutcome, InvalidRequest, ValidationError
 from forebay.types.call import EMPTY, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds
 from forebay.types.did_you_mean import nearest
-from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements, rows_of
+from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements
+
+if TYPE_CHECKING:
+    from forebay.types.call import Joint
 
 MAX_EMPTY_ROWS: Final = 1024
 """Samples of a call that have no data at all; others are bounded by the length of the call."""
@@ -132,45 +136,58 @@ class TensorRequest(Request, gc=False, eq=False):
 
     call: Any = None
 
-    def cut(self, rows: Sequence[int]) -> list[Any]:
-        """Return the data of some of its rows.
-
-        Lists in JSON are read for that, so `params` changes: it names what is in the body and what is to be given, and
-        outputs of slices can be put together only as they lie in memory.
-        """
-        if not self.params.get("is_cut"):
-            raw = [as_raw(one) for one in tensors_of(self.params["given"], self.body)]
-            self.params = {
-                **self.params,
-                "given": [[one.name, one.datatype, list(one.shape), False] for one in raw],
-                "wanted": [[name, False] for name, _ in self.params["wanted"]],
-                "is_json": False,
-                "is_cut": {"is_json": self.params["is_json"], **dict(self.params["wanted"])},
-            }
-            self.body = [rows_of(one, self.size) for one in raw]
-        return [b"".join([column[row] for row in rows]) for column in self.body]
-
-    def join(self, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
-        """Put the outcomes of slices together.
+    def opening(self) -> Iterator[None]:
+        """Read lists in JSON, which `params` calls raw then, and find the rows of all.
 
         Raises:
-            BadOutcome: If their outputs differ in more than the first axis.
+            ValidationError: If what came is not what `params` says.
         """
-        forms = self.params["is_cut"]
-        joined: list[Tensor] = []
-        each = [(rows, tensors_of(specs, data)) for rows, (specs, *data) in pieces]
-        for place, first in enumerate(each[0][1]):
-            columns: list[Any] = [None] * self.size
-            for rows, tensors in each:
-                one = tensors[place] if place < len(tensors) else first
-                if (one.name, one.datatype, one.shape[1:]) != (first.name, first.datatype, first.shape[1:]):
-                    msg = f"output '{first.name}' has unlike shapes or types for the samples of the call; send fewer"
-                    raise BadOutcome(msg)
-                for row, data in zip(rows, rows_of(one, len(rows)), strict=True):
-                    columns[row] = data
-            whole = Tensor(first.name, first.datatype, (self.size, *first.shape[1:]), b"".join(columns))
-            joined.append(as_json(whole) if forms.get(first.name, forms["is_json"]) else whole)
-        return outcome_of(joined)
+        found: list[Rows] = []
+        for one in tensors_of(self.params["given"], self.body):
+            raw = yield from raw_in_steps(one)
+            found.append(Rows(raw, self.size))
+            yield from found[-1].finding()
+        given = [[name, datatype, shape, False] for name, datatype, shape, _ in self.params["given"]]
+        self.params = {**self.params, "given": given}
+        self.body = found
+
+    def cut(self, rows: Sequence[int]) -> list[Any]:
+        """Return the data of some of its rows."""
+        return [column.of(rows) for column in self.body]
+
+    def joint(self) -> Joint:
+        """Return what puts the outputs of its slices together."""
+        return _JoinedTensors(self.size)
+
+
+class _JoinedTensors:
+    """Outputs of slices, which differ in nothing but the first axis."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._forms: list[tuple[str, str, tuple[int, ...], bool]] = []
+        self._joined: list[JoinedRows] = []
+
+    def add(self, rows: Sequence[int], outcome: Any) -> None:
+        specs, *data = outcome
+        tensors = tensors_of(specs, data)
+        forms = [(one.name, one.datatype, one.shape[1:], one.is_json) for one in tensors]
+        if not self._forms:
+            self._forms = forms
+            self._joined = [JoinedRows() for _ in forms]
+        if forms != self._forms:
+            name = next((one[0] for one, other in zip(self._forms, forms, strict=False) if one != other), forms[-1][0])
+            raise BadOutcome(f"output '{name}' has unlike shapes or types for the samples of the call; send fewer")
+        for joined, one in zip(self._joined, tensors, strict=True):
+            joined.add(rows, one)
+
+    def whole(self) -> Any:
+        return outcome_of(
+            [
+                Tensor(name, datatype, (self._size, *row), joined.whole(is_json=is_json), is_json)
+                for (name, datatype, row, is_json), joined in zip(self._forms, self._joined, strict=True)
+            ]
+        )
 
 
 def tensors_of(specs: Sequence[Sequence[Any]], data: Sequence[Any]) -> list[Tensor]:
@@ -273,9 +290,10 @@ def _rows(tensor: Tensor, rows: int | None, declared: TensorMetadata | None) -> 
         ValidationError: If there are none, or inputs have unlike numbers of them.
     """
     found = tensor.shape[0] if tensor.shape else 0
-    if found > max(len(tensor.data), MAX_EMPTY_ROWS):
+    length = len(tensor.data) if all(tensor.shape[1:]) else 0  # lists in JSON have brackets for nothing, too
+    if found > max(length, MAX_EMPTY_ROWS):
         raise ValidationError(
-            f"input '{tensor.name}' has the shape {list(tensor.shape)} and {len(tensor.data)} bytes; a call has at "
+            f"input '{tensor.name}' has the shape {list(tensor.shape)} and {length} bytes; a call has at "
             f"most {MAX_EMPTY_ROWS} samples of which nothing came"
         )
     if not found or found != (rows or found):

@@ -8,7 +8,7 @@ the reply; nothing is copied on the way. What a worker process sees of it is an 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar, final
 
 import msgspec
@@ -160,6 +160,18 @@ class ReplyToAll:
         raise NotImplementedError
 
 
+class Joint(Protocol):
+    """What puts the outcomes of slices together, as they come."""
+
+    def add(self, rows: Sequence[int], outcome: Outcome) -> None:
+        """Take the outcome of these samples; raises a `ForebayError` if it does not go with the others."""
+        ...
+
+    def whole(self) -> Outcome:
+        """Return the outcome of all samples, once nothing is missing."""
+        ...
+
+
 class Request(msgspec.Struct, eq=False, gc=False):
     """One call by one client: one id, one deadline, one answer (or one stream of parts).
 
@@ -212,17 +224,35 @@ class Request(msgspec.Struct, eq=False, gc=False):
         """Tell whether it waits for room in a full queue instead of being refused; its sender bounds how many do."""
         return False
 
+    def opening(self) -> Iterator[None]:
+        """Read what has to be read before it can be cut, in steps of a millisecond or so; `params` may change.
+
+        Raises:
+            ForebayError: If it cannot be read.
+        """
+        return iter(())
+
     def cut(self, rows: Sequence[int]) -> Any:
-        """Return the body of a slice of these samples; called before `params` are read for it."""
+        """Return the body of a slice of these samples."""
         return [self.body[row] for row in rows]
 
-    def join(self, pieces: Sequence[tuple[Sequence[int], Outcome]]) -> Outcome:
-        """Return the outcome of its samples, of those of its slices."""
-        joined: list[Any] = [None] * self.size
-        for rows, outcome in pieces:
-            for row, result in zip(rows, outcome, strict=True):
-                joined[row] = result
-        return joined
+    def joint(self) -> Joint:
+        """Return what puts the outcomes of its slices together."""
+        return _Listed(self.size)
+
+
+class _Listed:
+    """Results of samples, one after the other."""
+
+    def __init__(self, size: int) -> None:
+        self._results: list[Any] = [None] * size
+
+    def add(self, rows: Sequence[int], outcome: Outcome) -> None:
+        for row, result in zip(rows, outcome, strict=True):
+            self._results[row] = result
+
+    def whole(self) -> Outcome:
+        return self._results
 
 
 class Slice(msgspec.Struct, eq=False):

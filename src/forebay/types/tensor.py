@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
 from typing import Final, cast
 
 import msgspec
@@ -18,6 +18,7 @@ Data = bytes | bytearray | memoryview
 MAX_AXES: Final = 32
 """Axes of a tensor; no library has more."""
 _MAX_BYTES: Final = 2**63 - 1
+_LENGTH: Final = Struct("<I")
 
 
 class Tensor(msgspec.Struct, frozen=True, eq=False):
@@ -108,38 +109,31 @@ def split_elements(name: str, data: Data, count: int) -> Iterator[bytes]:
     Raises:
         ValidationError: If there are not exactly `count`.
     """
-    found = 0
-    for element in _lengths_read(name, memoryview(cast("bytes", data))):
+    view = memoryview(cast("bytes", data))
+    at = 0
+    for end in element_ends(name, view, count):
+        yield bytes(view[at + 4 : end])
+        at = end
+
+
+def element_ends(name: str, data: memoryview, count: int) -> Iterator[int]:
+    """Yield where each element of BYTES ends.
+
+    Raises:
+        ValidationError: If there are not exactly `count`.
+    """
+    at = found = 0
+    size = len(data)
+    length_at = _LENGTH.unpack_from
+    while at < size:
+        end = at + 4 + length_at(data, at)[0] if size - at >= _LENGTH.size else size + 1
+        if end > size:
+            raise ValidationError(f"tensor '{name}' ends in the middle of an element at byte {at}")
         found += 1
         if found > count:
             break
-        yield element
+        at = end
+        yield at
     if found != count:
         some = "more" if found > count else str(found)
         raise ValidationError(f"tensor '{name}' has {count} elements by its shape, and {some} came")
-
-
-def rows_of(tensor: Tensor, count: int) -> list[memoryview]:
-    """Return the data of each row along the first axis, of which there are `count`.
-
-    Raises:
-        ValidationError: If BYTES holds another number of elements than its shape says.
-    """
-    data = memoryview(cast("bytes", tensor.data))
-    size = datatype_of(tensor.datatype, tensor.name).size
-    if size:
-        step = len(data) // max(count, 1)
-        return [data[at * step : (at + 1) * step] for at in range(count)]
-    each = elements(tensor.name, tensor.shape[1:])
-    ends = [0, *itertools.accumulate(len(one) + 4 for one in split_elements(tensor.name, data, each * count))]
-    return [data[ends[row * each] : ends[(row + 1) * each]] for row in range(count)]
-
-
-def _lengths_read(name: str, data: memoryview) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
-        if at + 4 > len(data) or end > len(data):
-            raise ValidationError(f"tensor '{name}' ends in the middle of an element at byte {at}")
-        yield bytes(data[at + 4 : end])
-        at = end

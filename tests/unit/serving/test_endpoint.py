@@ -10,10 +10,12 @@ import logging
 
 import pytest
 
+from forebay.arrays.tensor_rows import STEP_ELEMENTS
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, RunnerFailed
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.stream_delivery import PATIENCE_S, WINDOW_BYTES
+from forebay.serving.tensor_face import TensorRequest
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Failure, Request
 from forebay.workers.inline import InlinePool
@@ -576,6 +578,52 @@ async def test_what_a_slice_costs_does_not_grow_with_its_request(clock):
             desk.pool.complete(outcomes=[entry.body for entry in desk.pool.running[0].entries])
             await turn()
         assert desk.answer("x") == list(range(100))
+
+
+@clocked
+async def test_the_loop_goes_on_while_a_request_of_many_rows_is_read(clock):
+    rows = 20 * STEP_ELEMENTS
+    params = {"given": [["x", "BYTES", [rows], False]], "wanted": [], "is_json": False}
+    async with Desk(capacity=64, max_size=64) as desk:
+        large = TensorRequest([bytes(4 * rows)], desk._reply, params, size=rows, id="large")
+        desk.replies["large"] = []
+        desk.endpoint.submit(large)
+        turns = 0
+        while not desk.endpoint._slices.of(large):  # all of its rows have to be found before it can be cut
+            await asyncio.sleep(0.0)
+            turns += 1
+            if turns == 3:
+                desk.submit("small")
+                await turn()
+                desk.pool.complete(outcomes=["small"])
+                assert desk.answer("small") == "small"
+        assert turns > 10
+        await turn()
+        while not desk.answer("large"):
+            assert len(desk.endpoint._slices.of(large)) <= 2
+            for entry in (running := desk.pool.running[0]).entries:
+                assert len(entry.body[0]) == 4 * entry.size
+            told = [[[["y", "BYTES", [entry.size], False]], entry.body[0]] for entry in running.entries]
+            desk.pool.complete(outcomes=told)
+            await turn()
+        assert desk.answer("large") == [[["y", "BYTES", [rows], False]], bytes(4 * rows)]
+
+
+@clocked
+async def test_a_request_that_is_found_to_be_broken_late_or_is_called_off_before_leaves_nothing(clock):
+    rows = 4 * STEP_ELEMENTS
+    params = {"given": [["x", "BYTES", [rows], False]], "wanted": [], "is_json": False}
+    async with Desk(capacity=64, max_size=64) as desk:
+        for name in ("broken", "gone"):
+            desk.replies[name] = []
+            request = TensorRequest([bytes(4 * rows) + b"x"], desk._reply, params, size=rows, id=name)
+            desk.endpoint.submit(request)
+        desk.endpoint.cancel(request)
+        while desk.answer("broken") is None:
+            await turn()
+        assert desk.answers == {"broken": Code.INVALID_ARGUMENT, "gone": Code.CANCELLED}
+        assert desk.endpoint.in_flight == 0
+        assert not desk.pool.seen
 
 
 @clocked

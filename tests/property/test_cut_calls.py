@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of many rows, which is cut, is answered as one that runs as a whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay import Model
+from forebay.arrays import json_lists
+from forebay.arrays.tensors import as_raw, to_array
+from forebay.errors import ValidationError
+from forebay.testing import client
+from forebay.types.tensor import Tensor
+
+LENGTH = "Inference-Header-Content-Length"
+NEVER_TEXT = b"\xff\xfe"
+
+
+class Sample(TypedDict):
+    texts: list[str]
+    numbers: npt.NDArray[np.float32]
+    flag: bool
+
+
+class Mirror(Model):
+    """Gives what it gets."""
+
+    def predict(self, batch: list[Sample]) -> list[Sample]:
+        return batch
+
+
+class Sorted(Mirror):
+    """The same, in batches of one kind."""
+
+    @staticmethod
+    def batch_key(sample: Sample) -> bool:
+        return sample["flag"]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with client(Mirror, Sorted, max_batch_size=64) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def cut():
+    with client(Mirror, Sorted, max_batch_size=3, max_queue=7) as served:
+        yield served
+
+
+TEXTS = st.sampled_from(["", "a", '",', '"],["', "\\", '\\"', "é,", "[[", "x" * 40])
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
+    rows, width = draw(st.integers(1, 30)), draw(st.integers(0, 3))
+    texts = np.array([[draw(TEXTS) for _ in range(width)] for _ in range(rows)], object).reshape(rows, width)
+    numbers = np.arange(rows * 2, dtype="f4").reshape(rows, 1, 2)
+    flags = np.array(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
+    inputs: list[dict[str, Any]] = []
+    behind = b""
+    for name, datatype, array in (("texts", "BYTES", texts), ("numbers", "FP32", numbers), ("flag", "BOOL", flags)):
+        one: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
+        form = draw(st.sampled_from(["raw", "flat", "nested"]))
+        if form == "raw":
+            encoded = [text.encode() for text in texts.ravel()]
+            raw = b"".join(len(one).to_bytes(4, "little") + one for one in encoded) if name == "texts" else None
+            raw = array.tobytes() if raw is None else raw
+            one["parameters"] = {"binary_data_size": len(raw)}
+            behind += raw
+        else:
+            one["data"] = (array.ravel() if form == "flat" else array).tolist()
+        inputs.append(one)
+    if draw(st.integers(0, 9)) == 0 and behind:  # what is wrong with it is told alike
+        behind = NEVER_TEXT + behind[2:]
+    asked: dict[str, Any] = {"inputs": inputs, "parameters": {"binary_data_output": draw(st.booleans())}}
+    if draw(st.booleans()):
+        asked["outputs"] = [
+            {"name": name, "parameters": {"binary_data": draw(st.booleans())}} for name in ("flag", "texts")
+        ]
+    head = json.dumps(asked, ensure_ascii=draw(st.booleans())).encode()
+    return head + behind, {LENGTH: str(len(head)), "content-type": "application/octet-stream"}
+
+
+@pytest.mark.parametrize("model", ["mirror", "sorted"])
+@given(call=calls())
+@settings(max_examples=60, deadline=None)
+def test_a_call_that_is_cut_is_answered_as_one_that_is_not(model, whole, cut, call):
+    body, headers = call
+    expected, found = (one.request("POST", f"/v2/models/{model}/infer", body, headers) for one in (whole, cut))
+    assert found.status == expected.status
+    if found.status == 200:
+        assert found.body == expected.body
+
+
+@given(
+    values=st.lists(st.lists(TEXTS, min_size=2, max_size=2), min_size=1, max_size=12),
+    is_flat=st.booleans(),
+    indent=st.sampled_from([None, None, 1]),
+    part_bytes=st.integers(1, 30),
+    spoiled=st.tuples(st.integers(0, 400), st.sampled_from([b"", b"", b",", b"[", b'"', b"1", b"]"])),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_list_that_is_read_in_parts_is_read_as_one(values, is_flat, indent, part_bytes, spoiled):
+    listed = [*itertools.chain.from_iterable(values)] if is_flat else values
+    data = json.dumps(listed, indent=indent).encode()
+    place, what = spoiled
+    tensor = Tensor("x", "BYTES", (len(values), 2), data[:place] + what + data[place:], is_json=True)
+
+    def read() -> Any:
+        try:
+            return to_array(as_raw(tensor)).tolist()
+        except ValidationError:
+            return None
+
+    whole = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_lists, "PART_BYTES", part_bytes)
+        assert read() == whole
