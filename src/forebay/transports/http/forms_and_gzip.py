@@ -39,6 +39,8 @@ log = logging.getLogger("forebay")
 
 PACKINGS: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 """What bodies may be packed with."""
+MAX_MEMBERS: Final = 10_000
+"""Parts of a body that were packed each by itself, with gzip; one takes 20 bytes, may give none, and has its cost."""
 _STEP_BYTES: Final = 64 * 1024
 _MAX_HEADERS: Final = 8
 _MAX_HEADER_BYTES: Final = 4096
@@ -183,6 +185,7 @@ class _Unpacker:
         self._packing = packing.decode()
         self._unpack: Any = zlib.decompressobj(zlib.MAX_WBITS | 16) if self._is_gzip else None
         self._begin = b""
+        self._members = 1
 
     def feed(self, data: bytes) -> None:
         if self._unpack is None:
@@ -193,7 +196,8 @@ class _Unpacker:
             is_wrapped = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0
             self._unpack = zlib.decompressobj(zlib.MAX_WBITS if is_wrapped else -zlib.MAX_WBITS)
         try:
-            self._feed(data)
+            for at in range(0, len(data), _STEP_BYTES):  # what is left of a piece is copied with each step
+                self._feed(data[at : at + _STEP_BYTES])
         except zlib.error as error:
             raise InvalidRequest(f"the body is not packed with {self._packing}: {error}") from None
 
@@ -202,6 +206,10 @@ class _Unpacker:
             if self._unpack.eof:
                 if not self._is_gzip:
                     raise InvalidRequest(f"the body goes on after what was packed with {self._packing}")
+                if self._members == MAX_MEMBERS:
+                    msg = f"the body has more than {MAX_MEMBERS} parts that were packed each by itself; pack it as one"
+                    raise TooLarge(msg)
+                self._members += 1
                 self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
             self._sink.feed(self._unpack.decompress(data, _STEP_BYTES))
             data = self._unpack.unconsumed_tail or self._unpack.unused_data

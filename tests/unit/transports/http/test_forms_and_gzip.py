@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.protocols.native import Contract, UnsupportedMedia
 from forebay.server.config import HttpConfig
-from forebay.transports.http.forms_and_gzip import Staging
+from forebay.transports.http.forms_and_gzip import MAX_MEMBERS, Staging
 from forebay.transports.http.route import Head
 from forebay.types.file import FormPart
 
@@ -184,6 +184,13 @@ def test_a_bomb_is_refused_at_the_limit():
         read(staged, [bomb])
     staged.close()  # for the second time
     stage.memory.take(stage.config.max_buffered_bytes)  # all was given back
+
+
+def test_a_body_of_many_packed_parts_is_read_up_to_a_limit():
+    parts = gzip.compress(b"") * (MAX_MEMBERS - 1) + gzip.compress(b"end")
+    assert read(staging().open(head(packing=b"gzip", form=False), 1000), [parts]) == b"end"
+    with pytest.raises(TooLarge, match="more than 10000 parts"):
+        read(staging().open(head(packing=b"gzip", form=False), 1000), [parts, gzip.compress(b"")])
 
 
 def test_what_is_unpacked_counts_for_all_until_it_is_closed():
