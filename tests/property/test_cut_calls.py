@@ -17,6 +17,8 @@ from forebay import Model
 from forebay.arrays import json_lists
 from forebay.arrays.tensors import as_raw, to_array
 from forebay.errors import ValidationError
+from forebay.protocols.tfserving import rest
+from forebay.serving.tensor_face import TensorFace
 from forebay.testing import client
 from forebay.types.tensor import Tensor
 
@@ -126,3 +128,27 @@ def test_a_list_that_is_read_in_parts_is_read_as_one(values, is_flat, indent, pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_lists, "PART_BYTES", part_bytes)
         assert read() == whole
+
+
+@given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), indent=st.sampled_from([None, 1]))
+@settings(max_examples=100, deadline=None)
+def test_columns_have_the_shape_of_their_lists_and_are_written_as_such(shape, indent):
+    array = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    body = json.dumps({"inputs": {"x": array.tolist()}}, indent=indent).encode()
+    (found,) = rest.columns_as_tensors(rest.decode_predict(body).inputs, TensorFace(is_open=True))
+    assert found.shape == array.shape
+    answered = [Tensor(name, "FP64", array.shape, array.tobytes()) for name in ("x", "y")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rest, "_ROWS", 2)
+        assert json.loads(rest.encode_columns(answered)) == {"outputs": {"x": array.tolist(), "y": array.tolist()}}
+        assert json.loads(rest.encode_columns(answered[:1])) == {"outputs": array.tolist()}
+        assert json.loads(rest.encode_rows(answered[:1], shape[0])) == {"predictions": array.tolist()}
+        rows = [{"x": row, "y": row} for row in array.tolist()]
+        assert json.loads(rest.encode_rows(answered, shape[0])) == {"predictions": rows}
+
+
+def test_rows_of_which_nothing_comes_are_limited_in_json_as_well(whole):
+    for count in (1024, 1025):
+        body = json.dumps({"inputs": {"texts": [[]] * count}}).encode()
+        answer = whole.request("POST", "/v1/models/mirror:predict", body)
+        assert (b"of which nothing came" in answer.body) == (count == 1025)

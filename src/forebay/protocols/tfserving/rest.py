@@ -24,6 +24,8 @@ from forebay.types.first_use import known
 from forebay.types.tensor import Tensor, join_elements
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from forebay.protocols.tfserving.examples import Example
     from forebay.serving.tensor_face import TensorFace
 
@@ -35,6 +37,8 @@ MAX_FEATURES: Final = 200_000
 """Features of all examples of a request together."""
 
 _DEPTH: Final = 32
+_ROWS: Final = 4096
+"""Rows that are written at a time."""
 BYTES_SUFFIX: Final = "_bytes"
 """How outputs are called whose texts are told as bytes."""
 
@@ -162,11 +166,15 @@ def encode_rows(tensors: Sequence[Tensor], count: int) -> bytes:
             raise InvalidRequest(
                 f"output '{one.name}' has the shape {list(one.shape)} for {count} instances; ask with `inputs` instead"
             )
-    columns = {one.name: _nested(one) for one in tensors}
+    columns = {one.name: _sayable(one) for one in tensors}
     if len(columns) == 1:
-        return msgspec.json.encode({"predictions": next(iter(columns.values()))})
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return msgspec.json.encode({"predictions": rows})
+        return b'{"predictions":%b}' % _written(next(iter(columns.values())))
+    parts: list[bytes] = []
+    for at in range(0, count, _ROWS):
+        listed = [array[at : at + _ROWS].tolist() for array in columns.values()]
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*listed, strict=True)]
+        parts.append(msgspec.json.encode(rows)[1:-1])
+    return b'{"predictions":[%b]}' % b",".join(parts)
 
 
 def encode_columns(tensors: Sequence[Tensor]) -> bytes:
@@ -175,7 +183,7 @@ def encode_columns(tensors: Sequence[Tensor]) -> bytes:
     Raises:
         InvalidRequest: If JSON cannot say a value.
     """
-    columns = {one.name: _nested(one) for one in tensors}
+    columns = {one.name: msgspec.Raw(_written(_sayable(one))) for one in tensors}
     return msgspec.json.encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
 
 
@@ -233,16 +241,29 @@ def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
 def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
     """Return how long lists in lists are, and the first value in them; who reads all of it holds the others to that."""
     shape: list[int] = []
+    # Of numbers nothing has to be made: who reads all of it holds it to what is counted here.
+    is_plain = b'"' not in data and b"{" not in data
+    if is_plain:
+        data = data.translate(None, b" \t\r\n")
     while data[:1] == b"[":
         if len(shape) == _DEPTH:
             raise InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
-        # Of what holds no further lists nothing has to be made: who reads all of it holds it to what is counted here.
-        if b'"' not in data and b"{" not in data and data.find(b"[", 1) < 0 and (inside := data[1:-1].strip()):
-            return (*shape, inside.count(b",") + 1), inside.split(b",", 1)[0].strip()
+        if is_plain and data.find(b"[", 1) < 0 and (inside := data[1:-1]):
+            return (*shape, inside.count(b",") + 1), inside.split(b",", 1)[0]
+        end = b"]" * (_deeper(data) - 1) if is_plain else b""
+        if end and end in data:
+            shape.append(data.count(end + b",") + 1)
+            data = data[1 : data.find(end) + len(end)]
+            continue
         items = _read(_listed, data, f"input '{name}' is no list")
         shape.append(len(items))
         data = bytes(items[0]) if items else b""
     return tuple(shape), data
+
+
+def _deeper(data: bytes) -> int:
+    """Return with how many brackets lists in lists begin."""
+    return len(data[:_DEPTH]) - len(data[:_DEPTH].lstrip(b"["))
 
 
 def _kind(value: bytes) -> str:
@@ -284,8 +305,20 @@ def _feature(value: Any) -> list[Any]:
     return [one.encode() if isinstance(one, str) else one for one in told]
 
 
-def _nested(tensor: Tensor) -> Any:
-    """Return a tensor as lists in lists."""
+def _written(array: npt.NDArray[Any]) -> bytes:
+    """Write an array as lists in lists: some rows at a time, for millions of lists are many objects."""
+    if array.ndim < 2 or len(array) <= _ROWS:
+        return msgspec.json.encode(array.tolist())
+    rows = [msgspec.json.encode(array[at : at + _ROWS].tolist())[1:-1] for at in range(0, len(array), _ROWS)]
+    return b"[%b]" % b",".join(rows)
+
+
+def _sayable(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array whose values JSON can say.
+
+    Raises:
+        InvalidRequest: If it cannot say one.
+    """
     import numpy as np
 
     if tensor.datatype != "BYTES":
@@ -293,7 +326,7 @@ def _nested(tensor: Tensor) -> Any:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             msg = f"output '{tensor.name}' holds NaN or an infinity, which JSON cannot say; ask over gRPC"
             raise InvalidRequest(msg)
-        return array.tolist()
+        return array
     found = to_array(tensor)
     if tensor.name.endswith(BYTES_SUFFIX) or not all(map(_is_text, found.ravel())):
         told: list[Any] = [{"b64": base64.b64encode(value).decode()} for value in found.ravel()]
@@ -301,7 +334,7 @@ def _nested(tensor: Tensor) -> Any:
         told = [value.decode() for value in found.ravel()]
     flat = np.empty(len(told), object)
     flat[:] = told
-    return flat.reshape(found.shape).tolist()
+    return flat.reshape(found.shape)
 
 
 def _is_text(value: bytes) -> bool:
