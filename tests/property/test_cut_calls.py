@@ -104,6 +104,21 @@ def test_a_call_that_is_cut_is_answered_as_one_that_is_not(model, whole, cut, ca
         assert found.body == expected.body
 
 
+@given(st.integers(1, 30), st.integers(0, 2), st.booleans(), st.booleans(), st.sampled_from(["mirror", "sorted"]))
+@settings(max_examples=60, deadline=None)
+def test_a_call_of_tensorflow_serving_that_is_cut_is_answered_as_one_that_is_not(
+    whole, cut, rows, width, in_columns, is_text, model
+):
+    texts = [["a" if is_text or row % 7 else {"b64": "/w=="}] * width for row in range(rows)]
+    flags = [row % 3 == 0 for row in range(rows)]
+    numbers = [[[row, 0.5]] for row in range(rows)]
+    columns = {"texts": texts, "numbers": numbers, "flag": flags}
+    listed = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    body = json.dumps({"inputs": columns} if in_columns else {"instances": listed[:7]}).encode()
+    expected, found = (one.request("POST", f"/v1/models/{model}:predict", body) for one in (whole, cut))
+    assert (found.status, found.body) == (expected.status, expected.body)
+
+
 @given(
     values=st.lists(st.lists(TEXTS, min_size=2, max_size=2), min_size=1, max_size=12),
     is_flat=st.booleans(),

@@ -17,7 +17,7 @@ plain data, which goes to worker processes as everything else does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -157,20 +157,27 @@ class TensorRequest(Request, gc=False, eq=False):
 
     def joint(self) -> Joint:
         """Return what puts the outputs of its slices together."""
-        return _JoinedTensors(self.size)
+        return JoinedTensors(self.size)
 
 
-class _JoinedTensors:
+class JoinedTensors:
     """Outputs of slices, which differ in nothing but the first axis."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, written: Callable[[list[Tensor]], list[Tensor]] = lambda outputs: outputs) -> None:
+        """Begin without any; those of a slice are kept as `written` returns them."""
+        self._written = written
         self._size = size
         self._forms: list[tuple[str, str, tuple[int, ...], bool]] = []
         self._joined: list[JoinedRows] = []
 
     def add(self, rows: Sequence[int], outcome: Any) -> None:
+        """Take what a slice gave.
+
+        Raises:
+            BadOutcome: If it differs from that of others.
+        """
         specs, *data = outcome
-        tensors = tensors_of(specs, data)
+        tensors = self._written(tensors_of(specs, data))
         forms = [(one.name, one.datatype, one.shape[1:], one.is_json) for one in tensors]
         if not self._forms:
             self._forms = forms
@@ -182,6 +189,7 @@ class _JoinedTensors:
             joined.add(rows, one)
 
     def whole(self) -> Any:
+        """Return all as one outcome."""
         return outcome_of(
             [
                 Tensor(name, datatype, (self._size, *row), joined.whole(is_json=is_json), is_json)

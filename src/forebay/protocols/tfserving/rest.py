@@ -166,9 +166,9 @@ def encode_rows(tensors: Sequence[Tensor], count: int) -> bytes:
             raise InvalidRequest(
                 f"output '{one.name}' has the shape {list(one.shape)} for {count} instances; ask with `inputs` instead"
             )
+    if len(tensors) == 1:
+        return b'{"predictions":%b}' % _written(tensors[0])
     columns = {one.name: _sayable(one) for one in tensors}
-    if len(columns) == 1:
-        return b'{"predictions":%b}' % _written(next(iter(columns.values())))
     parts: list[bytes] = []
     for at in range(0, count, _ROWS):
         listed = [array[at : at + _ROWS].tolist() for array in columns.values()]
@@ -183,7 +183,7 @@ def encode_columns(tensors: Sequence[Tensor]) -> bytes:
     Raises:
         InvalidRequest: If JSON cannot say a value.
     """
-    columns = {one.name: msgspec.Raw(_written(_sayable(one))) for one in tensors}
+    columns = {one.name: msgspec.Raw(_written(one)) for one in tensors}
     return msgspec.json.encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
 
 
@@ -305,8 +305,28 @@ def _feature(value: Any) -> list[Any]:
     return [one.encode() if isinstance(one, str) else one for one in told]
 
 
-def _written(array: npt.NDArray[Any]) -> bytes:
-    """Write an array as lists in lists: some rows at a time, for millions of lists are many objects."""
+def columns_in_lists(outputs: list[Tensor]) -> list[Tensor]:
+    """Write the numbers of a slice as lists in JSON, for `encode_columns`; how BYTES are told depends on all of them.
+
+    Raises:
+        InvalidRequest: If JSON cannot say a value.
+    """
+    return [
+        one if one.datatype == "BYTES" else msgspec.structs.replace(one, data=_written(one), is_json=True)
+        for one in outputs
+    ]
+
+
+def rows_in_lists(outputs: list[Tensor]) -> list[Tensor]:
+    """Do the same for `encode_rows`, which puts several outputs together row by row."""
+    return columns_in_lists(outputs) if len(outputs) == 1 else outputs
+
+
+def _written(tensor: Tensor) -> bytes:
+    """Write a tensor as lists in lists: some rows at a time, for millions of lists are many objects."""
+    if tensor.is_json:
+        return bytes(tensor.data)
+    array = _sayable(tensor)
     if array.ndim < 2 or len(array) <= _ROWS:
         return msgspec.json.encode(array.tolist())
     rows = [msgspec.json.encode(array[at : at + _ROWS].tolist())[1:-1] for at in range(0, len(array), _ROWS)]

@@ -20,7 +20,7 @@ from forebay.protocols.tfserving import examples, rest
 from forebay.server import tfserving_facts as facts
 from forebay.server.kserve_facts import find_served
 from forebay.serving.models.methods import CALL
-from forebay.serving.tensor_face import TensorFace, TensorRequest, tensors_of
+from forebay.serving.tensor_face import JoinedTensors, TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
 from forebay.types.failures import without_frames
@@ -53,6 +53,14 @@ class _Rows:
         self.only_output = face.outputs[0].name if face.is_bare and len(face.outputs) == 1 else ""
         self.takes_bytes = any(one.datatype == "BYTES" for one in face.inputs)
         self.gives_bytes = any(one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs)
+
+
+class _Predict(TensorRequest, gc=False, eq=False):
+    """A call with tensors; its `call` is the form in which they came, and go."""
+
+    def joint(self) -> JoinedTensors:
+        """Return what puts the outputs of its slices together: as JSON already, for all at once would take long."""
+        return JoinedTensors(self.size, rest.columns_in_lists if self.call is _COLUMNS else rest.rows_in_lists)
 
 
 class PredictRoute(InferenceRoute):
@@ -121,7 +129,7 @@ class PredictRoute(InferenceRoute):
         origin: Origin | None,
     ) -> TensorRequest:
         params, size = asked.ask(tensors)
-        request = TensorRequest([one.data for one in tensors], reply, params, origin, size=size, id=head.id, call=form)
+        request = _Predict([one.data for one in tensors], reply, params, origin, size=size, id=head.id, call=form)
         self.complete(request, head, origin)
         return request
 
