@@ -177,6 +177,8 @@ def test_metadata(server):
         ("words:predict", {"inputs": [{"b64": "?"}]}, 400, "a b64 that is no base64"),
         ("words:predict", {"instances": [{"b64": 3}, {"b64": "QQ=="}]}, 400, "a b64 that is no base64"),
         ("words:predict", {"inputs": [{"b64": "QQ=="}, [{"b64": "QQ=="}]]}, 400, "takes texts, or bytes"),
+        ("words:predict", {"inputs": [{"b64": ""}] * 50_001}, 413, "more than 50000 values"),
+        ("words:predict", {"inputs": [{"b64": ""}, *[""] * 100_000]}, 413, "more than 50000 values"),
         ("words:predict", {"inputs": [{"b64": "/w=="}]}, 400, "holds bytes that are no text in UTF-8"),
         ("words:predict", b'{"instances": [{"b64": 1e999}]}', 400, "Number out of range"),
         ("words:predict", b'{"instances": [{"b64": ' + b"1" * 5000 + b"}]}", 400, "Integer value out of range"),

@@ -36,6 +36,9 @@ MAX_INPUTS: Final = 4096
 MAX_FEATURES: Final = 200_000
 """Features of all examples of a request together."""
 
+MAX_BYTES: Final = 50_000
+"""Values of an input of which one is bytes in base64; each is several steps of Python, on the loop."""
+
 _DEPTH: Final = 32
 _ROWS: Final = 4096
 """Rows that are written at a time."""
@@ -228,10 +231,15 @@ def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
 
     Raises:
         InvalidRequest: If it holds bytes that are none.
+        TooLarge: If it holds too many.
     """
     shape, first = _shape(name, data)
     declared = next((one.datatype for one in face.inputs if one.name == name), _kind(first))
     if declared == "BYTES" and b'"b64"' in data:
+        # An object has four quotes, a text has two.
+        if data.count(b'"') + 2 * data.count(b"[") > 4 * MAX_BYTES:
+            msg = f"input '{name}' has bytes in base64 and more than {MAX_BYTES} values; ask over gRPC"
+            raise TooLarge(msg)
         values = _flat(name, _read(_anything, data, f"input '{name}' cannot be read"), len(shape))
         return Tensor(name, declared, shape, join_elements(name, [_bytes(name, value) for value in values]))
     tensor = Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
