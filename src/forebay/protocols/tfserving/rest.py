@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -70,6 +71,7 @@ _predict: Final = msgspec.json.Decoder(known(PredictBody))
 _examples: Final = msgspec.json.Decoder(known(_Examples))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
 _listed: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_texts: Final = msgspec.json.Decoder(list[str])
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _anything: Final = msgspec.json.Decoder()
 
@@ -263,6 +265,9 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
             shape.append(data.count(end + b",") + 1)
             data = data[1 : data.find(end) + len(end)]
             continue
+        if not is_plain:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # else it holds something else
+                return (*shape, len(_texts.decode(data))), b'""'
         items = _read(_listed, data, f"input '{name}' is no list")
         shape.append(len(items))
         data = bytes(items[0]) if items else b""
