@@ -20,7 +20,6 @@ import msgspec
 
 from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.types.call import Failure, Joint, Request, Slice
-from forebay.types.failures import without_frames
 from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ class Slices:
         self._of: dict[Request, _Cut] = {}
         self._opening: deque[tuple[Request, Iterator[None]]] = deque()
         """Requests that are read before they are cut."""
+        self._reads = False
 
     def __len__(self) -> int:
         return len(self._of)
@@ -102,7 +102,8 @@ class Slices:
         cut = self._of[request] = _Cut(_places(rows_of, limit), request.joint(), request.size, {})
         if not is_open:
             self._opening.append((request, steps))
-            if len(self._opening) == 1:
+            if not self._reads:
+                self._reads = True
                 asyncio.get_running_loop().call_soon(self._open)
             return
         try:
@@ -155,22 +156,28 @@ class Slices:
 
     def _open(self) -> None:
         """Read on in the first request that is read; the others wait their turn."""
-        request, steps = self._opening[0]
+        request, steps = self._opening.popleft()
         cut = self._of.get(request)
-        try:
-            if cut is None:  # nobody waits for it any more
-                self._opening.popleft()
-            elif _is_at_end(steps):
-                self._opening.popleft()
-                self._require_room(request)
-                self._begin(request, cut, time.monotonic())
-            else:
-                self._opening.rotate(-1)
-        except ForebayError as error:
-            self._opening = deque(one for one in self._opening if one[0] is not request)
-            self._settle(request, Failure(without_frames(error)))
-        if self._opening:
+        if cut is not None:  # else nobody waits for it any more
+            failure = attempt(self._read_on, request, steps, cut)
+            if type(failure) is Failure:
+                self._settle(request, failure)
+        self._reads = bool(self._opening)
+        if self._reads:
             asyncio.get_running_loop().call_soon(self._open)
+
+    def _read_on(self, request: Request, steps: Iterator[None], cut: _Cut) -> None:
+        """Take a step, and queue the request after the last one.
+
+        Raises:
+            QueueFull: If there is no room for it.
+            InvalidRequest: If it cannot be read.
+        """
+        if _is_at_end(steps):
+            self._require_room(request)
+            self._begin(request, cut, time.monotonic())
+        else:
+            self._opening.append((request, steps))
 
     def _begin(self, request: Request, cut: _Cut, now: float) -> None:
         """Queue what there is room for of a request that can be cut.
