@@ -4,6 +4,7 @@
 import contextlib
 import http.server
 import re
+import socket
 import threading
 import uuid
 from concurrent import futures
@@ -228,6 +229,42 @@ def test_without_a_collector_calls_are_answered_and_the_server_ends(serve, tmp_p
     assert server.call("adds", 1).json() == 2
     server.signal()
     assert server.wait() == 0
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("collector_is", ["silent", "down"])
+def test_a_collector_that_takes_nothing_does_not_hold_up_the_end(collector_is, protocol, serve, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        if collector_is == "silent":  # the kernel accepts, and nobody ever reads
+            listening.listen()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        variables = {"ENDPOINT": address, "PROTOCOL": protocol, "TIMEOUT": str(10 * PATIENCE_S)}
+        environment = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in variables.items()}
+        server = serve(f"{path}:Adds", "--worker-kind", "thread", "--otel", env=environment)
+        assert server.call("adds", 1).json() == 2
+        server.signal()
+        assert server.wait() == 0
+        assert "the last spans were not sent: the collector did not take them within 3 s" in server.log
+
+
+def test_traces_end_while_the_last_ones_are_still_on_their_way():
+    from opentelemetry.sdk.trace import TracerProvider
+
+    sending, may_end = threading.Event(), threading.Event()
+
+    class Stuck(TracerProvider):
+        def shutdown(self):
+            sending.set()
+            assert may_end.wait(PATIENCE_S)
+            super().shutdown()
+
+    with tracing(Stuck()):
+        pass
+    assert sending.is_set()
+    may_end.set()
 
 
 def test_a_protocol_that_is_none_is_told(cli, tmp_path, monkeypatch):

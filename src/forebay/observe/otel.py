@@ -5,13 +5,16 @@ Theory of operation. Nothing is measured here: a call that has ended (`access_lo
 (`timeline.py`) are told with all of their moments, and become spans afterwards. They belong together by the id that the
 server gave the request, for clients may choose the same. A batch may be reported before its call, as in the nodes of a
 graph, or after it; whichever comes first waits, within bounds. A batch is in the trace of every call that it answers,
-linked to the other ones. The exporter's own thread sends what there is.
+linked to the other ones. The exporter's own thread sends what there is; a collector that does not take it keeps the
+server from ending for no more than a moment, as the exporter would try again for half a minute.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import threading
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
@@ -32,12 +35,16 @@ if TYPE_CHECKING:
 TracerProvider: TypeAlias = Any
 SpanContext: TypeAlias = Any
 
+log = logging.getLogger("forebay")
+
 KEPT: Final = 10_000
 """Calls whose batches may still come, and calls that may still come for batches."""
 MAX_LINKS: Final = 32
 """Calls that a batch is linked to."""
 MAX_NODES: Final = 256
 """Batches of one call that wait for it."""
+END_S: Final = 3.0
+"""How long the last spans may take to be sent."""
 
 
 class Tracing:
@@ -230,4 +237,12 @@ def tracing(given: TracerProvider | None = None) -> Generator[None]:
             yield
     finally:
         access_log.unlisten(spans.called)
-        made.shutdown()
+        _end(made)
+
+
+def _end(made: TracerProvider) -> None:
+    ending = threading.Thread(target=made.shutdown, name="forebay-last-spans", daemon=True)
+    ending.start()
+    ending.join(END_S)
+    if ending.is_alive():
+        log.warning("the last spans were not sent: the collector did not take them within %g s", END_S)
