@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
 from email.message import Message
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +20,8 @@ from forebay.errors import TooLarge
 from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, Unreachable, parent
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
     from forebay.remotes.servers import ServerAddress
 
 
@@ -106,7 +110,7 @@ class HttpCalls:
         try:
             connection.sock.settimeout(_left(deadline))
             connection.request(method, path, body, {**headers, PARENT: parent.get()} if parent.get() else dict(headers))
-            connection.sock.settimeout(_left(deadline))
+            connection.response_class = functools.partial(_Response, deadline)  # pyright: ignore[reportAttributeAccessIssue] # only called
             response = connection.getresponse()
             parts: list[bytes] = []
             size = 0
@@ -115,8 +119,6 @@ class HttpCalls:
                 if size > MAX_ANSWER_BYTES:
                     raise TooLarge(f"{self.endpoint.address} answered with more than {MAX_ANSWER_BYTES} bytes")
                 parts.append(data)
-                if connection.sock is not None:  # closed with the last byte where the server keeps no connections
-                    connection.sock.settimeout(_left(deadline))
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
             is_whole = True
@@ -126,6 +128,33 @@ class HttpCalls:
                 self._idle.append(connection)
             else:
                 connection.close()
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that has to be here, all of it, at a moment: the time-out of a socket begins anew with every byte."""
+
+    def __init__(self, deadline: float, sock: socket.socket, *given: Any, **named: Any) -> None:
+        super().__init__(sock, *given, **named)
+        self.fp = io.BufferedReader(_Until(deadline, sock, self.fp.detach()))
+
+
+class _Until(io.RawIOBase):
+    def __init__(self, deadline: float, sock: socket.socket, file: io.RawIOBase) -> None:
+        super().__init__()
+        self._deadline = deadline
+        self._socket = sock
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        self._socket.settimeout(_left(self._deadline))
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _left(deadline: float) -> float:

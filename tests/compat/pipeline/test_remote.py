@@ -333,6 +333,30 @@ def test_a_silent_server_is_given_up_in_time(remote, described):  # P112, P87
             assert client_type != "brpc" or number_of(caught) == 6000
 
 
+@pytest.mark.parametrize(
+    "beginning", ["HTTP/1.1 200 OK\r\nX-Slow: ", "HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n"]
+)
+def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time(beginning, remote, described):  # P112, P87
+    def trickle(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):  # until the client hangs up
+            connection.sendall(beginning.encode())
+            until = time.monotonic() + PATIENCE_S
+            while time.monotonic() < until:
+                connection.sendall(b"1")
+                time.sleep(0.01)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=trickle, args=(listener,))
+        thread.start()
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        client = remote(endpoint, client_config=described, fetch_list=["price"], timeout_ms=300)
+        with pytest.raises(ForebayError, match=r"did not answer within 0\.3 s") as caught:
+            client.predict({"x": X})
+        assert number_of(caught) == 6000
+        thread.join()
+
+
 @pytest.mark.parametrize("own_process", [False, True])
 def test_an_op_goes_round_and_past_a_server_that_is_silent(face, remote, described, own_process):  # P112, P87
     made: list[Any] = []
