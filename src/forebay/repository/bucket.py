@@ -20,8 +20,10 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.repository.listing import StoredFile
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
 
-REQUEST_S: Final = 30.0
-"""Longest time of one request, with its body: a part of a file."""
+SILENT_S: Final = 30.0
+"""How long a store may say nothing before a request is given up."""
+REQUEST_S: Final = 3600.0
+"""Longest time of one request, with its body: a part of a file over a slow line that it shares with other parts."""
 CONNECT_S: Final = 5.0
 TRIES: Final = 3
 """How often a part is asked for whose answer does not come whole; requests that fail are repeated below that."""
@@ -53,12 +55,12 @@ _REFUSED: Final = frozenset({400, 401, 403, 404})
 class Bucket:
     """A bucket, or what has a prefix in it; see `forebay.repository.source.ModelSource`."""
 
-    def __init__(self, address: str, *, request_s: float = REQUEST_S) -> None:
+    def __init__(self, address: str, *, silent_s: float = SILENT_S) -> None:
         """Prepare to ask; nobody is asked yet.
 
         Args:
             address: `s3://BUCKET/PREFIX`, `gs://` or `az://`.
-            request_s: Longest time of one request.
+            silent_s: How long the store may say nothing; an answer that comes slowly is waited for.
 
         Raises:
             ConfigError: If obstore is not installed, or takes no such address.
@@ -82,13 +84,14 @@ class Bucket:
             self._store: Any = from_url(
                 f"{self._scheme}://{bucket}",
                 client_options={
-                    "timeout": f"{request_s:g}s",
-                    "connect_timeout": f"{min(CONNECT_S, request_s):g}s",
+                    "timeout": f"{REQUEST_S:g}s",
+                    "read_timeout": f"{silent_s:g}s",
+                    "connect_timeout": f"{min(CONNECT_S, silent_s):g}s",
                     "allow_http": True,  # where the address of a store says http, it is meant
                 },
                 retry_config={
                     "max_retries": 3,
-                    "retry_timeout": timedelta(seconds=request_s),
+                    "retry_timeout": timedelta(seconds=silent_s),
                     "backoff": {
                         "init_backoff": timedelta(milliseconds=100),
                         "max_backoff": timedelta(seconds=2),

@@ -177,7 +177,7 @@ def only(part, fault, times=10**9):
 @contextlib.contextmanager
 def in_a_hurry(source):
     """Within the block, this bucket waits for no answer: on a busy machine those that come are late as well."""
-    hasty = Bucket(source.place, request_s=0.2)
+    hasty = Bucket(source.place, silent_s=0.2)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(source, "list", hasty.list)
         patched.setattr(source, "read", hasty.read)
@@ -194,6 +194,15 @@ def test_what_passes_is_survived(buckets, bucket, faults, opened, small_parts, f
     faults.fault = only("weights", fault, times)
     with repository.fetch(repository.find("iris")) as folder:
         assert contents(folder) == expected
+
+
+def test_a_part_that_comes_slowly_is_waited_for(buckets, bucket, faults, opened):  # N115
+    expected = put_model(buckets, f"{bucket}/iris/1")
+    repository = opened(Bucket(f"s3://{bucket}", silent_s=3))
+    faults.fault = only("weights", ("slow", 7500))  # takes 4 s
+    with repository.fetch(repository.find("iris")) as folder:
+        assert contents(folder) == expected
+    assert faults.asked("weights") == 1
 
 
 @pytest.mark.parametrize(
