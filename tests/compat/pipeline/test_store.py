@@ -584,6 +584,39 @@ def test_redis_may_go_away_and_come_back(tmp_path):
         server.stop()
 
 
+def test_a_redis_that_is_away_is_told_once(tmp_path, caplog):
+    server = RedisServer(tmp_path)
+    server.start()
+    storage = Storage(StoreConfig(type="redis", url=server.url))
+    tries = 0
+
+    def away():
+        nonlocal tries
+        server.stop()
+        with socket.create_server(("127.0.0.1", server.port)) as listening:
+            enough = tries + 6
+            while tries < enough:
+                storage.forget("1")
+                listening.accept()[0].close()
+                tries += 1
+
+    def told():
+        return sum("could not be cleared up" in one.message for one in caplog.records)
+
+    try:
+        away()
+        eventually(told)
+        server.start()
+        run_of(storage).put("x")
+        storage.forget("1")
+        eventually(lambda: not left(storage))
+        away()
+    finally:
+        storage.close()
+        server.stop()
+    assert told() == 2
+
+
 def test_a_redis_that_hangs_is_given_up_on(tmp_path):
     server = RedisServer(tmp_path)
     server.start()

@@ -252,7 +252,7 @@ class Storage:
     def _clear_up(self) -> None:
         """Forget runs and free what is too old; in a thread, because that may take a while."""
         interval_s = max(self.config.ttl_s / 4, SWEEP_S)
-        is_closing = False
+        is_closing = is_failing = False
         while not is_closing:
             is_due = self._due.wait(interval_s)
             if is_due and not self._is_closing:
@@ -266,7 +266,11 @@ class Storage:
                 if not is_due:
                     self._backend.sweep()
             except (ForebayError, OSError) as error:
-                log.warning("the store could not be cleared up, entries stay until their time is over: %s", error)
+                if not is_failing:
+                    log.warning("the store could not be cleared up, entries stay until their time is over: %s", error)
+                is_failing = True
+            else:
+                is_failing = is_failing and not runs
 
 
 @functools.lru_cache(maxsize=8)
