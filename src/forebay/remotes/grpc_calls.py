@@ -21,6 +21,10 @@ _OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # With it the kernel hangs up where nothing is acknowledged for 20 s. Else a link that swallows everything, or a
+    # host that has vanished, holds its connection for a quarter of an hour, and each turn of that server costs a call
+    # its time. The pings themselves are of no use here, and servers put up with no more of them.
+    ("grpc.keepalive_time_ms", 300_000),
     # Else channels to the same address share their back-off.
     ("grpc.use_local_subchannel_pool", 1),
 ]

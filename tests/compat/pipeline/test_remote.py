@@ -597,6 +597,18 @@ def test_grpc_requests_go_round_and_past_a_server_that_is_down(rpc_face, remote,
     assert number_of(caught) == 9000
 
 
+def test_the_kernel_hangs_up_on_a_grpc_server_that_has_vanished(rpc_face, remote, described):  # P112
+    face = rpc_face(rpc_prices)
+    client = remote(face.endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC)
+    client.predict({"x": X})
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as one:
+            if one.getpeername()[1] == int(face.endpoint.rpartition(":")[2]):
+                found.append(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    assert found == [20_000]
+
+
 def test_a_grpc_server_that_hangs_is_given_up_in_time(rpc_face, remote, described):  # P112, P87
     over = threading.Event()
 
