@@ -8,8 +8,9 @@ pipelining client wait, and reading is paused while any does.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import ForebayError, QueueFull
@@ -34,7 +35,7 @@ from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Sized
 
     from uvicorn.config import Config
     from uvicorn.server import ServerState
@@ -45,6 +46,22 @@ if TYPE_CHECKING:
     from forebay.types.tensor import Data
 
 
+UNREAD: Final = object()
+"""Stands with what waits, in place of an app: it is bytes that were not parsed yet."""
+
+
+class _Flow(FlowControl):
+    """Reads nothing more while something that was read waits; uvicorn's cycles ask for more as soon as they run."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
 class AnsweringConnection(HttpToolsProtocol):
     """A connection that is answered; `connection.py` reads from it.
 
@@ -53,6 +70,7 @@ class AnsweringConnection(HttpToolsProtocol):
         active: The head of what the fast lane answers; None while it answers nothing.
         request: What was submitted of that; None before, and once it was answered.
         arrived: A remembered request that came as a whole, until it is submitted together with others.
+        awaits_turn: Whether what was not parsed yet is to be read on in the client's turn.
         refusal: Why it is refused, if that is not the common reason.
         send: Writes to the client.
         seen: When something was read last, in sweeps of the port.
@@ -70,6 +88,7 @@ class AnsweringConnection(HttpToolsProtocol):
         "_working",
         "active",
         "arrived",
+        "awaits_turn",
         "refusal",
         "release",
         "reply_method",
@@ -97,6 +116,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self.release = 0
         self.seen = lane.epoch
         self.arrived = b""
+        self.awaits_turn = False
         self._body = ArrivingBody(lane)
         self.active: Head | None = None
         self.request: Request | None = None
@@ -107,6 +127,11 @@ class AnsweringConnection(HttpToolsProtocol):
         self._sent_bytes = 0
         self._is_advancing = False
         self.stalled: list[Callable[[], object]] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.talk.waiting)
 
     # Called off
 
@@ -152,6 +177,32 @@ class AnsweringConnection(HttpToolsProtocol):
         self.flow.pause_reading()
         self.talk.waiting.appendleft((what, app))
 
+    def read_later(self, rest: bytes) -> None:
+        """Keep what came at once behind requests that are answered first, or of which there were many."""
+        self._put_off(rest, UNREAD)
+        if self.is_rest_next():
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if not self.awaits_turn:
+            self.awaits_turn = True
+            self._lane.turns.wait(self.read_rest)
+
+    def rest_before(self) -> bytes:
+        """Take back what was not parsed yet of what came before."""
+        waiting = self.talk.waiting
+        return waiting.popleft()[0] if waiting and waiting[0][1] is UNREAD else b""
+
+    def is_rest_next(self) -> bool:
+        """Tell whether nothing is due before what was not parsed yet, and there is such; a body may go on with it."""
+        waiting, working = self.talk.waiting, self._working
+        if not waiting or waiting[-1][1] is not UNREAD or self.active is not None:
+            return False
+        return working is None or working.more_body
+
+    def read_rest(self) -> None:
+        """Read what was not parsed yet, or a part of it."""
+
     def advance_answers(self) -> None:
         """Start what waits, unless an answer is still due; a loop, for refusals answer at once."""
         if self._is_advancing:
@@ -167,6 +218,8 @@ class AnsweringConnection(HttpToolsProtocol):
                     break
                 if self.flow.write_paused or self.transport.is_closing():
                     return
+                if self.is_rest_next():
+                    break
                 what, app = talk.waiting.pop()
                 if app is None:
                     self._answer(*what)
@@ -174,8 +227,12 @@ class AnsweringConnection(HttpToolsProtocol):
                     self._work_on(what, app)
         finally:
             self._is_advancing = False
-        if not talk.waiting and not self.flow.write_paused:
+        if self.flow.write_paused:
+            return
+        if not talk.waiting:
             self.flow.resume_reading()
+        elif self.is_rest_next():
+            self._wait_for_turn()
 
     def body_is_next(self) -> None:
         """Go on with a message whose turn has come while its body is still to come."""

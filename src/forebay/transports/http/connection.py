@@ -168,6 +168,8 @@ class HttpConnection(ReadingConnection):
             ):
                 late = f"the rest of the request did not come within {config.read_timeout_s:g} seconds"
                 self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
+        elif talk.waiting:
+            self.seen = epoch  # what was not parsed yet has its turn
         elif talk.has_lingered(epoch, quiet_s) or (talk.state is IDLE and quiet_s > config.keep_alive_s):
             self._move_to(self._lane.awake)
             self.transport.close()
@@ -184,7 +186,7 @@ class HttpConnection(ReadingConnection):
 
     def shutdown(self) -> None:
         """Close the connection once nothing is being answered on it."""
-        if self.talk.state is IDLE:
+        if self.talk.state is IDLE and not self.talk.waiting:
             self.transport.close()
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)

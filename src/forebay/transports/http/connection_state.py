@@ -218,6 +218,11 @@ class ConnectionState:
         is_all = self._ended == 1 and (state is IDLE or state is DUE)
         return self._started_in is IDLE and self._begun == 1 and (is_all or (not self._ended and state is BODY))
 
+    @property
+    def begun(self) -> int:
+        """How many messages the segment that is being read has begun so far."""
+        return self._begun
+
     def wait(self, now: float) -> None:
         """Note that nothing can arrive now, through no fault of the client's."""
         self._window_at, self._window_from = now, self._arrived

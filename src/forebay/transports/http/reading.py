@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES: Final = 2048
 """Longest head that is remembered."""
+PIECE_BYTES: Final = 4 * 1024
+"""How much is parsed before it is asked whether the rest should wait: what a request becomes is far larger than it."""
+MAX_AT_ONCE: Final = 64
+"""How many requests of one client are read in a turn of the loop, and those of a piece more."""
 
 
 class ReadingConnection(AnsweringConnection):
@@ -192,26 +196,46 @@ class ReadingConnection(AnsweringConnection):
     def _parse(self, data: bytes) -> None:
         talk, lane = self.talk, self._lane
         self.seen = lane.epoch
+        if talk.waiting:
+            data = self.rest_before() + data
         if lane.is_any_method and not talk.state.is_inside:
             data = with_known_method(data)
         talk.begin_segment()
         if self._parser is None:
             self._parser = self.parser = new_parser(self)
         try:
-            rest = None
+            rest, start, read = None, 0, 0
             try:
-                self._parser.feed_data(data)
+                while read < len(data) and not (read and self._should_wait()):
+                    start, read = read, min(read + PIECE_BYTES, len(data))
+                    self._parser.feed_data(data[start:read])
             except httptools.HttpParserUpgrade as upgrade:
-                rest = data[upgrade.args[0] :]
+                rest = data[start + upgrade.args[0] :]
+                read = len(data)
             if rest is not None and self._detour:  # outside of the handler, for errors are known by their context
                 self._change_parser(rest)
-            talk.end_segment(len(data), lane.epoch)
-            self._land()
+            talk.end_segment(read, lane.epoch)
+            if read < len(data):
+                self.read_later(data[read:])
+            else:
+                self._land()
         except httptools.HttpParserError as error:
             if talk.state.reads:
                 self._refuse(refusal_of(error, data) or lane.defect(error), self._reading)
         except ForebayError as error:
             self._refuse(error, self._reading)
+
+    def _should_wait(self) -> bool:
+        """Tell whether enough was read of what came at once: answers come first, or other clients do."""
+        talk = self.talk
+        return talk.state.reads and (bool(talk.waiting) or talk.begun > MAX_AT_ONCE)
+
+    def read_rest(self) -> None:
+        """Read more of what came at once, now that it is the client's turn."""
+        self.awaits_turn = False
+        if self.is_rest_next() and not self.flow.write_paused and not self.transport.is_closing():
+            self._parse(self.rest_before())
+            self.advance_answers()
 
     def _change_parser(self, rest: bytes) -> None:
         """Have another parser read the body: one that was asked for another protocol stops before it."""
@@ -390,6 +414,7 @@ class ReadingConnection(AnsweringConnection):
     def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
         """Answer with an error in turn, read nothing more, and close."""
         talk = self.talk
+        self.rest_before()
         if not self._takes_back(error):
             return
         talk.on(REFUSE)

@@ -245,8 +245,90 @@ def test_a_head_of_a_pipelining_client_is_not_charged_for_the_requests_before_it
     one = request("alpha", b"x" * 50)
     data = one * (100_000 // len(one) + 1)
     client = door.connect().send(data + one[:60], one[60:])
+    while client.transport.is_paused:
+        door.turn()
     assert set(client.statuses) == {200}
     assert len(client.statuses) == len(data) // len(one) + 1
+
+
+@pytest.mark.parametrize(
+    "one",
+    [request("", target="/", method="GET", length=False), request("alpha"), request("alpha", b"1", KEY)],
+    ids=["slow lane", "refused", "fast lane"],
+)
+def test_of_many_requests_that_come_at_once_a_few_are_read_at_a_time(doors, one):
+    """Each becomes kilobytes and takes a while: 14 MB from 50 clients stopped the loop for seconds and held 400 MB."""
+    door = doors(waits=True, api_keys=("k1",))
+    client = door.connect()
+
+    def written():
+        return client.transport.written.count(b"HTTP/1.1 ")
+
+    count = 200_000 // len(one)
+    client.send(one * count)
+    assert client.transport.is_paused
+    most = written()
+    while client.transport.is_paused or client.state.owes:
+        before = written()
+        door.loop.run_until_complete(asyncio.sleep(0))
+        if client.connection.active is not None:
+            door.alpha.answer()
+        most = max(most, len(client.connection.talk.waiting), written() - before)
+    assert most < 500
+    assert written() == count
+    assert client.state is IDLE
+
+
+@pytest.mark.parametrize("lane", ["slow", "fast"])
+@pytest.mark.parametrize("count", [40, 100, 1000])
+def test_a_body_behind_many_requests_that_came_at_once_is_read_to_its_end(doors, lane, count):
+    async def told(scope, receive, send):
+        size, goes_on = 0, True
+        while goes_on:
+            message = await receive()
+            size, goes_on = size + len(message["body"]), message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+        await send({"type": "http.response.body", "body": b"%07d" % size})
+
+    door = doors(app=told)
+    long = request("beta", b"x" * 50_000)
+    if lane == "slow":
+        long = request("", b"x" * 50_000, target="/other")
+    few = request("alpha", b"y")
+    for first in (request("", target="/other", method="GET", length=False), few):
+        data = first * count + long + few
+        for cut in (len(data), len(data) - 20_000, len(data) - len(few)):
+            client = door.connect().send(data[:cut], data[cut:])
+            while client.transport.is_paused or client.state.owes:
+                door.turn()
+            assert client.statuses == [200] * (count + 2)
+            assert client.answers[-2][1] == (b"0050000" if lane == "slow" else b"beta " + b"x" * 50_000)
+            assert client.answers[-1][1] == b"alpha y"
+
+
+def test_what_came_at_once_and_was_not_read_yet_is_answered_while_the_server_drains(doors):
+    door = doors(api_keys=("k1",))
+    one = request("alpha", b"", "x: " + "y" * (128 - len(request("alpha", b"", "x: "))))
+    client = door.connect().send(one * 1000 + request("alpha", b"1", KEY, "connection: close"))
+    assert client.state is IDLE  # what is parsed at once ends with a request
+    client.connection.shutdown()
+    door.pass_seconds(3)
+    assert not client.transport.is_closed
+    while client.transport.is_paused and not client.transport.is_closed:
+        door.turn()
+    assert client.statuses[-1] == 200
+    assert client.transport.is_closed
+
+
+def test_a_refusal_comes_before_what_was_not_read_yet(doors):
+    door = doors(waits=True, max_body_bytes=10)
+    client = door.connect().send(request("alpha", b"1") * 100 + request("alpha", b"x" * 11) + request("beta") * 1000)
+    while not client.transport.has_ended:
+        if client.connection.active is not None:
+            door.alpha.answer()
+        door.turn()
+    assert client.statuses == [200] * 100 + [413]
+    assert door.beta.asked == []
 
 
 def test_a_line_of_the_log_names_the_peer_and_the_reason_once_a_second(doors, caplog):
