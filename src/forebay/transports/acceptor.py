@@ -8,8 +8,11 @@ being answered, new ones would wait thousands of turns before they are even seen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +31,27 @@ PAUSE_S: Final = 0.1
 """How long none is taken after the system could not give one."""
 TOLD_EVERY_S: Final = 1.0
 """How often the log says that."""
+KEPT_SHARE: Final = 8
+MOST_KEPT: Final = 256
+"""So large a part of the descriptors that the process may have, or so many, are not for connections: with the last one
+that is idle, no worker could be started in another one's place, no file be read and no body land."""
+ENOUGH: Final = 65_536
+"""How many descriptors a server of its own asks for, if it may have them."""
+
+
+def ask_for_descriptors() -> None:
+    """Let this process have as many as connections may need, as far as the system lets it decide that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a jail may forbid it; then there are fewer
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _most_for_connections() -> int:
+    """Return how many descriptors may be in use while a connection is taken."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - min(limit // KEPT_SHARE, MOST_KEPT)
 
 
 class Acceptor:
@@ -44,6 +68,7 @@ class Acceptor:
         self._sockets: list[socket.socket] = []
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._told_s = -TOLD_EVERY_S
+        self._most = sys.maxsize
 
     async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
         """Bind and accept; returns the address.
@@ -53,6 +78,7 @@ class Acceptor:
             UnicodeError: If the host cannot be the name of one.
         """
         loop = asyncio.get_running_loop()
+        self._most = _most_for_connections()
         self._sockets = bound(await loop.getaddrinfo(host or None, port, **PASSIVE))
         try:
             for listening in self._sockets:
@@ -91,16 +117,23 @@ class Acceptor:
             except OSError as error:
                 self._pause(listening, error)
                 return False
+            if accepted.fileno() >= self._most:  # the system gives the lowest number that is free
+                accepted.close()
+                self._tell(f"{self._most} files are open, and the last ones (ulimit -n) are kept for workers")
+                continue
             accepted.setblocking(False)
             self._take(accepted, peer[:2])
         return True
 
+    def _tell(self, why: str) -> None:
+        if (now := time.monotonic()) - self._told_s >= TOLD_EVERY_S:
+            self._told_s = now
+            log.warning("a connection could not be accepted: %s", why)
+
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Ask the system again a moment later: asking at once would cost all of the loop's time."""
         loop = asyncio.get_running_loop()
-        if (now := time.monotonic()) - self._told_s >= TOLD_EVERY_S:
-            self._told_s = now
-            log.warning("a connection could not be accepted: %s", error.strerror or error)
+        self._tell(error.strerror or str(error))
 
         def again() -> None:
             del self._pauses[listening]

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.transports import collector, forks
+from forebay.transports.acceptor import ask_for_descriptors
 from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Server:
         """
         import uvloop
 
+        ask_for_descriptors()
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         with (
             Signals(self._signalled, self._patience_s, self._forced_status, self._reload) as signals,

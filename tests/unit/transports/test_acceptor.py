@@ -7,10 +7,15 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
+import resource
 import socket
+import subprocess
+import sys
 
 import pytest
 import uvloop
+from tests.waiting import PATIENCE_S
 
 from forebay.transports import acceptor
 from forebay.transports.acceptor import TAKEN_AT_ONCE, Acceptor, adopting
@@ -69,6 +74,55 @@ def test_a_door_that_closes_takes_what_the_kernel_had_queued(run):
             socket.create_connection(address)
 
     run(main())
+
+
+def test_the_last_descriptors_are_not_for_connections(run, monkeypatch, caplog):
+    """A thousand clients who said nothing took them all, and no worker that had died could be replaced."""
+    free = os.dup(0)
+    os.close(free)
+    limit = (free + 60) * 8 // 7
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+
+    async def main():
+        held = []
+        door = Acceptor(lambda accepted, _: held.append(accepted))
+        address = await door.open("127.0.0.1", 0, 1024)
+        with clients(address, 40) as waiting:  # they take descriptors themselves
+            while len(held) + sum(map(is_closed, waiting)) < 40:  # noqa: ASYNC110 - what is awaited are turns of the loop
+                await asyncio.sleep(0)
+            assert 0 < len(held) < 40
+            assert max(each.fileno() for each in held) < limit - limit // 8
+        while held:
+            held.pop().close()
+        with clients(address, 1):
+            while not held:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        door.close()
+        held.pop().close()
+
+    run(main())
+    assert "the last ones (ulimit -n) are kept for workers" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def is_closed(client):
+    """Whether the server has hung up."""
+    client.setblocking(False)
+    try:
+        return not client.recv(1)
+    except BlockingIOError:
+        return False
+
+
+def test_a_server_has_as_many_descriptors_as_it_may_ask_for():
+    """Most shells begin processes with 1,024, and 16,384 connections are taken."""
+    code = (
+        "import resource; from forebay.transports.acceptor import ask_for_descriptors;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 500)); ask_for_descriptors();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert told.stdout == "(500, 500)\n"
 
 
 def test_without_descriptors_it_waits_a_moment_says_so_once_and_goes_on(run, monkeypatch, caplog):
