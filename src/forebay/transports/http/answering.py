@@ -154,6 +154,9 @@ class AnsweringConnection(HttpToolsProtocol):
         self._stand_alone()
         self.talk.waiting.clear()
         self._body.drop()
+        if self._working is not None:  # uvicorn tells the cycle that was begun last, which may be one that waits
+            self._working.disconnected = True
+            self._working.message_event.set()
         active, request, stream = self.active, self.request, self._stream
         if active is not None and self._lane.tells:
             has_started = self._has_started()

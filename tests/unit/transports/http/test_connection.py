@@ -279,6 +279,26 @@ def test_of_many_requests_that_come_at_once_a_few_are_read_at_a_time(doors, one)
     assert client.state is IDLE
 
 
+@pytest.mark.parametrize("behind", [0, 1, 1000])
+def test_who_waits_for_the_end_of_a_client_is_told_whatever_it_has_sent_behind(doors, behind, caplog):
+    async def until_it_leaves(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        seen.append("gone")
+
+    seen = []
+    door = doors(app=until_it_leaves)
+    client = door.connect().send(request("", target="/other", method="GET", length=False) * (1 + behind))
+    door.turn()
+    client.transport.close()
+    client.connection.connection_lost(None)
+    door.clients.remove(client)
+    door.turn()
+    assert seen == ["gone"]
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("lane", ["slow", "fast"])
 @pytest.mark.parametrize("count", [40, 100, 1000])
 def test_a_body_behind_many_requests_that_came_at_once_is_read_to_its_end(doors, lane, count):
