@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import eventually
 
 from forebay.observe import author_metrics
-from forebay.observe.author_metrics import MAX_ENDED, MAX_SERIES, Family, MetricStore
+from forebay.observe.author_metrics import MAX_ENDED, MAX_LEFT_BEHIND, MAX_SERIES, Family, MetricStore
 
 MODEL = """
 import os
@@ -182,6 +182,28 @@ def test_counts_of_many_that_ended_are_kept_in_one_sum():
     assert len(store._ended) == MAX_ENDED
     store.told(3 * MAX_ENDED - 1, {"worker": "0"}, sent(counter(5.0)))  # it was only gone for a while
     assert shown(store) == {("a_total",): 3.0 * MAX_ENDED + 4.0}
+
+
+def test_of_those_that_ended_no_more_series_are_kept_than_a_page_takes(caplog):
+    """With a label for each user, each end of a worker had held the loop for longer, by seconds in the end."""
+    store = MetricStore()
+
+    def ends(number, *users):
+        samples = [("a_total", {"user": user}, 1.0) for user in users]
+        store.told(number, {"worker": "0"}, sent(Family("a", "counter", "", "", "all", samples)))
+        store.gone(number)
+
+    ends(0, "first")
+    for number in range(1, 2 * MAX_ENDED):
+        ends(number, *(f"{number}-{user}" for user in range(100)))
+    ends(2 * MAX_ENDED, "first")
+    store.told("lives", {"worker": "0"}, sent(counter(1.0, user="first"), counter(1.0, user="another")))
+    found = shown(store)
+    assert found["a_total", ("user", "first")] == 3.0
+    assert found["a_total", ("user", "another")] == 1.0
+    assert len(found) == MAX_LEFT_BEHIND + 1
+    assert sum(len(family.samples) for family in store._sum.values()) == MAX_LEFT_BEHIND
+    assert f"series of 'a' are left out: of ended workers {MAX_LEFT_BEHIND} are kept" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ MAX_BYTES: Final = 1 << 20
 """Longest message about them; the protocol (workers/conversation.py) takes no longer one."""
 MAX_ENDED: Final = 64
 """Processes that have ended of which all is kept; the counts of older ones are in one sum."""
+MAX_LEFT_BEHIND: Final = MAX_SERIES // 2
+"""Series of processes that have ended; so those that live have room on the page."""
 RESERVED: Final = "forebay_"
 
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -217,7 +219,7 @@ class MetricStore:
             _, self._ended[process] = last
             while len(self._ended) > MAX_ENDED:
                 data = self._ended.pop(next(iter(self._ended)))
-                _add(self._sum, _read(data), lives=False)
+                _add(self._sum, _read(data), lives=False, most=MAX_LEFT_BEHIND)
 
     def families(self) -> list[Family]:
         """Return the metrics of all workers and of the server's own process, put together."""
@@ -228,7 +230,7 @@ class MetricStore:
                 for name, family in self._sum.items()
             }
         for data in ended:
-            _add(found, _read(data), lives=False)
+            _add(found, _read(data), lives=False, most=MAX_LEFT_BEHIND)
         for names, data in living:
             _add(found, _read(data), names)
         of_workers = set(found)
@@ -283,7 +285,12 @@ def _is_reserved(name: str) -> bool:
 
 
 def _add(
-    found: dict[str, Family], families: Iterable[Family], names: Mapping[str, str] = _NAMELESS, *, lives: bool = True
+    found: dict[str, Family],
+    families: Iterable[Family],
+    names: Mapping[str, str] = _NAMELESS,
+    *,
+    lives: bool = True,
+    most: int = sys.maxsize,
 ) -> None:
     """Add a worker's metrics to those found so far.
 
@@ -292,7 +299,9 @@ def _add(
         families: What it has.
         names: The labels of its gauges; the server's own process has none.
         lives: Whether its gauges still mean something.
+        most: How many series there may be of all metrics together; further ones are left out.
     """
+    room = most - sum(len(have.samples) for have in found.values())
     for family in families:
         have = found.setdefault(family.name, msgspec.structs.replace(family, samples=[]))
         if have.kind != family.kind:
@@ -309,6 +318,11 @@ def _add(
                 given = {**labels, **own}
             key = name, tuple(sorted(given.items()))
             before = values.get(key)
+            if before is None:
+                if room <= 0:
+                    _say_once(f"series of '{family.name}' are left out: of ended workers {most} are kept")
+                    continue
+                room -= 1
             values[key] = value if before is None else (put or max)(before, value)
         have.samples = [(name, dict(labels), value) for (name, labels), value in values.items()]
 
