@@ -11,7 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 
 
@@ -21,7 +21,8 @@ class TargetSpec(ModuleSpec):
     def __init__(self, path: Path) -> None:
         """Describe the module of a file; its path is absolute and leads over no links."""
         name = target_name(path)
-        super().__init__(name, SourceFileLoader(name, str(path)), origin=str(path))
+        loads = SourcelessFileLoader if path.suffix == ".pyc" else SourceFileLoader
+        super().__init__(name, loads(name, str(path)), origin=str(path))
         self.has_location = True
         self._package = ".".join(package_of(path)[1:]) or __name__
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.models import zoo
+from tests.models import model_files, zoo
 from tests.waiting import PATIENCE_S
 
 import forebay
@@ -257,6 +257,19 @@ def test_a_class_of_a_folder_that_is_no_package_is_imported_in_processes_as_here
     for target, name in ((models.Loud, "loud"), (models.louder, "louder")):
         with forebay.start(target, port=0, worker_kind="process") as server:
             assert httpx.post(f"{server.url}/models/{name}", json="a").json() == "a?"
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_model_without_a_file_of_its_own_starts_in_whatever_folder_a_program_stands(tmp_path, monkeypatch, kind):
+    file = model_files.linear(tmp_path / "price.onnx")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for folder in ("/", gone):  # where a container begins, and what a deployment took away
+        monkeypatch.chdir(folder)
+        if folder == gone:
+            gone.rmdir()
+        with forebay.start(file, port=0, worker_kind=kind) as server:
+            assert httpx.get(f"{server.url}/readyz").status_code == 200
 
 
 def test_classes_and_compositions_of_a_package_run_in_processes(tmp_path, monkeypatch):

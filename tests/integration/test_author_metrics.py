@@ -206,6 +206,33 @@ def test_of_those_that_ended_no_more_series_are_kept_than_a_page_takes(caplog):
     assert f"series of 'a' are left out: of ended workers {MAX_LEFT_BEHIND} are kept" in caplog.text
 
 
+def test_of_a_histogram_of_those_that_ended_all_is_kept_or_nothing():
+    store = MetricStore()
+    room = MAX_LEFT_BEHIND
+    for number in range(room // 100):
+        users = [("a_total", {"user": f"{number}-{user}"}, 1.0) for user in range(100 - (number == 0))]
+        store.told(number, {"worker": "0"}, sent(Family("a", "counter", "", "", "all", users)))
+        store.gone(number)
+    for number in range(MAX_ENDED + 1):
+        samples = [
+            sample
+            for kind in "xy"
+            for sample in (
+                ("h_bucket", {"kind": kind, "le": "1.0"}, 1.0),
+                ("h_bucket", {"kind": kind, "le": "+Inf"}, 1.0),
+                ("h_count", {"kind": kind}, 1.0),
+                ("h_sum", {"kind": kind}, 1.0),
+            )
+        ]
+        many = [Family(f"b{name}", "counter", "", "", "all", [(f"b{name}_total", {}, 1.0)]) for name in range(9)]
+        store.told(("h", number), {"worker": "0"}, sent(Family("h", "histogram", "", "", "all", samples), *many))
+        store.gone(("h", number))
+    (kept,) = [family for family in store._sum.values() if family.name == "h"]
+    assert {labels["kind"] for _, labels, _ in kept.samples} == {"x"}
+    assert len(kept.samples) == 4
+    assert [*store._sum] == ["a", "h"]
+
+
 @pytest.mark.parametrize(
     "odd",
     [

@@ -11,11 +11,16 @@ from tests.waiting import eventually
 from forebay.observe.model_log import LINES
 
 MODEL = """
-import logging, os, subprocess, sys, threading, warnings
+import fractions, logging, os, subprocess, sys, threading, warnings
 import numpy
 import forebay
 
 log = logging.getLogger("mine")
+
+class Mute:
+    def __str__(self):
+        raise ValueError("nothing")
+
 
 class Talks(forebay.Model):
     name = "talks"
@@ -31,7 +36,9 @@ class Talks(forebay.Model):
     def logs(self):
         log.debug("a detail")
         log.info("seen %d", 1, extra={"shelf": 3, "model": "forged", "odd": self, "huge": 1 << 80,
-                 "tags": ["a", {"b": 1}], "score": numpy.float32(0.5), "within": [self], "long": ["x"] * 5000})
+                 "tags": ["a", {"b": 1}], "score": numpy.float32(0.5), "within": [self], "long": ["x"] * 5000,
+                 "scores": [numpy.int64(1), numpy.float32(0.5), numpy.True_], "sure": numpy.True_,
+                 "vast": fractions.Fraction(10**400), "mute": Mute()})
         try:
             raise ValueError("spoilt")
         except ValueError:
@@ -100,6 +107,9 @@ def test_what_a_model_logs_and_prints_has_its_worker_and_requests(talking, kind)
     assert seen["huge"] == str(1 << 80)
     assert (seen["tags"], seen["score"]) == (["a", {"b": 1}], 0.5)
     assert "Talks object" in seen["within"]
+    assert (seen["scores"], seen["sure"]) == ([1, 0.5, True], True)
+    assert seen["vast"].startswith("1000")
+    assert "ValueError: nothing" in seen["mute"]
     assert seen["long"].endswith("more")
     assert said(server, "two words", start).items() >= {"logger": "stdout", "level": "info", **whose}.items()
     assert said(server, "to stderr", start).items() >= {"logger": "stderr", "level": "warning", **whose}.items()

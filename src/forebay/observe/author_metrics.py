@@ -50,6 +50,8 @@ _KINDS: Final = frozenset(
     {"counter", "gauge", "histogram", "summary", "info", "stateset", "gaugehistogram", "unknown", "untyped"}
 )
 _ADDED: Final = frozenset({"counter", "histogram", "summary", "gaugehistogram"})
+_WITHIN: Final = frozenset({"le", "quantile"})
+"""Labels that tell the samples of one series of these apart."""
 
 Sample = tuple[str, dict[str, str], float]
 
@@ -90,6 +92,7 @@ class MetricReporter:
         self._last = b""
         self._has_begun = False
         self._reports = False
+        self._sending = threading.Lock()  # or what was written first might be heard last
 
     def look(self) -> None:
         """Begin once the model has imported prometheus_client; costs nothing until then, and after that."""
@@ -105,13 +108,14 @@ class MetricReporter:
         """Send what there is, if it is not what was sent last; whoever ends in order does so once more."""
         if not self._reports:
             return
-        data = _written()
-        if data != self._last:
-            try:
-                self._send(data)
-            except OSError:
-                return
-            self._last = data
+        with self._sending:
+            data = _written()
+            if data != self._last:
+                try:
+                    self._send(data)
+                except OSError:
+                    return
+                self._last = data
 
     def forget(self) -> None:
         """Send it all again: there is another server."""
@@ -299,17 +303,19 @@ def _add(
         families: What it has.
         names: The labels of its gauges; the server's own process has none.
         lives: Whether its gauges still mean something.
-        most: How many series there may be of all metrics together; further ones are left out.
+        most: How many series there may be of all metrics together; further ones are left out, but none of a histogram
+            that has some.
     """
     room = most - sum(len(have.samples) for have in found.values())
     for family in families:
+        if family.kind not in _ADDED and not lives:
+            continue
         have = found.setdefault(family.name, msgspec.structs.replace(family, samples=[]))
         if have.kind != family.kind:
             _say_once(f"the metric '{family.name}' is a {have.kind} in one worker and a {family.kind} in another")
             continue
         put = _how(family)
-        if family.kind not in _ADDED and not lives:
-            continue
+        begun: set[tuple[str, str]] | None = None
         values = {(name, tuple(sorted(labels.items()))): value for name, labels, value in have.samples}
         for name, labels, value in family.samples:
             given = labels
@@ -319,12 +325,15 @@ def _add(
             key = name, tuple(sorted(given.items()))
             before = values.get(key)
             if before is None:
-                if room <= 0:
+                whose = {label for label in key[1] if label[0] not in _WITHIN}
+                if room <= 0 and whose != begun:
                     _say_once(f"series of '{family.name}' are left out: of ended workers {most} are kept")
                     continue
-                room -= 1
+                room, begun = room - 1, whose
             values[key] = value if before is None else (put or max)(before, value)
         have.samples = [(name, dict(labels), value) for (name, labels), value in values.items()]
+        if not (lives or have.samples):
+            del found[family.name]
 
 
 def _how(family: Family) -> Callable[[float, float], float] | None:

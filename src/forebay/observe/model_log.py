@@ -222,22 +222,37 @@ def line_of(record: logging.LogRecord) -> LogLine:
 
 
 _PLAIN: Final = frozenset({float, bool, type(None)})
+_LISTED: Final = (list, tuple, dict)
 
 
 def _as_plain(value: Any) -> Any:
     """Return a field of a record as it travels: what JSON has stays what it is, all else becomes text."""
     if type(value) in _PLAIN:
         return value
+    if isinstance(cast("object", value), _LISTED):
+        packed = answered(lambda: msgspec.json.encode(value, enc_hook=_number), lambda _: b"")
+        return msgspec.json.decode(packed) if 0 < len(packed) <= MAX_TEXT else _text(value)
+    return answered(lambda: _number(value), lambda _: _text(value))
+
+
+def _number(value: Any) -> Any:
+    """Return a number of NumPy, or of whatever else counts as one, as JSON has it.
+
+    Raises:
+        TypeError, OverflowError: It is none.
+    """
+    if type(value).__name__ in {"bool", "bool_"} and type(value).__module__ == "numpy":
+        return bool(value)
     if isinstance(value, Real) and not isinstance(value, Enum):
         if not isinstance(value, Integral):
             return float(value)
         if int(value).bit_length() < 64:
             return int(value)
-    elif isinstance(value, list | tuple | dict):
-        packed = answered(lambda: msgspec.json.encode(value), lambda _: b"")
-        if 0 < len(packed) <= MAX_TEXT:
-            return msgspec.json.decode(packed)
-    return _cut(str(cast("object", value)), MAX_TEXT)
+    raise TypeError
+
+
+def _text(value: object) -> str:
+    return answered(lambda: _cut(str(value), MAX_TEXT), lambda error: f"a text that cannot be told: {text_of(error)}")
 
 
 def _cut(text: str, most: int) -> str:

@@ -12,6 +12,8 @@ Json: TypeAlias = dict[str, Any]
 
 COMPONENTS: Final = "#/components/schemas/"
 _REF: Final = COMPONENTS + "{name}"
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
+"""What the names of components have not."""
 
 
 class Documented(Protocol):
@@ -102,8 +104,8 @@ def _by_name(schema: Json, parts: Json) -> tuple[Json, Json]:
     Pydantic writes the outermost one out. Without a name in the document each place where it stands would be a class of
     its own in a client that was generated.
     """
-    name = schema.get("title")
-    if name is None or "properties" not in schema or name in parts:
+    name = _NO_NAME.sub("_", str(schema.get("title") or ""))
+    if not name or "properties" not in schema or name in parts:
         return schema, parts
     return {"$ref": _REF.format(name=name)}, {**parts, name: schema}
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final
 
 TARGET_PREFIX: Final = "forebay_target"
-"""What the names of modules have that are loaded by their path; before it stands the package that one lies in."""
+"""The package of modules that are loaded by their path."""
 
 
 def asking_file() -> ModuleType | None:
@@ -22,7 +22,7 @@ def asking_file() -> ModuleType | None:
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if TARGET_PREFIX in name:
+        if name.startswith(f"{TARGET_PREFIX}."):
             return sys.modules.get(name)
         frame = frame.f_back
     return None

@@ -225,6 +225,15 @@ async def test_a_graph_with_a_broken_subconfig_fails_alone_until_that_is_mended(
         assert "b/subconfig.json:1: " in face.app.problem
 
 
+async def test_a_graph_that_never_was_served_keeps_nothing_from_being_read_anew(tmp_path):  # O104, O110
+    write(tmp_path, {"a/graph.pbtxt": one_node(), "a/model.py": handler("1"), "config.json": config(a={}, b={})})
+    async with serving(tmp_path) as face:
+        assert await said(face, "a") == "1 1"
+        write(tmp_path, {"b/subconfig.json": "{nope", "a/model.py": handler("2")})
+        assert await face.reload()
+        assert await said(face, "a") == "2 1"
+
+
 async def test_a_graph_is_served_once_no_model_has_its_name(tmp_path):  # O104
     entry = {"config": {"name": "b", "base_path": "nothing", "target_device": "CPU"}}
     both = json.loads(config(a={}, b={}))

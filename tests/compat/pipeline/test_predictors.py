@@ -649,6 +649,23 @@ def test_a_model_service_that_cannot_be_started_again_says_why_and_nobody_waits_
         client.close()
 
 
+def test_the_first_call_of_a_model_service_may_take_long(monkeypatch, eventually):  # P113
+    monkeypatch.setattr(model_processes, "STUCK_S", 0.2)
+    conf = LocalConf(model_config=f"{REFERENCE}:warms_up", client_type="brpc")
+    settings = PredictorSettings(name="uci", local_service_conf=conf, timeout_ms=300)
+    client = client_for(settings, concurrency_idx=None, process=False)
+
+    def answer():
+        with contextlib.suppress(ForebayError):
+            return client.predict({"x": X}, ["pid"])
+
+    try:
+        assert answer() is None
+        eventually(answer, "an answer of the same process")
+    finally:
+        client.close()
+
+
 @pytest.mark.parametrize("how", ["stopped", "in a call"])
 def test_a_model_service_that_hangs_is_replaced_once_nobody_waits_for_it(monkeypatch, eventually, how):  # P88, P113
     monkeypatch.setattr(model_processes, "STUCK_S", 0.2)

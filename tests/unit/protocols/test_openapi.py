@@ -328,6 +328,12 @@ def test_a_pydantic_type_is_one_component_wherever_it_stands():
     assert doc["components"]["schemas"]["A_Herd"]["required"] == ["animals"]
 
 
+def test_a_pydantic_title_that_is_no_name_of_a_component():
+    odd, nameless = (pydantic.create_model("Odd", x=int, __config__={"title": title}) for title in ("a b/ü", ""))
+    doc = check(document("t", "1", [one(name="a", input=WireType(odd)), one(name="b", input=WireType(nameless))]))
+    assert {"a_b__", ""} & {*doc["components"]["schemas"]} == {"a_b__"}
+
+
 def test_the_document_is_the_callers_own():
     first = document("t", "1", [one()])
     first["components"]["schemas"].clear()

@@ -70,12 +70,14 @@ def root_of(module_name: str) -> list[str]:
     """
     module = sys.modules.get(module_name)
     spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    if not file:
+        return []
     name = spec.name if spec is not None else module_name  # that of `python -m app.main` is not __main__
-    folders = Path(file or "").absolute()
+    folders = Path(file).absolute()
     if folders.name == "__init__.py":
         folders = folders.parent
     for part in reversed(name.split(".")):
-        if folders.with_suffix("").name != part:
+        if folders.stem != part:
             return []
         folders = folders.parent
     return [str(folders)]

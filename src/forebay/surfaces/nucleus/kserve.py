@@ -88,9 +88,13 @@ class _AskedAsPost:
 def _counted(reply: Reply, in_flight: InFlight) -> Reply:
     """Return what replies to a request that is in flight until then."""
     in_flight.begin()
+    is_counted = True
 
     def replied(request: Request, outcome: Outcome) -> None:
-        in_flight.end()  # first: a client that is answered may ask again
+        nonlocal is_counted
+        if is_counted:  # where an answer cannot be written, what is wrong with it is told instead
+            is_counted = False
+            in_flight.end()  # first: a client that is answered may ask again
         reply(request, outcome)
 
     return replied

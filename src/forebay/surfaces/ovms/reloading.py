@@ -128,7 +128,7 @@ class GraphReloading:
         app, old = self._app, self._app.config
         try:
             config = await asyncio.to_thread(read_target, self._target, self._name, app.stored)
-            _require_graphs(config, old)
+            _require_graphs(config, old, app.ready)
         except ConfigError as error:
             self._used = await asyncio.to_thread(self._files, old)
             is_news, app.problem = app.problem != error.message, error.message
@@ -166,13 +166,13 @@ class GraphReloading:
         return seen
 
 
-def _require_graphs(config: OvmsConfig, old: OvmsConfig) -> None:
-    """Refuse a configuration for which a graph would have to leave that could be served until now.
+def _require_graphs(config: OvmsConfig, old: OvmsConfig, ready: Collection[str]) -> None:
+    """Refuse a configuration for which a graph would have to leave that is served.
 
     Raises:
         ConfigError: Saying why.
     """
-    served = {one.name for one in old.graphs if not one.problem}
+    served = {one.name for one in old.graphs if one.name in ready}
     for graph in (*config.graphs, *config.refused):
         if graph.problem and graph.name in served:
             raise ConfigError(graph.problem)

@@ -17,7 +17,6 @@ from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
 from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.connection import HttpConnection
-from forebay.transports.http.connection_state import IDLE
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
 from forebay.transports.tls_files import server_context
@@ -120,7 +119,7 @@ class HttpListener:
         for connection in list(lane.connections):
             connection.shutdown()
         await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
-        if left := sum(connection.talk.state is not IDLE for connection in lane.connections):
+        if left := sum(state.owes or state.is_inside for state in (one.talk.state for one in lane.connections)):
             log.warning("the drain is over; connections without their answer, which are cut off: %d", left)
         for connection in list(lane.connections):
             connection.abort()

@@ -91,10 +91,12 @@ class _HostedModel(ModelClient):
     def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
         self._host.require_one()
         try:
-            return super().ask(feed, fetch, batch, log_id)
+            found = super().ask(feed, fetch, batch, log_id)
         except DeadlineExceeded:
             self._host.doubt()
             raise
+        self._host.answered()
+        return found
 
     def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
         found = self._service.run_all(fed, log_id)

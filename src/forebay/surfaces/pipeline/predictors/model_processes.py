@@ -40,7 +40,7 @@ HOST: Final = "127.0.0.1"
 PROGRAM: Final = "forebay.surfaces.pipeline.predictors.model_process_main"
 """What the process runs."""
 START_S: Final = 300.0
-"""How long a model may take to load."""
+"""How long a model may take to load, and for its first call: some libraries do much of their work there."""
 STOP_S: Final = 5.0
 """How long a process may take to end."""
 STUCK_S: Final = 5.0
@@ -77,6 +77,8 @@ class ModelProcess:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._doubted = threading.Lock()
+        self._answered_in = 0
+        """Number of the last process that has answered."""
         self._supervisor = Supervisor(
             f"the process of the model '{conf.model_config}'", self._start, load=self._load, on_end=self._ended
         )
@@ -138,6 +140,10 @@ class ModelProcess:
             except RuntimeError:  # there can be no further thread; the next call that is late doubts again
                 self._doubted.release()
 
+    def answered(self) -> None:
+        """Note that a call was answered."""
+        self._answered_in = self._supervisor.lives
+
     def _look(self, patience_s: float) -> None:
         """Look at it until it is in no call that may hang, or is replaced."""
         calls = HttpCalls(ServerAddress("http", HOST, self.port))
@@ -156,7 +162,7 @@ class ModelProcess:
                     if not call or call != (before or call):
                         return
                     hangs_s, what = found.took_s, "is in the same call"
-                if hangs_s >= patience_s + STUCK_S:
+                if hangs_s >= (patience_s + STUCK_S if self._answered_in == life else START_S):
                     text = "the process of the model '%s' %s for %.0f s, and is replaced"
                     log.error(text, self._conf.model_config, what, hangs_s)
                     supervisor.kill(life)
@@ -256,6 +262,11 @@ class ModelHost:
         problems = [process.problem for process in self.processes]
         if all(problems) and problems[0] is not None:
             raise Unavailable(f"{problems[0].message}; it is tried again")
+
+    def answered(self) -> None:
+        """Note that a call was answered: what hangs from now on is not in its first one."""
+        for process in self.processes:
+            process.answered()
 
     def doubt(self) -> None:
         """Replace those that hang: one did not answer in time."""
