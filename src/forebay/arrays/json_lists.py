@@ -77,7 +77,7 @@ def _parts(data: bytes, depth: int, *, is_text: bool) -> Iterator[bytes]:
     """Cut a list whose elements are lists in lists of this depth; one that is short comes as it is."""
     start = data.find(b"[") + 1
     if len(data) > 2 * PART_BYTES and not data[: start - 1].strip():
-        ends = re.compile(rb"(?:\]\s*){%d}," % depth) if depth else _TEXT_ENDS if is_text else _COMMA
+        ends = re.compile(rb"(?:\]\s{0,64}+){%d}," % depth) if depth else _TEXT_ENDS if is_text else _COMMA
         at = start + PART_BYTES
         while found := ends.search(data, at):
             end = found.end() - 1

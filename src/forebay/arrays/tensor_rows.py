@@ -74,7 +74,7 @@ class JoinedRows:
             ValidationError: If it has another number of elements than its shape says.
         """
         if type(rows) is range and rows.step == 1:
-            self._parts[rows.start] = bytes(tensor.data)[1:-1] if tensor.is_json else tensor.data
+            self._parts[rows.start] = bytes(tensor.data).strip()[1:-1] if tensor.is_json else tensor.data
         elif tensor.is_json:
             values = _listed.decode(tensor.data)
             each = len(values) // len(rows)

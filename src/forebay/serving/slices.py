@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, QueueFull, TooLarge
+from forebay.errors import QueueFull, TooLarge
 from forebay.types.call import Failure, Joint, Request, Slice
 from forebay.workers.user_code import attempt
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchConfig, BatchQueue
     from forebay.types.call import Origin, Outcome
+
+
+OPENING_S: Final = 0.001
+"""How long requests are read on in a turn of the loop before they are cut."""
 
 
 class _Cut(msgspec.Struct, eq=False):
@@ -77,6 +81,8 @@ class Slices:
         self._of: dict[Request, _Cut] = {}
         self._opening: deque[tuple[Request, Iterator[None]]] = deque()
         """Requests that are read before they are cut."""
+        self._opening_rows = 0
+        """Samples of those that will want room for all of theirs."""
         self._reads = False
 
     def __len__(self) -> int:
@@ -95,22 +101,25 @@ class Slices:
         limit = self._limit
         if max(map(len, rows_of.values())) > limit and not self._may_exceed:
             raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
-        self._require_room(request)
+        self._require_room(request, self._opening_rows)
         request.arrived = now
         steps = request.opening()
-        is_open = _is_at_end(steps)
+        is_open = attempt(_is_at_end, steps)
+        if type(is_open) is Failure:
+            raise is_open.error
         cut = self._of[request] = _Cut(_places(rows_of, limit), request.joint(), request.size, {})
         if not is_open:
             self._opening.append((request, steps))
+            self._opening_rows += self._rows_to_wait(request)
             if not self._reads:
                 self._reads = True
                 asyncio.get_running_loop().call_soon(self._open)
             return
-        try:
-            self._begin(request, cut, now)
-        except ForebayError:
-            del self._of[request]
-            raise
+        failure = attempt(self._begin, request, cut, now)
+        if type(failure) is Failure:
+            self._of.pop(request, None)
+            self.fed.pop(request, None)
+            raise failure.error
 
     def feed(self) -> None:
         """Queue slices of requests that have more samples than may wait: each in turn, and half of the queue at most.
@@ -118,15 +127,22 @@ class Slices:
         A request with no slice under way may take whatever room there is.
         """
         now = time.monotonic()
-        for request in list(self.fed):
-            cut = self._of[request]
-            while cut.following is not None:
-                waiting = self._queue.waiting + len(cut.following[1])
-                if waiting > self._capacity or (cut.under_way and 2 * waiting > self._capacity):
-                    break
-                self._submit(request, cut, now)
-            if cut.following is None:
-                del self.fed[request]
+        failed: list[tuple[Request, Failure]] = []
+        for request in self.fed:
+            failure = attempt(self._fill, request, self._of[request], now)
+            if type(failure) is Failure:
+                failed.append((request, failure))
+        for request in [one for one in self.fed if self._of[one].following is None]:
+            del self.fed[request]
+        for request, failure in failed:
+            self._settle(request, failure)
+
+    def _fill(self, request: Request, cut: _Cut, now: float) -> None:
+        while cut.following is not None:
+            waiting = self._queue.waiting + len(cut.following[1])
+            if waiting > self._capacity or (cut.under_way and 2 * waiting > self._capacity):
+                break
+            self._submit(request, cut, now)
 
     def of(self, request: Request) -> Sequence[Request | Slice]:
         """Return what of a request is in the queue or runs: slices, or itself if it was not cut."""
@@ -144,27 +160,36 @@ class Slices:
         """Return the request that a slice is of; none if it is answered."""
         return [piece.whole] if piece.whole in self._of else []
 
-    def _require_room(self, request: Request) -> None:
+    def _require_room(self, request: Request, others: int = 0) -> None:
         """Refuse a request that could wait as a whole, but not beside those that do, unless it waits for room.
 
         Raises:
-            QueueFull: If there is no room for it.
+            QueueFull: If there is no room for it and so many samples of others.
         """
-        if request.size <= self._capacity and not self._has_room(request) and not request.may_wait():
+        if request.size <= self._capacity and not self._has_room(request, others) and not request.may_wait():
             msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
             raise QueueFull(msg)
 
     def _open(self) -> None:
-        """Read on in the first request that is read; the others wait their turn."""
-        request, steps = self._opening.popleft()
-        cut = self._of.get(request)
-        if cut is not None:  # else nobody waits for it any more
-            failure = attempt(self._read_on, request, steps, cut)
-            if type(failure) is Failure:
-                self._settle(request, failure)
+        """Read on for a moment, a step of each request at a time."""
+        until = time.monotonic() + OPENING_S
+        is_over = False
+        while self._opening and not is_over:
+            request, steps = self._opening.popleft()
+            self._opening_rows -= self._rows_to_wait(request)
+            cut = self._of.get(request)
+            if cut is not None:  # else nobody waits for it any more
+                failure = attempt(self._read_on, request, steps, cut)
+                if type(failure) is Failure:
+                    self._settle(request, failure)
+            is_over = time.monotonic() >= until
         self._reads = bool(self._opening)
         if self._reads:
             asyncio.get_running_loop().call_soon(self._open)
+
+    def _rows_to_wait(self, request: Request) -> int:
+        """Return the samples for which there must be room at once when it was read."""
+        return request.size if request.size <= self._capacity else 0
 
     def _read_on(self, request: Request, steps: Iterator[None], cut: _Cut) -> None:
         """Take a step, and queue the request after the last one.
@@ -178,6 +203,7 @@ class Slices:
             self._begin(request, cut, time.monotonic())
         else:
             self._opening.append((request, steps))
+            self._opening_rows += self._rows_to_wait(request)
 
     def _begin(self, request: Request, cut: _Cut, now: float) -> None:
         """Queue what there is room for of a request that can be cut.
@@ -196,9 +222,9 @@ class Slices:
         self.fed[request] = None
         self.feed()
 
-    def _has_room(self, request: Request) -> bool:
-        """Tell whether all of it may wait beside what does."""
-        return self._queue.waiting + request.size <= self._capacity
+    def _has_room(self, request: Request, others: int = 0) -> bool:
+        """Tell whether all of it may wait beside what does, and so many samples of others."""
+        return self._queue.waiting + others + request.size <= self._capacity
 
     def _submit(self, request: Request, cut: _Cut, now: float, origin: Origin | None = None) -> bool:
         """Queue the next slice of a request; tells whether there are more."""

@@ -183,7 +183,8 @@ class JoinedTensors:
             self._forms = forms
             self._joined = [JoinedRows() for _ in forms]
         if forms != self._forms:
-            name = next((one[0] for one, other in zip(self._forms, forms, strict=False) if one != other), forms[-1][0])
+            name = next((one[0] for one, other in zip(self._forms, forms, strict=False) if one != other), None)
+            name = name or (forms or self._forms)[-1][0]
             raise BadOutcome(f"output '{name}' has unlike shapes or types for the samples of the call; send fewer")
         for joined, one in zip(self._joined, tensors, strict=True):
             joined.add(rows, one)

@@ -7,12 +7,17 @@ bounded by its connection; this bounds what all of them send, however many they 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
+
+from forebay.types.caught import answered
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+log = logging.getLogger("forebay")
 
 AT_ONCE: Final = 2
 """How many read on in a turn: while the loop reads one, the other one's bytes arrive."""
@@ -33,10 +38,13 @@ class ReadingTurns:
             self._is_due = True
             self._loop.call_soon(self._next)
 
+    def _failed(self, error: BaseException) -> None:
+        log.error("a client's turn to read on has failed; the others have theirs", exc_info=error)
+
     def _next(self) -> None:
         waiting = self._waiting
         for _ in range(min(AT_ONCE, len(waiting))):
-            waiting.popleft()()
+            answered(waiting.popleft(), self._failed)
         self._is_due = bool(waiting)
         if waiting:
             self._loop.call_soon(self._next)

@@ -227,6 +227,8 @@ class Request(msgspec.Struct, eq=False, gc=False):
     def opening(self) -> Iterator[None]:
         """Read what has to be read before it can be cut, in steps of a millisecond or so; `params` may change.
 
+        A row that is longer than a step is one.
+
         Raises:
             ForebayError: If it cannot be read.
         """

@@ -13,6 +13,7 @@ import pytest
 from forebay.arrays.tensor_rows import STEP_ELEMENTS
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, RunnerFailed
+from forebay.serving import slices
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.stream_delivery import PATIENCE_S, WINDOW_BYTES
 from forebay.serving.tensor_face import TensorRequest
@@ -581,7 +582,48 @@ async def test_what_a_slice_costs_does_not_grow_with_its_request(clock):
 
 
 @clocked
-async def test_the_loop_goes_on_while_a_request_of_many_rows_is_read(clock):
+async def test_a_request_that_cannot_be_read_is_answered_at_once_whatever_was_raised(clock):
+    class Unreadable(TensorRequest, gc=False, eq=False):
+        def opening(self):
+            raise MemoryError("no room")
+            yield
+
+    async with Desk(capacity=64, max_size=4) as desk:
+        desk.replies["odd"] = []
+        desk.endpoint.submit(Unreadable([b""], desk._reply, {}, size=9, id="odd"))
+        assert desk.answer("odd") is Code.INTERNAL
+        desk.submit("next")
+        await turn()
+        desk.pool.complete(outcomes=["next"])
+        assert desk.answer("next") == "next"
+
+
+@clocked
+async def test_requests_that_are_read_take_room_in_the_queue(clock, monkeypatch):
+    monkeypatch.setattr(slices, "OPENING_S", 0.0)
+    rows = 64
+    params = {"given": [["x", "BYTES", [rows], False]], "wanted": [], "is_json": False}
+
+    class Slow(TensorRequest, gc=False, eq=False):
+        def opening(self):
+            yield
+            yield from super().opening()
+
+    async with Desk(capacity=100, max_size=32) as desk:
+        for name in ("first", "second"):
+            desk.replies[name] = []
+            desk.endpoint.submit(Slow([bytes(4 * rows)], desk._reply, params, size=rows, id=name))
+        assert desk.answer("second") is Code.RESOURCE_EXHAUSTED
+        desk.endpoint.cancel(next(iter(desk.endpoint._open)))
+        await turn()
+        desk.replies["third"] = []
+        desk.endpoint.submit(Slow([bytes(4 * rows)], desk._reply, params, size=rows, id="third"))
+        assert not desk.replies["third"]
+
+
+@clocked
+async def test_the_loop_goes_on_while_a_request_of_many_rows_is_read(clock, monkeypatch):
+    monkeypatch.setattr(slices, "OPENING_S", 0.0)  # a step in each turn
     rows = 20 * STEP_ELEMENTS
     params = {"given": [["x", "BYTES", [rows], False]], "wanted": [], "is_json": False}
     async with Desk(capacity=64, max_size=64) as desk:

@@ -179,7 +179,10 @@ class ProcessPartition:
         with contextlib.closing(self._entrance) as entrance, entrance.take_listener() as listener:
             ended = os.pidfd_open(process.pid)
             try:
-                select.select([listener, ended], [], [])
+                heard = select.poll()  # `select` knows no descriptors from 1,024 on
+                heard.register(listener, select.POLLIN)
+                heard.register(ended, select.POLLIN)
+                heard.poll()
                 listener.setblocking(False)
                 accepted, _ = listener.accept()
             except BlockingIOError:

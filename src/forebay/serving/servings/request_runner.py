@@ -119,7 +119,8 @@ class RequestRunner:
         return asked
 
     def _prepared(self, item: Item) -> list[tuple[list[Batch], Any]]:
-        return [self._prepared_one(item, value) for value in _read(item)]
+        has_rows = self._settings.client_preprocessing is None
+        return [self._prepared_one(item, value) for value in _read(item, has_rows=has_rows)]
 
     def _prepared_one(self, item: Item, value: Any) -> tuple[list[Batch], Any]:
         settings = self._settings
@@ -212,10 +213,10 @@ def from_file(path: str, name: str, workers: int, batch_size: int, *, has_device
     return RequestRunner(getattr(load_module(Path(path)), name), workers, batch_size, has_device=has_device)
 
 
-def _read(item: Item) -> list[Any]:
-    """Read the values of a request: each is to be prepared, and answered, by itself."""
+def _read(item: Item, *, has_rows: bool) -> list[Any]:
+    """Read the values of a request: each is to be prepared, and answered, by itself; of tensors perhaps some rows."""
     if item.params["in"] == TENSORS:
-        return [_read_tensors(item)]
+        return [_read_tensors(item, item.size if has_rows else None)]
     bodies = item.body if ROWS in item.params else [item.body]
     return [_decode(body, item.params["in"]) for body in bodies]
 
@@ -240,9 +241,8 @@ def face_of(serving: Serving[Any, Any]) -> TensorFace:
     return TensorFace(is_open=True, has_rows=serving.settings.client_preprocessing is None)
 
 
-def _read_tensors(item: Item) -> Any:
+def _read_tensors(item: Item, rows: int | None) -> Any:
     tensors = tensors_of(item.params["given"], item.body)
-    rows = item.size if "is_cut" in item.params else None
     # Copied, since the function owns what it gets and may write into it.
     arrays = {one.name: plain_array(one, rows).copy() for one in tensors}
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))

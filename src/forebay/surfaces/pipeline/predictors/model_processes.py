@@ -197,8 +197,9 @@ class ModelProcess:
         }
         process.stdin.write(json.dumps(order).encode() + b"\n")
         process.stdin.flush()
-        is_heard, _, _ = select.select([process.stdout], [], [], START_S)
-        if not is_heard:
+        heard = select.poll()  # `select` knows no descriptors from 1,024 on
+        heard.register(process.stdout, select.POLLIN)
+        if not heard.poll(START_S * 1000):
             raise ModelError(f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s")
         said = process.stdout.readline()
         if not said:
