@@ -171,7 +171,11 @@ def test_a_signal_while_the_file_is_imported_ends_it(serve, tmp_path, eventually
     begun = tmp_path / "begun"
     path = tmp_path / "model.py"
     path.write_text(f"import pathlib, time\n\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n")
-    server = serve(path, ready=False)
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that ignores it would hand that on
+    try:
+        server = serve(path, ready=False)
+    finally:
+        signal.signal(signal.SIGINT, was)
     eventually(begun.exists)
     server.signal(number)
     assert server.wait() == status

@@ -156,7 +156,7 @@ class Served(msgspec.Struct, eq=False, weakref=True):
         session: Opens what answers a stream of requests; None where each of them stands for itself.
         check: Called in a thread once its workers are up; raises if it must not take its place all the same.
         has_versions: Whether a version that requests name must be its own.
-        any_version: What requests may name for whichever version answers those that name none; empty if nothing.
+        any_version: What requests may name for whichever version answers those that name none; None if nothing.
         gone: Called when its workers have ended, and what they used may go.
     """
 
@@ -172,7 +172,7 @@ class Served(msgspec.Struct, eq=False, weakref=True):
     session: OpenSession | None = None
     check: Callable[[], None] | None = None
     has_versions: bool = True
-    any_version: str = ""
+    any_version: str | None = None
     gone: Callable[[], None] = lambda: None
 
     @property

@@ -136,7 +136,8 @@ class InferencePages:
         found = self._routes.get(target.encode())
         if found is None and len(segments) == len(_VERSIONED):
             name, version = segments[2], segments[4]
-            if name in self._app.served and find_served(self._app, name, version).endpoint.config.version != version:
+            served = find_served(self._app, name, version) if version and name in self._app.served else None
+            if served is not None and served.endpoint.config.version != version:
                 found = self._routes.get(f"/v2/models/{quote(name, safe='')}/infer".encode())
         return found
 
