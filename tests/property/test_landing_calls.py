@@ -82,7 +82,7 @@ class Reading(Transport):
         self.is_paused = False
 
     async def goes_on(self) -> None:
-        while self.is_paused:  # noqa: ASYNC110 - what is waited for has no event
+        while self.is_paused and not self.is_closed:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.server.config import GrpcConfig
-from forebay.transports.grpc import frames
+from forebay.transports.grpc import frames, receiving
 from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.hpack import literal
@@ -35,7 +36,13 @@ class Transport:
 
     def __init__(self) -> None:
         self.written = b""
-        self.is_closed = False
+        self.is_closed = self.is_paused = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self if name == "socket" else ("127.0.0.1", 1)
@@ -114,6 +121,8 @@ def talk(segments: list[list[bytes]], *, later: bool) -> tuple[bytes, list[bytes
                 connection.data_received(piece)
             for _ in range(3):
                 await asyncio.sleep(0)
+            while transport.is_paused and not transport.is_closed:  # noqa: ASYNC110 - its turn has no event
+                await asyncio.sleep(0)
         connection.connection_lost(None)
         assert port.calls == 0
         port.stop()
@@ -131,3 +140,17 @@ def test_a_call_in_one_segment_is_what_it_is_in_pieces(segments, later, data):
     slow, told = talk(pieces, later=later)
     assert seen == told
     assert whole == slow
+
+
+@given(conversations(), st.integers(1, 7), st.data())
+@settings(max_examples=100, deadline=None)
+def test_calls_that_come_at_once_are_the_same_however_few_are_read_in_a_turn(segments, few, data):
+    said = b"".join(segments)
+    cut = data.draw(st.integers(1, len(said) - 1))
+    together = talk([[said[:cut]], [said[cut:]]], later=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(receiving, "MAX_AT_ONCE", few)
+        in_turns = talk([[said[:cut]], [said[cut:]]], later=False)
+        fed = talk([[said[:cut], said[cut:]]], later=False)  # the rest comes before the turn does, as with TLS
+    assert in_turns == together
+    assert fed == together

@@ -95,3 +95,19 @@ def test_who_has_waited_longest_is_next():
     loop.close()
     assert "".join(read) == "abcd" * 3
     assert counts == [2, 4, 6, 8, 10, 12]
+
+
+def test_what_one_raises_takes_no_turn_from_the_others():
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _loop, _context: None)
+    turns, read = ReadingTurns(loop), []
+
+    def fails():
+        raise RuntimeError
+
+    for read_on in (fails, *(lambda name=name: read.append(name) for name in "abc")):
+        turns.wait(read_on)
+    for _ in range(5):
+        turn(loop)
+    loop.close()
+    assert "".join(read) == "abc"

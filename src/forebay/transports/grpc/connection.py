@@ -10,7 +10,8 @@ What is to be written during one turn of the loop is gathered and leaves in one 
 is written as soon as it is known; one that is longer than a frame, or than the client's windows, waits in the `Sender`.
 
 Limits. The windows that clients have are large and are refilled as their bytes are taken. Nothing more is read from a
-client that does not take its answers. Frames that move no call forward are counted and may not be too many. One sweep
+client that does not take its answers. Of a client that sends many frames at once the rest waits as bytes for its next
+turn, and nothing more is read before. Frames that move no call forward are counted and may not be too many. One sweep
 a second looks for slow and stuck clients; no call sets a timer, and all deadlines of the port share one.
 """
 
@@ -78,6 +79,7 @@ class GrpcConnection(asyncio.Protocol):
         # Writing.
         self._is_due = False
         self._is_paused = False
+        self._awaits_turn = False
         self._written = 0
         # Limits: sweeps after which something happened, and what was taken until then.
         self._born = self._seen = self._awake = self._moved = port.epoch
@@ -123,16 +125,15 @@ class GrpcConnection(asyncio.Protocol):
         """The client has room again."""
         self._is_paused = False
         self._awake = self._seen = self.port.epoch
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-        self._read()
+        if not self._awaits_turn:
+            self._read_on()
 
     def data_received(self, data: bytes) -> None:
         """Act on the frames that are complete."""
         if self._is_deaf:
             return
         self._seen = self.port.epoch
-        if self._is_paused:
+        if self._is_paused or self._receiver.left <= 0:
             self._receiver.feed(data)
         else:
             self._read(data)
@@ -172,6 +173,8 @@ class GrpcConnection(asyncio.Protocol):
         except ConnectionFault as fault:
             self._refuse(fault.reason, str(fault))
         self._flush()
+        if self._receiver.left <= 0:
+            self._wait_for_turn()
         return after
 
     def give_way(self) -> None:
@@ -183,11 +186,29 @@ class GrpcConnection(asyncio.Protocol):
         if not self._lands and self._receiver.room() is not None:
             self._lands = True
             read_bodies(transport, self, scatters=self)
-        self.port.turns.wait(self._read_on)
+        self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        """Read nothing before others had their turn, neither what comes nor what has come."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.pause_reading()
+        if not self._awaits_turn:
+            self._awaits_turn = True
+            self.port.turns.wait(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._awaits_turn = False
+        if not self._is_paused:
+            self._read_on()
 
     def _read_on(self) -> None:
-        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        """Read what has come, and listen again once that is all."""
+        self._read()
+        transport = self._transport
+        if not (self._is_paused or self._awaits_turn or transport is None or transport.is_closing()):
+            transport.resume_reading()
 
     def _read(self, data: bytes = b"") -> None:
         if self._is_deaf:
@@ -205,6 +226,8 @@ class GrpcConnection(asyncio.Protocol):
             self._flush()
         else:
             self._is_due = False
+        if self._receiver.left <= 0:
+            self._wait_for_turn()
 
     # Writing
 
@@ -349,10 +372,15 @@ class GrpcConnection(asyncio.Protocol):
         elif not receiver.is_ready:
             if epoch - self._born > config.read_timeout_s:
                 self._refuse(Reason.PROTOCOL_ERROR, "the connection did not begin as HTTP/2 does")
-        elif not self._is_paused and receiver.is_inside and epoch - self._awaited > config.read_timeout_s:
+        elif not self._is_held and receiver.is_inside and epoch - self._awaited > config.read_timeout_s:
             self._refuse(Reason.PROTOCOL_ERROR, f"the rest of a frame did not come within {config.read_timeout_s:g} s")
         else:
             self._sweep_calls(epoch)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether it is the server that does not read."""
+        return self._is_paused or self._awaits_turn
 
     @property
     def _awaited(self) -> int:
@@ -362,7 +390,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _sweep_calls(self, epoch: int) -> None:
         config = self.port.config
-        may_be_slow = not self._is_paused and epoch - self._awake > config.read_timeout_s
+        may_be_slow = not self._is_held and epoch - self._awake > config.read_timeout_s
         calls, patience, written = list(self._calls.values()), self._patience, self._written
         if self._transport is not None and any(call.outgoing is not None and call.outgoing.pieces for call in calls):
             patience.look(epoch, self._sender.sent, written, written - untaken_bytes(self._transport))

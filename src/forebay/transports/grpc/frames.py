@@ -119,7 +119,7 @@ class Http2FrameReader:
         self.rest_bytes: int = 0
         self.rest_of: tuple[int, int] = (0, 0)
         self.long_of: tuple[int, int] = (0, 0)
-        self.has_cut = False
+        self.has_cut: bool = False
 
     @property
     def is_inside(self) -> bool:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 MAX_PIECES: Final = 64
 """Short answers that are gathered before they are written, so that a client that reads none is noticed early."""
+MAX_AT_ONCE: Final = 512
+"""How many frames of one client are read in a turn of the loop: the calls of as many are a millisecond or two."""
+WEIGHED_BYTES: Final = 96
+"""A header block that was not seen before counts as one more frame for each of these in its list of fields."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest list of fields that is remembered."""
 MAX_PUBLIC: Final = 16
@@ -47,6 +51,7 @@ class Receiver:
     Attributes:
         is_greeted: Whether the client began as HTTP/2 does.
         last_stream: The last call that it began.
+        left: How many more frames might have been read when reading stopped; at none, there may be some that have come.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Receiver:
         self._reader = frames.Http2FrameReader(4 * port.config.max_metadata_bytes)
         self._segment = b""
         self._untold = 0
+        self.left = MAX_AT_ONCE
         # Where the conversation is.
         self.is_greeted = False
         self.last_stream = 0
@@ -103,7 +109,7 @@ class Receiver:
         self._reader.feed(data)
 
     def read(self, data: bytes = b"") -> None:
-        """Act on the frames that are complete; stops early at a client that does not take its answers.
+        """Act on the frames that are complete; stops early at a client that sends many or does not take its answers.
 
         Args:
             data: What has come just now.
@@ -124,6 +130,7 @@ class Receiver:
         if not self.is_greeted and not self._greet():
             return
         connection, out = self._connection, self._sender.out
+        self.left = MAX_AT_ONCE
         for kind, flags, stream, payload in self._reader.read():
             if self._block is not None and kind != frames.CONTINUATION:
                 msg = "a header block was interrupted"
@@ -141,7 +148,10 @@ class Receiver:
                 self._fault(fault)
             if len(out) > MAX_PIECES and not connection.write_some():
                 break
-        if self._reader.has_cut and self._block is None:
+            self.left -= 1
+            if self.left <= 0:
+                break
+        if (self._reader.has_cut or self.left <= 0) and self._block is None:
             self._held_since = self._port.epoch
         self._segment = b""
 
@@ -447,12 +457,14 @@ class Receiver:
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], int]:
         try:
-            return self._decoder.decode(block)
+            fields, size = self._decoder.decode(block)
         except BadBlock as error:
             raise ConnectionFault(Reason.COMPRESSION_ERROR, str(error)) from None
         except HeaderBlockTooLarge:
             msg = f"a header block says more than twice the {self._port.config.max_metadata_bytes} bytes it may"
             raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg) from None
+        self.left -= size // WEIGHED_BYTES
+        return fields, size
 
     def _why_not_public(self, head: CallHead) -> str | None:
         """Return why a call that needs no key may not begin now; None if it may."""

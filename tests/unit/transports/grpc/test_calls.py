@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import pytest
 import uvloop
 
 from forebay.errors import QueueFull
 from forebay.server.config import GrpcConfig
 from forebay.transports.grpc import frames
+from forebay.transports.grpc.control_frames import GOODBYE
 from forebay.transports.grpc.hpack import literal
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.messages import prefix
@@ -26,6 +29,7 @@ HEAD = (
     + literal(b"te", b"trailers")
 )
 EMPTY = prefix(0)
+OK = literal(b"grpc-status", b"0")
 
 
 FULL = b"the queue of 'b' is full; try again later"
@@ -54,6 +58,13 @@ def asked(stream):
     return opened(stream) + frames.frame(frames.DATA, frames.END_STREAM, stream, EMPTY)
 
 
+def wordy(stream):
+    """A call with so many fields that no more would be taken, and a head that no other call has."""
+    fields = b"".join(literal(b"%x" % number, b"") for number in range(stream << 12, (stream << 12) + 1700))
+    head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, HEAD + fields)
+    return head + frames.frame(frames.DATA, frames.END_STREAM, stream, EMPTY)
+
+
 async def until(is_so):
     while not is_so():  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0.001)
@@ -61,7 +72,7 @@ async def until(is_so):
 
 @contextlib.asynccontextmanager
 async def serving(service):
-    listener = GrpcListener(GrpcConfig(), [service], lambda: True)
+    listener = GrpcListener(GrpcConfig(max_metadata_bytes=1 << 16), [service], lambda: True)
     host, port = await listener.start()
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(OPENING)
@@ -113,6 +124,70 @@ def test_a_method_that_takes_many_messages_leaves_time_to_others():
         runner.run(run())
     began, ended = turns
     assert ended - began >= count // 100
+
+
+@pytest.mark.parametrize("call, most", [(asked, 600), (wordy, 3)])
+def test_of_calls_that_come_at_once_few_begin_in_a_turn_and_all_in_the_end(call, most):
+    """Of each client all were begun that a read brought: eight of them kept the others waiting for a second."""
+    turn, begun = 0, Counter[int]()
+
+    def method(message, call):
+        begun[turn] += 1
+        call.reply(message)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+
+        def next_turn():
+            nonlocal turn
+            turn += 1
+            loop.call_soon(next_turn)
+
+        calls, size = [], 0
+        while size < 250_000:
+            calls.append(call(2 * len(calls) + 1))
+            size += len(calls[-1])
+        async with serving(GrpcService(full_name="a.B", direct={"Method": method})) as (reader, writer, port):
+            await until(lambda: port.connections)
+            loop.call_soon(next_turn)
+            writer.write(b"".join(calls))
+            answered = b""
+            while answered.count(OK) < len(calls):
+                answered += await reader.read(1 << 16)
+        assert begun.total() == len(calls)
+
+    asyncio.run(run())
+    assert max(begun.values()) < most
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_calls_that_came_and_were_not_read_are_nobodys_once_the_client_has_left_and_answered_while_it_drains(is_lost):
+    begun = 0
+
+    def method(message, call):
+        nonlocal begun
+        begun += 1
+        call.reply(message)
+
+    async def run():
+        async with serving(GrpcService(full_name="a.B", direct={"Method": method})) as (reader, writer, port):
+            writer.write(b"".join(asked(stream) for stream in range(1, 4001, 2)))
+            await until(lambda: begun)
+            (connection,) = port.connections
+            if is_lost:
+                connection.abort()
+                await until(lambda: not port.connections)
+                assert port.calls == 0
+            else:
+                connection.warn()
+                answered = b""
+                while answered.count(OK) < 2000:
+                    answered += await reader.read(1 << 16)
+                writer.write(frames.frame(frames.PING, frames.ACK, 0, GOODBYE))
+                await reader.read()
+
+    asyncio.run(run())
+    assert begun == 2000 or is_lost
 
 
 def test_calls_to_a_full_queue_do_not_begin_and_are_counted_also_where_they_are_called_off():
