@@ -18,6 +18,7 @@ from tests.pools.guests import AttachedByThreads
 from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off, codes, eventually, run
 
 from forebay.errors import Code, ConfigError, InvalidRequest
+from forebay.observe import model_log
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 from forebay.workers import frames, shared_secret
@@ -486,6 +487,58 @@ def test_joining_and_leaving_is_counted(tmp_path):
             assert scene.pool.statistics().alive == 0
 
     run(main())
+
+
+class Written(logging.Handler):
+    """Keeps what is written of what workers say."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("where", ["text", "trace", "fields", "many fields"])
+def test_long_lines_of_a_worker_are_cut_and_only_so_much_of_them_is_written_in_a_second(tmp_path, monkeypatch, where):
+    """One worker wrote half a gigabyte of the server's log in six seconds."""
+    long = "x" * 100_000
+    line = {
+        "text": ["model", logging.INFO, 1.0, long],
+        "trace": ["model", logging.INFO, 1.0, "short", long],
+        "fields": ["model", logging.INFO, 1.0, "short", "", {"a": long, "b": [long], long: 1}],
+        "many fields": [
+            "model",
+            logging.INFO,
+            1.0,
+            "short",
+            "",
+            {f"name{number}": "x" * 5000 for number in range(180)},
+        ],
+    }[where]
+    written = Written()
+    monkeypatch.setattr(model_log, "level", logging.INFO)
+    monkeypatch.setattr(model_log, "writers", [written])
+
+    def told():
+        return [one for one in written.records if "lines of a worker were dropped" in one.msg]
+
+    def lines():
+        return [str(vars(one)) for one in written.records if one not in told()]
+
+    async def main():
+        async with Scene(tmp_path) as scene:
+            peer = await scene.join()
+            peer.say(*[["log", 0, line]] * 200)
+            await eventually(lambda: len(lines()) + sum(int(one.msg.split()[0]) for one in told()) == 200)
+            assert (await scene.join("another")) is not None
+
+    run(main())
+    assert where == "many fields" or "characters more" in lines()[0]
+    assert max(map(len, lines())) < 300_000
+    seconds = len(told()) + 1
+    assert sum(map(len, lines())) < seconds * (model_log.CHARACTERS + 400_000)
 
 
 # Secrets

@@ -15,7 +15,7 @@ from typing import Final, cast
 
 import msgspec
 
-from forebay.types.failures import trace_of
+from forebay.types.failures import MAX_MESSAGE, clean, trace_of
 
 KEPT: Final = 1000
 """Records that wait for the next answer; of more the newest."""
@@ -70,7 +70,7 @@ class LogRelay(logging.Handler):
             return
         try:
             line = {name: value for name, value in vars(record).items() if name in _TOLD or name not in _USUAL}
-            line["msg"] = record.getMessage()
+            line["msg"] = clean(record.getMessage(), 8 * MAX_MESSAGE)
             if record.exc_info:
                 line["trace"] = trace_of(cast("BaseException", record.exc_info[1]))
             self._kept.append(msgspec.json.encode(line, enc_hook=str))

@@ -7,7 +7,9 @@ written at once. A worker process sends it over its connection (workers/child.py
 requests are in the batch, adds their ids and writes it. What such a process writes past Python comes through its
 descriptors 1 and 2 (workers/output.py), and is nobody's batch.
 
-All of them have the same bound: beyond `LINES` lines in a second the rest are only counted, and a line tells how many.
+All of them have the same bounds: a line is cut at some length, and beyond `LINES` lines or `CHARACTERS` characters in a
+second the rest are only counted, and a line tells how many. They hold where lines are made and where they arrive, for
+who attached may be any program.
 
 Nothing here happens before `forebay.observe.log.configure` was called: in a program of somebody else's, the log and the
 standard streams are that program's.
@@ -16,6 +18,7 @@ standard streams are that program's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sys
 import threading
@@ -39,8 +42,12 @@ if TYPE_CHECKING:
 
 LINES: Final = 1000
 """Lines of one worker that are written in a second; a line costs the server about 30 us."""
+CHARACTERS: Final = 1 << 20
+"""Characters of the lines of one worker that are written in a second, and those of one line more."""
 MAX_TEXT: Final = 8192
 """Characters of a line; what is longer is cut."""
+MARK: Final = 50
+"""Most characters that say how much was cut; with them, what was cut already is not cut again."""
 MAX_TRACE: Final = 65_536
 MAX_EXTRA: Final = 32
 """Fields that a record may bring along."""
@@ -99,14 +106,14 @@ def speaking(who: LogOrigin | None) -> Generator[None]:
 
 
 class LineBudget:
-    """Lets a number of lines pass in a second, and tells how many it held back."""
+    """Lets some lines pass in a second, by their number and length, and tells how many it held back."""
 
     def __init__(self, tell: Callable[[int], object]) -> None:
         """Make one; `tell` is called from a thread of its own, at most once a second."""
         self._tell = tell
         self._lock = threading.Lock()
         self._until = 0.0
-        self._left = 0
+        self._left = self._characters = 0
         self._dropped = 0
 
     def take(self, lines: int = 1) -> int:
@@ -115,12 +122,18 @@ class LineBudget:
         with self._lock:
             if now >= self._until:
                 self._until = now + 1.0
-                self._left = LINES
-            passed = min(lines, self._left)
+                self._left, self._characters = LINES, CHARACTERS
+            passed = min(lines, self._left) if self._characters > 0 else 0
             self._left -= passed
         if passed < lines:
             self.drop(lines - passed)
         return passed
+
+    def spend(self, line: LogLine) -> None:
+        """Count how long a line is that passed."""
+        size = len(line.text) + len(line.trace) + (len(msgspec.json.encode(line.extra)) if line.extra else 0)
+        with self._lock:
+            self._characters -= size
 
     def drop(self, lines: int) -> None:
         """Count lines that did not pass, here or where they came from."""
@@ -141,7 +154,9 @@ class LineBudget:
 
 def told_dropped(dropped: int) -> LogLine:
     """Return the line that says how many are missing."""
-    text = f"{dropped} lines of a worker were dropped: it wrote more than {LINES} in a second"
+    text = (
+        f"{dropped} lines of a worker were dropped: it wrote more than {LINES}, or {CHARACTERS >> 10} KiB, in a second"
+    )
     return LogLine(DROPPING, logging.WARNING, time.time(), text, extra={"dropped": dropped})
 
 
@@ -176,14 +191,18 @@ class Voice:
             fields = {**fields, "request_ids": _ids_of(entries)}
             if len(entries) > SHOWN_IDS:
                 fields["requests"] = len(entries)
-        write(line if isinstance(line, LogLine) else line_of(line), fields)
+        self._write(_bounded(line) if isinstance(line, LogLine) else line_of(line), fields)
 
     def say_raw(self, stream: str, data: bytes) -> None:
         """Write whole lines that came through a descriptor."""
         passed = self._budget.take(data.count(b"\n"))
         for text in data.split(b"\n", passed)[:passed]:
             if text:
-                write(printed(stream, text.decode(errors="replace")), self._fields)
+                self._write(printed(stream, text.decode(errors="replace")), self._fields)
+
+    def _write(self, line: LogLine, fields: Mapping[str, Any]) -> None:
+        self._budget.spend(line)
+        write(line, fields)
 
 
 class LocalOrigin:
@@ -219,6 +238,13 @@ def line_of(record: logging.LogRecord) -> LogLine:
             extra[_cut(name, 200)] = _as_plain(value)
     text = record.getMessage()
     return LogLine(record.name, record.levelno, record.created, _cut(text, MAX_TEXT), _cut(trace, MAX_TRACE), extra)
+
+
+def _bounded(line: LogLine) -> LogLine:
+    """Return a line that came from elsewhere, no longer than those that are made here."""
+    extra = {_cut(name, 200): _as_plain(value) for name, value in itertools.islice(line.extra.items(), MAX_EXTRA)}
+    text, trace = _cut(line.text, MAX_TEXT), _cut(line.trace, MAX_TRACE)
+    return LogLine(_cut(line.logger, 200), line.level, line.created, text, trace, extra)
 
 
 _PLAIN: Final = frozenset({float, bool, type(None)})
@@ -257,7 +283,7 @@ def _text(value: object) -> str:
 
 def _cut(text: str, most: int) -> str:
     text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot travel
-    return text if len(text) <= most else f"{text[:most]}... and {len(text) - most} characters more"
+    return text if len(text) <= most + MARK else f"{text[:most]}... and {len(text) - most} characters more"
 
 
 def printed(stream: str, text: str) -> LogLine:
@@ -271,7 +297,7 @@ def write(line: LogLine, fields: Mapping[str, Any]) -> None:
     if level is None or line.level < level:
         return
     # No loggers and no factory of records: whoever writes it may be the loop, and these run what users gave them.
-    record = logging.LogRecord(line.logger[:200], line.level, "", 0, line.text, (), None)
+    record = logging.LogRecord(line.logger, line.level, "", 0, line.text, (), None)
     record.created = line.created
     vars(record).update({name: value for name, value in line.extra.items() if name not in _USUAL | _OURS})
     if line.trace:

@@ -82,7 +82,7 @@ def text_of(error: BaseException) -> str:
 
 def words_of(found: object) -> str:
     """Return the text of an exception alone, or of anything else that user code gave to be told."""
-    return _clean(_printed(found))
+    return clean(_printed(found))
 
 
 def trace_of(error: BaseException, *, skip: int = 0) -> str:
@@ -94,7 +94,7 @@ def trace_of(error: BaseException, *, skip: int = 0) -> str:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except BaseException:  # noqa: BLE001 - a `__str__`, `__cause__` or `__notes__` of the user's
         text = f"{_frames_of(error)}{text_of(error)}\n"
-    return _clean(text, 8 * MAX_MESSAGE)
+    return clean(text, 8 * MAX_MESSAGE)
 
 
 def _frames_of(error: BaseException) -> str:
@@ -107,11 +107,11 @@ def _frames_of(error: BaseException) -> str:
 def _can_be_told(error: ForebayError) -> bool:
     """Tell whether an error is what its class promises: only user code makes others."""
     message = error.message
-    if type(message) is not str or _clean(message) is not message or type(error.code) is not Code:
+    if type(message) is not str or clean(message) is not message or type(error.code) is not Code:
         return False
     if isinstance(error, UserCodeError):
         error.is_logged = bool(error.is_logged)
-        if type(error.trace) is not str or _clean(error.trace, 8 * MAX_MESSAGE) is not error.trace:
+        if type(error.trace) is not str or clean(error.trace, 8 * MAX_MESSAGE) is not error.trace:
             return False
     return error.detail is None or _is_plain(error.detail)
 
@@ -123,9 +123,9 @@ def _told(error: ForebayError) -> ForebayError:
     trace = _attribute(error, "trace")
     return revive(
         known_kind(error),
-        _clean(message) if isinstance(message, str) else text_of(error),
+        clean(message) if isinstance(message, str) else text_of(error),
         None if detail is None else _plain(detail),
-        _clean(trace, 8 * MAX_MESSAGE) if isinstance(trace, str) and trace else trace_of(error),
+        clean(trace, 8 * MAX_MESSAGE) if isinstance(trace, str) and trace else trace_of(error),
     )
 
 
@@ -136,7 +136,7 @@ def _attribute(error: ForebayError, name: str) -> Any:
         return None
 
 
-def _clean(text: str, most: int = MAX_MESSAGE) -> str:
+def clean(text: str, most: int = MAX_MESSAGE) -> str:
     """Return the text itself if every protocol can write it, else as much of it as can be written."""
     if len(text) > most:
         half = most // 2
@@ -180,4 +180,4 @@ def _plain(detail: Any) -> Any:
         text = repr(detail)
     except BaseException:  # noqa: BLE001 - the user's own __repr__
         text = f"a {type(detail).__name__}"
-    return _clean(text)
+    return clean(text)

@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
 from forebay.types.call import Failure, Media
+from forebay.types.failures import MAX_MESSAGE, clean
 from forebay.types.first_use import known
 from forebay.types.log_line import LogLine
 from forebay.workers import frames
@@ -380,7 +381,7 @@ class Conversation:
 
     def _fail(self, message: list[Any]) -> Failed:
         _, kind, text, detail, trace = message
-        return Failed(str(kind), str(text), detail, str(trace))
+        return Failed(str(kind), _shortened(str(text)), detail, _shortened(str(trace), 8))
 
     def _leave(self, _message: list[Any]) -> Leaving:
         if self.is_leaving:
@@ -570,4 +571,9 @@ def _failure(kind: Any, message: Any, detail: Any, trace: Any) -> Failure:
         raise InvalidRequest("a failure is not described in words")
     if detail is not None:
         msgspec.json.encode(detail, enc_hook=str)  # it will stand in an answer: raises now if it cannot
-    return Failure(revive(kind, message, detail, trace))
+    return Failure(revive(kind, _shortened(message), detail, _shortened(trace, 8)))
+
+
+def _shortened(text: str, times: int = 1) -> str:
+    """Return a text of an error; one that its worker has shortened is not too long here."""
+    return clean(text, 2 * times * MAX_MESSAGE)

@@ -102,7 +102,9 @@ class WorkerConnection:
         """Send a line of the log, from any thread; where the connection is gone, nobody is left to read it."""
         is_count = record.name == DROPPING and "dropped" in vars(record)
         if is_count or _lines.take():
-            self.send_aside(["log", self._running or 0, line_of(record)])
+            line = line_of(record)
+            _lines.spend(line)
+            self.send_aside(["log", self._running or 0, line])
 
     def send_aside(self, message: Sequence[Any]) -> None:
         """Send what may come between other messages.
