@@ -410,6 +410,42 @@ def test_a_worker_that_waits_for_slow_clients_does_not_hang(tmp_path, clock):
     run(main())
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_batch_and_its_answer_that_move_slowly_do_not_hang_and_those_that_stop_do(tmp_path, clock, goes_on):
+    """A line of 10 Mbit/s needs longer for a batch of images than a worker may be silent."""
+
+    async def main():
+        async with Scene(tmp_path, hang_s=LIMIT_S) as scene:
+            peer = await scene.dial()
+            peer.say(["hello", frames.VERSION, {"worker": "far away"}])
+            await peer.hear()
+            peer.say(["ready", False])
+            await eventually(lambda: scene.pool.statistics().slots == 1)
+            body = bytes(1 << 23)
+            batch = scene.rig.submit(body)
+            begun = await peer.reader.readexactly(1 << 20)
+            size = int.from_bytes(begun[:4], "big") + 4
+            while len(begun) < size:
+                clock.forward(LIMIT_S / 2)
+                await turns()
+                begun += await asyncio.wait_for(peer.reader.readexactly(min(1 << 20, size - len(begun))), PATIENCE_S)
+            (message,) = frames.FrameReader().feed(begun)
+            answer = frames.encode(["result", message[1], [bytes(1 << 20)], None, 0.0, True])
+            for at in range(0, len(answer) if goes_on else len(answer) // 2, 1 << 17):
+                clock.forward(LIMIT_S / 2)
+                await turns()
+                peer.say(answer[at : at + (1 << 17)])
+                await peer.writer.drain()
+                await turns()
+            if goes_on:
+                assert await scene.rig.outcomes(batch) == [bytes(1 << 20)]
+            else:
+                clock.forward(LIMIT_S)
+                assert await peer.is_hung_up_on()
+
+    run(main())
+
+
 # Who leaves, and when nobody is left
 
 

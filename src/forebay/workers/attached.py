@@ -3,8 +3,9 @@
 
 Theory of operation. The pool has no processes; `worker_listener.py` brings it connections. `slot_pool.py` says what
 becomes of the batch of a worker that leaves. Two clocks belong to the pool. A worker that owes an answer for too long
-is dropped: one timer looks at all that are busy. And when the last worker has left, requests wait for another one for a
-grace period; then the pool takes every batch itself and answers that there is no worker, until one joins again.
+is dropped, unless its batch or its answer is still on its way: one timer looks at all that are busy. And when the last
+worker has left, requests wait for another one for a grace period; then the pool takes every batch itself and answers
+that there is no worker, until one joins again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import Unavailable
 from forebay.observe import model_log
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.workers")
 
 S = TypeVar("S", bound=Slot)
+
+LOOKS: Final = 8
+"""How often busy workers are looked at in the time after which one hangs: whether bytes move is seen in between."""
 
 
 class AttachedPool(SlotPool[S]):
@@ -76,6 +80,8 @@ class AttachedPool(SlotPool[S]):
         self._greeted: set[worker_slot.WorkerSlot] = set()
         self._vacancy: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
+        self._sent: dict[S, tuple[int, float]] = {}
+        """What busy ones had not taken when they were looked at, and when it was seen last that they take something."""
         self._left_all: asyncio.Event | None = None
 
     @property
@@ -109,6 +115,7 @@ class AttachedPool(SlotPool[S]):
         """A connection closed."""
         self._greeted.discard(slot)  # pyright: ignore[reportArgumentType] - in another dialect it is not there
         worker = self._slots.pop(slot, None)
+        self._sent.pop(slot, None)
         super().gone(slot)
         if worker is not None and worker not in self._slots.values():
             self.left += 1
@@ -188,21 +195,29 @@ class AttachedPool(SlotPool[S]):
 
     def _watch_over(self) -> None:
         if self.hang_s is not None and self._watchdog is None and any(map(running, self._slots)):
-            self._watchdog = asyncio.get_running_loop().call_later(self.hang_s, self._look)
+            self._watchdog = asyncio.get_running_loop().call_later(self.hang_s / LOOKS, self._look)
 
     def _look(self) -> None:
         """Drop each worker that has owed an answer for too long; look again when the next one may be due."""
         self._watchdog = None
         assert self.hang_s is not None
         now = time.monotonic()
-        busy = [(slot, slot.owes_since) for slot in self._slots if slot.owes_since is not None]
+        owed = [(slot, slot.owes_since) for slot in self._slots]
+        busy = [(slot, max(since, self._took(slot, now))) for slot, since in owed if since is not None]
         for slot, since in busy:
             if now - since >= self.hang_s:
                 self._drop_hanging(slot)
-        later = [since for slot, since in busy if slot in self._slots]
-        if later:
-            loop = asyncio.get_running_loop()
-            self._watchdog = loop.call_later(max(min(later) + self.hang_s - now, 0.0), self._look)
+        if any(map(running, self._slots)):  # also who waits for slow clients now may owe something later
+            later = [since + self.hang_s - now for slot, since in busy if slot in self._slots]
+            wait_s = min([*later, self.hang_s / LOOKS])
+            self._watchdog = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._look)
+
+    def _took(self, slot: S, now: float) -> float:
+        """Return when it was seen last that a worker takes what was sent to it; 0 if never."""
+        left = slot.untaken_bytes
+        before, took = self._sent.get(slot, (0, 0.0))
+        self._sent[slot] = left, now if left < before else took
+        return self._sent[slot][1]
 
     def _drop_hanging(self, hanging: S) -> None:
         """Drop a slot, and with it those of its worker that are idle: they would only collect more batches."""

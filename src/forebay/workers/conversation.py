@@ -199,6 +199,8 @@ class Conversation:
                 yield self._event(message, now)
                 if self.state == "gone":  # pyright: ignore[reportUnnecessaryComparison] # it has changed since
                     return
+            if self._reader.is_inside:  # over a slow line an answer is on its way for long
+                self._heard = now
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
             self.state = "gone"
             yield Violation(f"it does not speak the protocol: {error}")

@@ -83,6 +83,11 @@ class FrameReader:
         self._max_bytes = max_bytes
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a message has come in part."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
         """Add bytes and yield every message that is complete.
 

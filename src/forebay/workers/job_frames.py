@@ -42,6 +42,11 @@ class JobFrameReader:
         self._buffer = bytearray()
         self._max_bytes = min(max_bytes, _LONGEST)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a payload has come in part."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
         """Add bytes and yield every payload that is complete; that of a `READY` is empty.
 

@@ -19,6 +19,7 @@ from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarg
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
 from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut_jobs, decode_answer, encode_jobs
+from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,6 +86,11 @@ class JobSlot(asyncio.Protocol):
         """Since when the worker owes an answer; None if it owes none."""
         return None if self.batch is None else self._sent
 
+    @property
+    def untaken_bytes(self) -> int:
+        """How much the worker has not taken of what was sent."""
+        return 0 if self._transport is None else untaken_bytes(self._transport)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the worker to ask."""
         self._transport = cast("asyncio.Transport", transport)
@@ -94,6 +100,8 @@ class JobSlot(asyncio.Protocol):
         try:
             for payload in self._reader.feed(data):
                 self._act(payload)
+            if self._reader.is_inside:  # over a slow line an answer is on its way for long
+                self._sent = time.monotonic()
         except InvalidRequest as error:
             self.drop(error.message)
 

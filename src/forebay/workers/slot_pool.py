@@ -60,6 +60,11 @@ class Slot(Protocol):
         """Since when, in the loop's clock, the worker owes the next sign of life; None if it is not its turn."""
         ...
 
+    @property
+    def untaken_bytes(self) -> int:
+        """How much the worker has not taken of what was sent."""
+        ...
+
     def run(self, batch: EntryBatch, done: Done) -> None:
         """Give the worker a batch."""
         ...

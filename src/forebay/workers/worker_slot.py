@@ -22,6 +22,7 @@ from forebay.types.call import Failure
 from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.conversation import Conversation
+from forebay.workers.untaken import untaken_bytes
 from forebay.workers.worker_events import (
     Counted,
     Failed,
@@ -167,6 +168,11 @@ class WorkerSlot(asyncio.Protocol):
     def owes_since(self) -> float | None:
         """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
         return self._conversation.owes_since
+
+    @property
+    def untaken_bytes(self) -> int:
+        """How much the worker has not taken of what was sent."""
+        return 0 if self._transport is None else untaken_bytes(self._transport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the worker to speak."""

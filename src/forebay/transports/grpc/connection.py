@@ -35,7 +35,7 @@ from forebay.transports.grpc.patience import Patience
 from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
-from forebay.transports.untaken import untaken_bytes
+from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

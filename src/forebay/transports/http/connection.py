@@ -31,7 +31,7 @@ from forebay.transports.http.errors import TooSlow
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.http.route import UNREAD, Head
-from forebay.transports.untaken import untaken_bytes
+from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
     import asyncio

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells how much of what was written a client has not taken yet; what follows from it is for connections to say."""
+"""Tells how much of what was written the other side has not taken yet; what follows is for connections to say."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NONE: Final = struct.pack("i", 0)
 
 
 def untaken_bytes(transport: asyncio.Transport) -> int:
-    """Return how much the client has not acknowledged of what was written.
+    """Return how much the other side has not acknowledged of what was written.
 
     The kernel's share counts, too: it may hold megabytes, and takes more of a transport only once it is rid of a third
-    of them, for which a slow client needs minutes.
+    of them, for which a slow one needs minutes.
     """
     left = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
