@@ -19,9 +19,14 @@ import pytest
 from tests.processes import freeze
 from tests.waiting import PATIENCE_S
 
+import forebay
 from forebay.cli.main import main
 from forebay.observe import model_log
+from forebay.surfaces.native.attached import MAX_DESERTED
+from forebay.surfaces.native.describe import describe
 from forebay.workers import frames
+from forebay.workers.address import parse_address
+from forebay.workers.worker_connection import WorkerConnection
 
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv/environments/other/bin/python"
@@ -53,6 +58,13 @@ class Versions(forebay.Model):
     def predict(self, batch: list[list[float]]) -> list[tuple[float, str, str]]:
         return [(float(numpy.sum(sample)), numpy.__version__, msgspec.__version__) for sample in batch]
 """
+
+
+class Plain(forebay.Model):
+    """Described by a worker of the test, which runs nothing."""
+
+    def predict(self, batch: list[float]) -> list[float]:
+        return batch
 
 
 class Worker:
@@ -576,6 +588,38 @@ def test_names_belong_to_one_description(common, own, attach, eventually):
         joined(common, "name", 1, eventually)
         assert wire.ask("POST", "/models/name", b"0").json()[1] == third.pid
     assert common.client.get("/models/name").json()["version"] == "2"
+
+
+def test_of_names_whose_workers_have_all_left_those_go_first_that_were_left_first(opened, eventually):
+    """A worker that joined under one name after the other made `/models` longer for ever."""
+    server = opened("--worker-grace-s", "0")
+    address = parse_address(server.door)
+    told = msgspec.to_builtins(describe(Plain))
+
+    def join(name):
+        worker = WorkerConnection(address, {"worker": f"a worker of {name:>20}", "model": {**told, "name": name}})
+        worker.send(["ready", False])
+        eventually(lambda: workers_of(server, name).get("alive") == 1)
+        return worker
+
+    def leave(worker, name):
+        worker.close()
+        eventually(lambda: workers_of(server, name)["alive"] == 0)
+
+    stays = join("stays")
+    leave(join("first"), "first")
+    leave(join("second"), "second")
+    leave(join("first"), "first")
+    for number in range(MAX_DESERTED - 1):
+        leave(join(f"one{number}"), f"one{number}")
+    others = join("other")
+    eventually(lambda: server.call("second", 0).status_code == 404)
+    assert "model 'second' is not served any more: its workers left" in server.log
+    assert server.call("first", 0).status_code == 503
+    assert len(server.client.get("/models").json()["models"]) == MAX_DESERTED + 2
+    again = join("second")
+    for worker in (stays, others, again):
+        worker.close()
 
 
 def test_a_model_that_does_not_load_ends_its_worker_and_not_the_server(common, attach):

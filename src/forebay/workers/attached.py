@@ -41,6 +41,7 @@ class AttachedPool(SlotPool[S]):
     Attributes:
         joined: Workers that ever asked for work.
         left: Those of them that are gone.
+        left_at: When the last of them went.
         hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None waits.
     """
 
@@ -72,6 +73,7 @@ class AttachedPool(SlotPool[S]):
         self.log_level = model_log.level
         self.joined = 0
         self.left = 0
+        self.left_at = 0.0
         self._grace_s = grace_s
         self.hang_s = hang_s
         self._on_first = on_first
@@ -119,6 +121,7 @@ class AttachedPool(SlotPool[S]):
         super().gone(slot)
         if worker is not None and worker not in self._slots.values():
             self.left += 1
+            self.left_at = time.monotonic()
             log.info("a worker has left '%s'; %d are here", self.name, self.alive)
         if self._slots:
             return

@@ -3,18 +3,20 @@
 
 A name belongs to one description at a time. Workers that describe their model alike share its endpoint; one that
 describes it otherwise is refused as long as any of the others is here, and takes the name over once they have left.
+An endpoint stays without workers, for they come back; but not any number of them, for any name may be said once.
 Workers that speak the batching protocol cannot say what they serve: they share the endpoint `batching`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import ConfigError, InvalidRequest
+from forebay.errors import ConfigError, ForebayError, InvalidRequest
 from forebay.server.served import Served
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TENSORS, check_outcome
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.workers")
+
+MAX_DESERTED: Final = 64
+"""Names that are kept for workers to come back to; with one more, those leave whose workers left first."""
 
 _BYTES = WireSchema(raw=True, schema={"type": "string", "format": "binary"}, parts={})
 JOBS = Description(
@@ -151,6 +156,7 @@ class Lobby:
             guest = None
         if guest is None:
             self._forget_who_never_came()
+            self._forget_who_left_first()
             guest = self._guests[name] = self._invite(description)
         return guest
 
@@ -179,6 +185,22 @@ class Lobby:
         self._guests = {
             name: guest for name, guest in self._guests.items() if guest.pool.joined or not guest.pool.is_deserted
         }
+
+    def _forget_who_left_first(self) -> None:
+        """Serve the names no longer that were deserted first, if there are many of them."""
+        deserted = [name for name, guest in self._guests.items() if guest.pool.is_deserted and name in self._opened]
+        deserted.sort(key=lambda name: self._guests[name].pool.left_at)
+        for name in deserted[:-MAX_DESERTED]:
+            del self._guests[name]
+            self._run(self._close(self._opened[name]))
+
+    async def _close(self, served: Served) -> None:
+        config = served.endpoint.config
+        with contextlib.suppress(ForebayError):  # it has left, or the server ends
+            await self._app.unload(config.name, config.version, served)
+            log.info("model '%s' is not served any more: its workers left, and so did those of others", config.name)
+        if self._opened.get(config.name) is served:
+            del self._opened[config.name]
 
     async def _open(self, served: Served) -> None:
         if self._app.is_draining:
