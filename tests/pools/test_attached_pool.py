@@ -23,7 +23,7 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 from forebay.workers import frames, shared_secret
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
-from forebay.workers.attached import AttachedPool
+from forebay.workers.attached import QUIET_S, AttachedPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 from forebay.workers.worker_listener import Visitor, VisitorLimits, WorkerListener
@@ -523,6 +523,35 @@ def test_joining_and_leaving_is_counted(tmp_path):
             assert scene.pool.statistics().alive == 0
 
     run(main())
+
+
+def test_a_worker_that_comes_and_goes_is_told_once_a_second(tmp_path, caplog, clock):
+    """One that ended as soon as it had begun wrote 190 lines in a minute."""
+    caplog.set_level(logging.INFO, "forebay.workers")
+
+    def told():
+        return [line for record in caplog.records if "'told'" in (line := record.getMessage())]
+
+    async def main():
+        async with Scene(tmp_path) as scene:
+            for _ in range(20):
+                flapping = await scene.join()
+                flapping.writer.close()
+                await eventually(lambda: scene.pool.statistics().alive == 0)
+            await scene.join("stays")
+            assert told() == ["a worker has joined 'told'; 1 are here"]
+            clock.forward(QUIET_S)
+            await eventually(lambda: len(told()) == 2)
+            clock.forward(QUIET_S)
+            await turns()
+            await scene.join("late")
+            assert len(told()) == 3
+
+    run(main())
+    assert told()[1:] == [
+        "workers of 'told' come and go: 20 more have joined and 20 have left; 1 are here",
+        "a worker has joined 'told'; 2 are here",
+    ]
 
 
 class Written(logging.Handler):

@@ -31,6 +31,8 @@ log = logging.getLogger("forebay.workers")
 
 S = TypeVar("S", bound=Slot)
 
+QUIET_S: Final = 1.0
+"""Time after a line about workers that came or left in which further ones are only counted, for the next line."""
 LOOKS: Final = 8
 """How often busy workers are looked at in the time after which one hangs: whether bytes move is seen in between."""
 
@@ -85,6 +87,9 @@ class AttachedPool(SlotPool[S]):
         self._sent: dict[S, tuple[int, float]] = {}
         """What busy ones had not taken when they were looked at, and when it was seen last that they take something."""
         self._left_all: asyncio.Event | None = None
+        self._quiet: asyncio.TimerHandle | None = None
+        self._told = 0, 0
+        """How many had joined and left when it was last told."""
 
     @property
     def alive(self) -> int:
@@ -122,7 +127,7 @@ class AttachedPool(SlotPool[S]):
         if worker is not None and worker not in self._slots.values():
             self.left += 1
             self.left_at = time.monotonic()
-            log.info("a worker has left '%s'; %d are here", self.name, self.alive)
+            self._tell("left")
         if self._slots:
             return
         if self._left_all is not None:
@@ -180,9 +185,29 @@ class AttachedPool(SlotPool[S]):
         self._slots[slot] = slot.worker
         if is_new:
             self.joined += 1
-            log.info("a worker has joined '%s'; %d are here", self.name, self.alive)
+            self._tell("joined")
             if self.joined == 1:
                 self._on_first()
+
+    def _tell(self, what: str) -> None:
+        """Say that a worker has joined or left, to whoever listens closely or if nothing was said just now."""
+        is_quiet = self._quiet is not None
+        level = logging.DEBUG if is_quiet else logging.INFO
+        log.log(level, "a worker has %s '%s'; %d are here", what, self.name, self.alive)
+        if not is_quiet:
+            self._be_quiet()
+
+    def _be_quiet(self) -> None:
+        self._told = self.joined, self.left
+        self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._tell_rest)
+
+    def _tell_rest(self) -> None:
+        self._quiet = None
+        joined, left = self.joined - self._told[0], self.left - self._told[1]
+        if joined or left:
+            text = "workers of '%s' come and go: %d more have joined and %d have left; %d are here"
+            log.info(text, self.name, joined, left, self.alive)
+            self._be_quiet()
 
     def _begin_vacancy(self) -> None:
         if self._grace_s is not None and self._vacancy is None:
