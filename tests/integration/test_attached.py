@@ -26,7 +26,7 @@ from forebay.surfaces.native.attached import MAX_DESERTED
 from forebay.surfaces.native.describe import describe
 from forebay.workers import frames
 from forebay.workers.address import parse_address
-from forebay.workers.worker_connection import WorkerConnection
+from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv/environments/other/bin/python"
@@ -588,6 +588,14 @@ def test_names_belong_to_one_description(common, own, attach, eventually):
         joined(common, "name", 1, eventually)
         assert wire.ask("POST", "/models/name", b"0").json()[1] == third.pid
     assert common.client.get("/models/name").json()["version"] == "2"
+
+
+@pytest.mark.parametrize("schema", [{"type": "object", "properties": []}, {"anyOf": [7]}, {"$ref": 7}])
+def test_a_schema_that_is_none_is_refused_with_a_sentence(common, schema):
+    told = msgspec.to_builtins(describe(Plain))
+    told["input"]["schema"] = schema
+    with pytest.raises(WorkerRefused, match=r"the schema of its input or output is no JSON Schema$"):
+        WorkerConnection(parse_address(common.door), {"worker": "a worker of the test", "model": told})
 
 
 def test_of_names_whose_workers_have_all_left_those_go_first_that_were_left_first(opened, eventually):

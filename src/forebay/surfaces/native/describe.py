@@ -215,9 +215,14 @@ def check(given: Any) -> Description:
     try:
         description = msgspec.convert(given, known(Description))
         check_paths([one.method for one in description.methods])
-        msgspec.json.encode(openapi_document("check", "1", [description.faces()[0].described]))
+        described = description.faces()[0].described
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(f"the description of the model cannot be used: {error}") from error
+    try:
+        msgspec.json.encode(openapi_document("check", "1", [described]))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        msg = "the description of the model cannot be used: the schema of its input or output is no JSON Schema"
+        raise ConfigError(msg) from error
     return description
 
 
