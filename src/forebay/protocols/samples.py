@@ -49,25 +49,33 @@ def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
     """Read the elements, or give up at the first one that is too many."""
     if body.count(b",") < limit:
         return _json_rows.decode(body)  # there cannot be more elements than that
-    read = _elements_up_to(limit)
     try:
-        found = read.decode(body)
+        found = _json_reader(limit).decode(body)
     except msgspec.ValidationError:
         if body.lstrip()[:1] == b"[":
             raise _too_many(limit) from None
         raise
+    return elements_in(found)
+
+
+@cache
+def _json_reader(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    return msgspec.json.Decoder(known(elements_up_to(limit)))
+
+
+@cache
+def elements_up_to(limit: int) -> type[msgspec.Struct]:
+    """Make a type that stops a decoder one element after those wanted; one of a list would make all of them first."""
+    fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
+    return msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
+
+
+def elements_in(found: msgspec.Struct) -> list[msgspec.Raw]:
+    """Return what such a type holds."""
     rows = list(msgspec.structs.astuple(found))
     while rows and not len(rows[-1]):
         rows.pop()
     return rows
-
-
-@cache
-def _elements_up_to(limit: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Make a decoder that stops one element after those wanted; a decoder of a list would make all of them first."""
-    fields = [(f"e{number}", msgspec.Raw, msgspec.Raw()) for number in range(limit)]
-    elements = msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False)
-    return msgspec.json.Decoder(known(elements))
 
 
 _MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}

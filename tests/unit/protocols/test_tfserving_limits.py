@@ -4,7 +4,7 @@
 import msgspec
 import pytest
 
-from forebay.errors import TooLarge
+from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols.samples import MAX_SAMPLES
 from forebay.protocols.tfserving import examples, rest
 from forebay.protocols.tfserving.messages import SERVING
@@ -38,6 +38,23 @@ def test_examples_and_their_features_are_counted():
     many = {f"f{number}": 1 for number in range(rest.MAX_FEATURES // 2)}
     with pytest.raises(TooLarge, match="more than 200000 features"):
         rest.decode_examples(encode({"examples": [many, many, {"x": 1}]}))
+
+
+@pytest.mark.parametrize("limit", [3, 4096, MAX_SAMPLES, 100_000])
+def test_rows_are_counted_before_they_are_made(limit):
+    """The longest body took 2 s of the loop, and 2 GB, before its rows were held to what may wait."""
+    row = [1] * (rest.MANY_BYTES // limit)
+    body = encode({"instances": [row] * limit, "signature_name": "x"})
+    found = rest.decode_predict(body, limit)
+    assert found.signature_name == "x"
+    assert list(map(bytes, found.instances or ())) == [encode(row)] * limit
+    with pytest.raises(TooLarge, match=f"more than {limit} instances"):
+        rest.decode_predict(encode({"instances": [1] * (limit + 1)}), limit)
+    with pytest.raises(TooLarge, match=f"more than {limit} instances"):
+        rest.decode_predict(encode({"instances": [1] * rest.MANY_BYTES}), limit)
+    assert rest.decode_predict(encode({"inputs": [1] * rest.MANY_BYTES}), limit).instances is None
+    with pytest.raises(InvalidRequest, match=r"Expected `str`, got `int` - at `\$.signature_name`"):
+        rest.decode_predict(encode({"instances": [row] * limit, "signature_name": 3}), limit)
 
 
 def test_inputs_are_counted():

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from forebay.errors import BadOutcome, InvalidRequest, NotFound, TooLarge, Unavailable
+from forebay.errors import BadOutcome, InvalidRequest, NotFound, Unavailable
 from forebay.protocols.tfserving import examples, rest
 from forebay.server import tfserving_facts as facts
 from forebay.server.kserve_facts import find_served
@@ -83,7 +83,7 @@ class PredictRoute(InferenceRoute):
             ForebayError: If the model does not take it.
         """
         self.require_whole()
-        asked = rest.decode_predict(body)
+        asked = rest.decode_predict(body, self.endpoint.batching.capacity)
         named = facts.asked(self._served, asked.signature_name) if asked.signature_name else None
         if asked.instances is None:
             named = named or facts.asked(self._served)
@@ -92,9 +92,6 @@ class PredictRoute(InferenceRoute):
             )
         told = self._own if named is None else self._rows[named.contract.call]
         rows = asked.instances
-        if len(rows) > self.endpoint.batching.capacity:
-            msg = f"there are {len(rows)} instances, more than may wait here ({self.endpoint.batching.capacity})"
-            raise TooLarge(msg)
         if told.gives_bytes or (told.takes_bytes and b'"b64"' in bytes(body)):
             named = named or facts.asked(self._served)
             return self._of_tensors(rest.rows_as_tensors(rows, named.face), named, ROWS, head, reply, origin)
