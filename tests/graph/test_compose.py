@@ -327,6 +327,10 @@ def test_a_wrong_call_is_refused_at_its_place(function, what):
         (lambda: None, "has no parameter"),
         (lambda *images: None, "takes *images"),
         (lambda image: int("3x") + image, "ValueError: invalid literal for int()"),
+        (
+            lambda image: (Detect(image), image),  # pyright: ignore[reportCallIssue]
+            "Detect() takes no arguments; Detect is a model, and node(Detect) makes a node",
+        ),
     ],
 )
 def test_a_composition_that_is_none_is_refused(function, what):

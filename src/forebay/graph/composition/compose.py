@@ -39,7 +39,7 @@ from forebay.graph.composition.symbols import Drawing, Edge, NodeCall, Symbol, d
 from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
-from forebay.serving.models.model import kebab, load_module
+from forebay.serving.models.model import Model, kebab, load_module
 from forebay.types.first_use import known
 from forebay.types.names import endpoint_name, version_name
 from forebay.workers.user_code import user_code
@@ -254,7 +254,8 @@ def _draw(composition: Composition) -> Graph:
         with user_code():
             returned = composition.function(**symbols)
     except RunnerFailed as error:
-        msg = f"{where}: the graph of '{composition.name}' cannot be drawn: {error.message}"
+        hint = _hint(composition.function, error.__cause__)
+        msg = f"{where}: the graph of '{composition.name}' cannot be drawn: {error.message}{hint}"
         raise ConfigError(msg) from error.__cause__
     finally:
         drawing.reset(token)
@@ -272,6 +273,16 @@ def _draw(composition: Composition) -> Graph:
     declared = _part_of(composition, signature.result) if streams else signature.result
     result = _result(composition, declared, shape, outputs)
     return Graph(spec, calls, signature.ports, result, declared, shape, [*warnings, *check(spec)], streams)
+
+
+def _hint(function: Callable[..., Any], error: BaseException | None) -> str:
+    """Return what was probably meant by who called a model and not a node of it."""
+    name, called, _ = str(error).partition("() takes no arguments") if isinstance(error, TypeError) else ("", "", "")
+    named = inspect.getclosurevars(function)
+    target = {**named.globals, **named.nonlocals}.get(name) if called else None
+    if not isinstance(target, type) or not issubclass(target, Model):
+        return ""
+    return f"; {name} is a model, and node({name}) makes a node of it that can be called here"
 
 
 def _streams(composition: Composition, calls: Sequence[NodeCall], shape: str, outputs: Mapping[str, Edge]) -> bool:
