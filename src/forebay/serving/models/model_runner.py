@@ -21,7 +21,7 @@ from forebay.serving.models.model import load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.schema import FORMATS, WRITTEN, in_one_line, part_encoder
 from forebay.serving.models.tensor_codec import codec_for
-from forebay.serving.models.unreadable import refusal
+from forebay.serving.models.unreadable import FILE_BODY, ONE_BODY, refusal
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS, Failure, Last, Media
 from forebay.types.failures import failure_of, text_of, trace_of
@@ -94,6 +94,7 @@ class ModelRunner(BatchRunner):
         super().__init__(model_class, settings, isolate_errors=isolate_errors, method=name, files=files)
         given, answer = io_types(model_class, method)
         self._given = given
+        self._no_array = FILE_BODY if hasattr(model_class, "tensor_codecs") else ONE_BODY
         self._decode = {name: given.decoder(name) for name in FORMATS}
         self._encode = {name: answer.encoder(name) for name in WRITTEN}
         if settings.streams:
@@ -143,7 +144,9 @@ class ModelRunner(BatchRunner):
             for number, row in enumerate(rows):
                 sample, error = caught(decode, row)
                 if error is not None:
-                    failures[owner] = failure_of(refusal(error, row, number if is_array else None, self._given))
+                    failures[owner] = failure_of(
+                        refusal(error, row, number if is_array else None, self._given, no_array=self._no_array)
+                    )
                     break
                 found.append(sample)
             else:

@@ -16,7 +16,20 @@ if TYPE_CHECKING:
     from forebay.serving.models.schema import WireType
 
 
-def refusal(error: BaseException, body: Any, number: int | None = None, given: WireType | None = None) -> ForebayError:
+ONE_BODY: Final = "a request is one sample here (a model with `batchable = True` takes arrays of them)"
+FILE_BODY: Final = (
+    "a request is one sample here, with a value for each input of the file (/v1 and /v2 take many at once)"
+)
+
+
+def refusal(
+    error: BaseException,
+    body: Any,
+    number: int | None = None,
+    given: WireType | None = None,
+    *,
+    no_array: str = ONE_BODY,
+) -> ForebayError:
     """Turn what was raised while one sample was read into the error of its request.
 
     Args:
@@ -24,6 +37,7 @@ def refusal(error: BaseException, body: Any, number: int | None = None, given: W
         body: The bytes of the sample.
         number: Its place in the request's array of samples; None if the body is one sample.
         given: The type of a sample; None if the body is something else.
+        no_array: What is said to who sends an array where a sample is no array.
     """
     if isinstance(error, ForebayError):
         if number is None or type(error) is not ValidationError:
@@ -36,7 +50,7 @@ def refusal(error: BaseException, body: Any, number: int | None = None, given: W
     if why.kind == "invalid":
         message = why.message
         if number is None and given is not None and why.path == "$" and _IS_ARRAY.search(message):
-            message += "; a request is one sample here (a model with `batchable = True` takes arrays of them)"
+            message += f"; {no_array}"
         return _invalid(message, why.path, number, why.problems)
     message = why.message if number is None else f"sample {number}: {why.message}"
     return InvalidRequest(message, detail=None if why.position is None else {"position": why.position})
