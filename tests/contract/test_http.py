@@ -7,6 +7,7 @@ web pages go there, so these carry an Origin); and on forebay's ASGI application
 
 import gzip
 import json
+import re
 import sys
 import threading
 import time
@@ -520,6 +521,17 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(wire, method, path):
     assert "GET" in answer.headers["allow"]
     assert "GET" in answer.error["message"]
     assert wire.ask("POST", ECHO, b"1").status == 200
+
+
+def test_who_asks_none_of_several_models_is_told_where_they_are(way):
+    answer = way.client.post("/", content=b"1")
+    assert answer.status_code == 405
+    told = answer.json()["error"]["message"]
+    assert re.fullmatch(
+        r"POST is not possible here, GET, HEAD, OPTIONS are; models here are asked at "
+        r"/models/[a-z]+ and /models/[a-z]+ and /models/[a-z]+ and so on",
+        told,
+    )
 
 
 @pytest.mark.parametrize(

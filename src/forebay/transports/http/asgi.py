@@ -202,7 +202,7 @@ def _kept_by_nobody(app: ASGIApp) -> ASGIApp:
 def _paths(pages: ServerPages, protocol: InferencePages) -> list[PathRoute]:
     routes = [] if pages.dashboard is None else _dashboard(pages.dashboard)
     return [
-        PathRoute("/", Methods(get=pages.index)),
+        PathRoute("/", Methods(get=pages.index, instead=pages.where_models_are)),
         *routes,
         *(PathRoute(path, protocol) for path in ("/v2", "/v2/{rest:path}")),
         PathRoute("/models", Methods(get=pages.models)),

@@ -270,11 +270,19 @@ class _Get:
             await (await self._page(HttpRequest(scope, receive)))(scope, receive, send)
 
 
+def _none(_scope: Scope) -> str:
+    return ""
+
+
 class Methods:
     """Calls the function for the request's method; every other method gets 405, or 204 for OPTIONS."""
 
-    def __init__(self, *, get: Any = None, post: Any = None, fault: Fault = error_answer) -> None:
+    def __init__(
+        self, *, get: Any = None, post: Any = None, fault: Fault = error_answer, instead: Callable[[Scope], str] = _none
+    ) -> None:
+        """Say what there is; `instead` says where a POST goes that is not possible here."""
         self._fault = fault
+        self._instead = instead
         self._handlers = {"GET": get, "HEAD": get, "POST": post}
         self._allow = ", ".join([name for name, handler in self._handlers.items() if handler] + ["OPTIONS"]).encode()
 
@@ -285,7 +293,8 @@ class Methods:
         if method == "OPTIONS":
             await send_answer(send, 204, [(b"allow", self._allow)], b"")
         elif handler is None:
-            error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are")
+            instead = self._instead(scope) if method == "POST" else ""
+            error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are{instead}")
             error.allow = self._allow
             failed(scope, error)
             await send_answer(send, *self._fault(error, id_of(scope)))

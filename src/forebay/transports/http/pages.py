@@ -52,6 +52,9 @@ _POLICY: Final = (
 )
 """Of the API page."""
 
+_NAMED: Final = 3
+"""Models that a sentence names."""
+
 
 class ServerPages:
     """What a server tells about itself."""
@@ -75,9 +78,18 @@ class ServerPages:
         """Say where to go when several models are served; a browser is sent to the dashboard."""
         if self.dashboard is not None and wants_page(request):
             return from_root(request)
-        names = [] if self._app.stock is None else self._app.stock.offer.names
-        models, root = list(dict.fromkeys([*self._app.served, *names])), request.scope.get("root_path", "")
+        models, root = self._names(), request.scope.get("root_path", "")
         return _json({"models": models, "docs": f"{root}/docs", "call": f"POST {root}/models/{{name}}"})
+
+    def where_models_are(self, scope: Scope) -> str:
+        """Say it to whoever asks none of several."""
+        names, root = self._names(), scope.get("root_path", "")
+        shown = " and ".join(f"{root}/models/{name}" for name in names[:_NAMED])
+        return f"; models here are asked at {shown}{' and so on' if len(names) > _NAMED else ''}" if names else ""
+
+    def _names(self) -> list[str]:
+        names = [] if self._app.stock is None else self._app.stock.offer.names
+        return list(dict.fromkeys([*self._app.served, *names]))
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the models."""
