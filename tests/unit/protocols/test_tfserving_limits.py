@@ -40,6 +40,14 @@ def test_examples_and_their_features_are_counted():
         rest.decode_examples(encode({"examples": [many, many, {"x": 1}]}))
 
 
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "BF16", "INT8"])
+def test_a_feature_that_its_type_cannot_hold_is_refused(datatype):
+    face = TensorFace(inputs=[TensorMetadata("x", datatype, (-1,))], outputs=FACE.outputs)
+    given, _ = rest.decode_examples(b'{"examples": [{"x": 1%s}]}' % (b"0" * 39 if datatype == "INT8" else b"e39"))
+    with pytest.raises(InvalidRequest, match=f"feature 'x' has values that are no {datatype}"):
+        examples.tensors_of(examples.checked(given), face)
+
+
 @pytest.mark.parametrize("limit", [3, 4096, MAX_SAMPLES, 100_000])
 def test_rows_are_counted_before_they_are_made(limit):
     """The longest body took 2 s of the loop, and 2 GB, before its rows were held to what may wait."""

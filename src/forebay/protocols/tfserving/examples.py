@@ -190,8 +190,9 @@ def _column(examples: Sequence[Example], port: TensorMetadata, axes: Sequence[in
     if datatype.name == "BYTES":
         return Tensor(port.name, "BYTES", shape, join_elements(port.name, values))
     try:
-        array = np.array(values, "float32" if datatype.name == "BF16" else datatype.numpy).reshape(shape)
-    except (OverflowError, ValueError, TypeError) as error:
+        with np.errstate(over="raise"):  # a number that is too large would be infinite
+            array = np.array(values, "float32" if datatype.name == "BF16" else datatype.numpy).reshape(shape)
+    except (ArithmeticError, ValueError, TypeError) as error:
         raise InvalidRequest(f"feature '{port.name}' has values that are no {datatype.name}: {error}") from None
     if datatype.name == "BF16":
         array = bits_of(array)
