@@ -288,8 +288,6 @@ class Supervisor:
             pass  # it has ended, or is about to
         except OSError as error:
             self.refused(life, ModelError(f"{self._what} cannot be reached: {error.strerror}"))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on
-            self.refused(life, ModelError(f"{self._what} cannot be loaded: {error!r}"))
         else:
             self.ready(life)
             self._on_ready()
