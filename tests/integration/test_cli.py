@@ -124,7 +124,7 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
         (["model:Iris"], ["model:Iris does not exist; did you mean model.py:Iris?"]),
         (["pkg.sub.nets"], ["pkg.sub.nets does not exist; did you mean pkg/sub/nets.py?"]),
         (["./pkg/sub.nets:Net"], ["did you mean ./pkg/sub/nets.py:Net?"]),
-        (["pkg/nul.py"], ["pkg/nul.py:1: ", "null bytes"]),
+        (["pkg/nul.py"], ["pkg/nul.py", "null bytes"]),
         ([""], ["TARGET is an empty text", "folder"]),
         (["x" * 5000 + ".py"], ["x" * 200 + "... cannot be looked at: File name too long"]),
         (["{model}:"], ["no name follows the colon of '{model}:'", "{model} alone"]),

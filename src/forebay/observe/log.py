@@ -18,7 +18,7 @@ import msgspec
 
 from forebay.observe import model_log
 from forebay.observe.line_handler import LineHandler
-from forebay.types.failures import trace_of
+from forebay.types.failures import trace_of, words_of
 
 LogFormat = Literal["json", "text"]
 
@@ -60,7 +60,7 @@ class JsonFormatter(_Formatter):
         line.update({name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return msgspec.json.encode(line, enc_hook=words_of).decode()
 
 
 class TextFormatter(_Formatter):
@@ -71,7 +71,7 @@ class TextFormatter(_Formatter):
         moment = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
         said = _STANDARD | _SAID.get(record.name, frozenset()) | {"trace"}
         told = {name: value for name, value in vars(record).items() if name not in said and value is not None}
-        fields = [f"{name}={value}".translate(_ESCAPED) for name, value in told.items()]
+        fields = [f"{name}={words_of(value)}".translate(_ESCAPED) for name, value in told.items()]
         message = self.text(record)
         if record.name in _OF_CLIENTS:
             message = message.translate(_ESCAPED)

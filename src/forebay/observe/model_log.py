@@ -32,7 +32,7 @@ import msgspec
 
 from forebay.observe.naming import id_of
 from forebay.types.caught import answered, caught
-from forebay.types.failures import text_of, trace_of
+from forebay.types.failures import text_of, trace_of, words_of
 from forebay.types.log_line import LogLine
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    return answered(lambda: _cut(str(value), MAX_TEXT), lambda error: f"a text that cannot be told: {text_of(error)}")
+    return _cut(words_of(value), MAX_TEXT)
 
 
 def _cut(text: str, most: int) -> str:
