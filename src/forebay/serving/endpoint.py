@@ -240,19 +240,21 @@ class Endpoint:
         if deadline < self._sweep_due:
             self._arm(deadline, now)
         try:
-            if self._keys_of is not None:
-                self._submit_by_key(request, self._keys_of(request), batcher, now)
-            elif request.size > self._max_size:
+            try:
+                if self._keys_of is not None:
+                    self._submit_by_key(request, self._keys_of(request), batcher, now)
+                elif request.size > self._max_size:
+                    self._slices.cut(request, {request.key: range(request.size)}, now)
+                else:
+                    offer = self._offer
+                    offer(request, now)
+                    if not batcher.is_awake and self.pool.idle:
+                        batcher.wake()
+            except QueueFull:
+                if not request.may_wait():
+                    raise
                 self._slices.cut(request, {request.key: range(request.size)}, now)
-            else:
-                offer = self._offer
-                offer(request, now)
-                if not batcher.is_awake and self.pool.idle:
-                    batcher.wake()
         except ForebayError as error:
-            if isinstance(error, QueueFull) and request.may_wait():
-                self._slices.cut(request, {request.key: range(request.size)}, now)
-                return
             del self._open[request]
             request.arrived = now
             if isinstance(error, UserCodeError):

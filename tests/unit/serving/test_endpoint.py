@@ -599,6 +599,24 @@ async def test_a_request_that_cannot_be_read_is_answered_at_once_whatever_was_ra
 
 
 @clocked
+async def test_what_waits_for_room_and_cannot_be_read_is_answered_at_once(clock):
+    class Patient(Request, gc=False, eq=False):
+        def may_wait(self):
+            return True
+
+        def opening(self):
+            raise MemoryError("no room")
+            yield
+
+    async with Desk(capacity=4, max_size=4, slots=0) as desk:
+        desk.submit("full", body=list("full"), size=4)
+        desk.replies["odd"] = []
+        desk.endpoint.submit(Patient(list("odd"), desk._reply, size=3, id="odd"))
+        assert desk.answer("odd") is Code.INTERNAL
+        assert desk.endpoint.in_flight == 1
+
+
+@clocked
 async def test_requests_that_are_read_take_room_in_the_queue(clock, monkeypatch):
     monkeypatch.setattr(slices, "OPENING_S", 0.0)
     rows = 64
