@@ -271,7 +271,14 @@ def test_an_event_source_gets_a_stream(server):  # F50
 
 def test_json_of_several_lines_is_one_line_of_an_event(server):
     assert server.call("quotes", 1).text == 'data: "\\n"\n\ndata: {   "a": [1,   2]   }\n\n'
-    assert server.client.post("/models/quotes/inside", json=1).text == 'data: {"quoted":{   "a": [1,   2]   }}\n\n'
+    for inside in ("inside", "undeclared"):
+        answer = server.client.post(f"/models/quotes/{inside}", json=1)
+        assert answer.text == 'data: {"quoted":{   "a": [1,   2]   }}\n\n'
+
+
+def test_json_of_somebody_else_may_be_what_a_model_declares(server):
+    assert server.client.post("/models/quotes/alone", json=1).text == 'data: {   "a": [1,   2]   }\n\n'
+    assert server.client.post("/models/quotes/beside", json=1).json() == {"quoted": {"a": [1, 2]}, "more": 1}
 
 
 def test_pages_of_other_sites_start_no_stream(server):

@@ -164,6 +164,18 @@ class Quotes(forebay.Model):
     def inside(self, batch: list[int]) -> Iterator[list[dict[str, msgspec.Raw]]]:
         yield [{"quoted": self.TEXT} for _ in batch]
 
+    @forebay.endpoint("/undeclared")
+    def undeclared(self, batch: list[int]) -> Iterator[list[dict]]:
+        yield [{"quoted": self.TEXT} for _ in batch]
+
+    @forebay.endpoint("/alone")
+    def alone(self, batch: list[int]) -> Iterator[list[msgspec.Raw]]:
+        yield [self.TEXT for _ in batch]
+
+    @forebay.endpoint("/beside")
+    def beside(self, batch: list[int]) -> list[dict[str, msgspec.Raw | int]]:
+        return [{"quoted": self.TEXT, "more": 1} for _ in batch]
+
 
 class Keyed(forebay.Model):
     """Has a key of a field, and is slow enough for two to meet."""

@@ -28,6 +28,7 @@ Check: TypeAlias = Callable[[list[Any]], bool]
 """Whether all of these values are surely of a type; nothing else is asked of it."""
 
 _BUFFERS: Final = (bytes, bytearray, memoryview)
+_WRITTEN: Final = (msgspec.Raw,)
 _ARRAYS: Final = {list, Sequence}
 _MAPPINGS: Final = {dict, Mapping}
 _FIELDED: Final = (msgspec.inspect.StructType, msgspec.inspect.DataclassType, msgspec.inspect.NamedTupleType)
@@ -47,7 +48,7 @@ class Declared:
         Raises:
             Exception: If it cannot be sent at all.
         """
-        sent = msgspec.to_builtins(value, enc_hook=plain, str_keys=True)
+        sent = msgspec.to_builtins(value, builtin_types=_WRITTEN, enc_hook=plain, str_keys=True)
         try:
             msgspec.convert(sent, self._type, str_keys=True)
         except msgspec.ValidationError as error:
@@ -66,7 +67,18 @@ def declared_of(answer: WireType) -> Declared | None:
 
 def _is_known(annotation: Any) -> bool:
     msgspec.json.Decoder(known(annotation))
-    return not any(isinstance(node, msgspec.inspect.CustomType) for node in nodes_of(annotation))
+    return not any(
+        isinstance(node, msgspec.inspect.CustomType) or _is_raw_or_else(node) for node in nodes_of(annotation)
+    )
+
+
+def _is_raw_or_else(node: Any) -> bool:
+    """Tell whether this is a union with JSON that somebody else has written: msgspec takes only its other types."""
+    return isinstance(node, msgspec.inspect.UnionType) and any(map(_is_raw, node.types))
+
+
+def _is_raw(node: Any) -> bool:
+    return isinstance(node, msgspec.inspect.RawType)
 
 
 class Held:

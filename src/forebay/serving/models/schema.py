@@ -258,10 +258,10 @@ class WireType:
 
 
 def part_encoder(answer: WireType) -> Encode:
-    """Return what writes a part of a stream as JSON, in one line where the type holds what others have written."""
+    """Return what writes a part of a stream as JSON, in one line where the type may hold what others have written."""
     encode = answer.encoder("json")
     nodes, error = caught(lambda: list(nodes_of(answer.annotation)))
-    if error is not None or not any(isinstance(node, msgspec.inspect.RawType) for node in nodes):
+    if error is not None or not any(isinstance(node, _QUOTING) for node in nodes):
         return encode
     return lambda part: in_one_line(encode(part))
 
@@ -271,6 +271,7 @@ def in_one_line(written: bytes) -> bytes:
     return written.translate(_NO_LINE_ENDS)
 
 
+_QUOTING: Final = (msgspec.inspect.RawType, msgspec.inspect.AnyType)
 _NO_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
