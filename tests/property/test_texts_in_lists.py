@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that become arrays: whether there is a text in them, beside a look at every element."""
+"""Lists that become arrays: what else than numbers is in them, beside a look at every element."""
 
 import numpy as np
 from hypothesis import given
@@ -31,6 +31,14 @@ def holds_a_text(value):
     return isinstance(value, str | bytes) or (isinstance(value, list) and any(map(holds_a_text, value)))
 
 
+def leaves(value):
+    return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
+
+
+def holds_truth_among_numbers(value):
+    return {bool} < set(map(type, leaves(value)))
+
+
 def made(make, value):
     try:
         return make(value)
@@ -39,9 +47,9 @@ def made(make, value):
 
 
 @given(VALUES)
-def test_texts_are_never_widened_and_numbers_are_what_numpy_makes_of_them(value):
+def test_texts_are_never_widened_nor_truth_values_counted_and_numbers_are_what_numpy_makes_of_them(value):
     array, plain = made(array_of, value), made(np.asarray, value)
-    if holds_a_text(value):
+    if holds_a_text(value) or holds_truth_among_numbers(value):
         assert array is None or array.dtype.hasobject
     elif plain is None or not plain.dtype.hasobject:
         np.testing.assert_equal(array, plain)

@@ -198,6 +198,7 @@ def test_what_is_wrong_is_the_requests_own_error(file, serve):
     assert post(url, [[1, 2], [3]]).status_code == 400
     assert post(url, None).status_code == 400
     assert post(url, [1, "a"]).status_code == 400  # F37: not ['1', 'a']
+    assert post(url, [1, True]).status_code == 400
     wrong = [
         {"dtype": "V4", "shape": [1], "data": b"1234"},
         {"dtype": "M8", "shape": [1], "data": b"12345678"},

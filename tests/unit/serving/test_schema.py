@@ -783,6 +783,10 @@ def test_iterable_streams_only_from_a_generator():
         (np.int64, b"[100000000000000000000]", None),
         (np.int64, b"[true]", None),
         (np.float32, b"[[true], [false]]", None),
+        (np.float32, b"[1, true]", None),
+        (np.float64, b"[[0.5, 1], [false, 2]]", None),
+        (np.float64, b"[100000000000000000000, true]", None),
+        (np.int64, b"[1, true]", None),
         (np.bool_, b"[true, false]", [True, False]),
     ],
 )

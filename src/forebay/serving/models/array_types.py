@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SCALARS: Final[Mapping[str, Any]] = {"b": bool, "f": float, "i": int, "u": int}
 """What an element is without NumPy, by the kind of its type there."""
 _TEXTS: Final = (str, bytes)
+_NUMBERS: Final = frozenset({int, float})
 _LISTS: Final[set[type[Any]]] = {list}
 
 
@@ -86,7 +88,7 @@ def array_of(value: Any) -> npt.NDArray[Any]:
     """Return nested lists as an array; numbers of which one is larger than any integer there become floats.
 
     Where there is a text, its elements are Python's own: NumPy gives each text the room of the longest, and makes a
-    hundred kilobytes of JSON gigabytes.
+    hundred kilobytes of JSON gigabytes. So they are where truth values stand among numbers, of which it makes some.
 
     Raises:
         ValueError: If the lists are of unlike lengths.
@@ -98,8 +100,10 @@ def array_of(value: Any) -> npt.NDArray[Any]:
         return objects_of(value)
     array: npt.NDArray[Any] = np.asarray(value)
     # So does JavaScript write 1e20: JSON knows numbers, and no types of them.
-    if array.dtype.hasobject and all(isinstance(one, int | float) for one in array.flat):
+    if array.dtype.hasobject and all(type(one) in _NUMBERS for one in array.flat):
         return array.astype(np.float64)
+    if array.dtype.kind in "iuf" and _is_list(value) and not _holds_only(value, array):
+        return objects_of(value)
     return array
 
 
@@ -131,6 +135,20 @@ def _holds_texts(value: list[Any]) -> bool:
         else:
             return False
     return False
+
+
+def _holds_only(value: list[Any], array: npt.NDArray[Any]) -> bool:
+    """Tell whether lists hold numbers alone, of the kind of the array that NumPy made of them."""
+    try:
+        msgspec.convert(value, _listed(SCALARS[array.dtype.kind], array.ndim))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@cache
+def _listed(kind: Any, depth: int) -> Any:
+    return list[_listed(kind, depth - 1)] if depth else kind
 
 
 def _is_list(value: Any) -> bool:
