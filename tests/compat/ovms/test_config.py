@@ -135,7 +135,7 @@ WRONG = {
     "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),
     "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), r"NUM_STREAMS is \[\]; a text, a number"),
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
-    "a batch of none": (models(base_path="m", batch_size="0"), "batch_size is '0'; a whole number"),
+    "a negative batch": (models(base_path="m", batch_size=-2), "batch_size is -2; a whole number"),
     "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
@@ -191,9 +191,13 @@ def test_what_openvino_is_told_of_a_model(read, tmp_path):  # O106
 
 
 @pytest.mark.parametrize(
-    "said, batch", [(4, "4"), ("4", "4"), ("-1", "?"), ("2:8", "2..8"), ("auto", "auto"), ("10 : 40", "10..40")]
+    "said, batch",
+    [
+        *[(4, "4"), ("4", "4"), ("-1", "?"), ("2:8", "2..8"), ("auto", "auto"), ("10 : 40", "10..40")],
+        *[("", ""), ("0", ""), (0, "")],
+    ],
 )
-def test_a_batch_is_a_length_a_range_or_any(read, tmp_path, said, batch):  # O106
+def test_a_batch_is_a_length_a_range_any_or_that_of_the_file(read, tmp_path, said, batch):  # O106
     write(tmp_path, {"m/1/net.xml": ""})
     (entry,) = read(models(base_path="m", batch_size=said)).models
     assert entry.options.batch == batch

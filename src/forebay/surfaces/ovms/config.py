@@ -461,8 +461,10 @@ def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], .
 
 
 def _batch(walker: Walker, path: _Path, value: Any) -> str:
-    """Read `batch_size`: a length, a range of them, or `auto` or -1 for any."""
+    """Read `batch_size`: a length, a range of them, or `auto` or -1 for any; empty or 0 is that of the file."""
     told = value.replace(" ", "") if isinstance(value, str) else value
+    if str(told) in {"", "0"}:
+        return ""
     if told == "auto":
         return told
     if isinstance(told, str) and _AXIS.fullmatch(told):
