@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import Unavailable
 from forebay.observe import model_log
+from forebay.observe.seldom import SeldomLog
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.slot_pool import Slot, SlotPool, running
 
@@ -88,6 +89,7 @@ class AttachedPool(SlotPool[S]):
         """What busy ones had not taken when they were looked at, and when it was seen last that they take something."""
         self._left_all: asyncio.Event | None = None
         self._quiet: asyncio.TimerHandle | None = None
+        self._unloaded = SeldomLog(log)
         self._told = 0, 0
         """How many had joined and left when it was last told."""
 
@@ -165,7 +167,7 @@ class AttachedPool(SlotPool[S]):
 
     def failed(self, slot: worker_slot.WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner; it says so itself to whoever started it."""
-        log.warning("a worker of '%s' could not load its model: %s", self.name, message)
+        self._unloaded.warning("a worker of '%s' could not load its model: %s", self.name, message)
 
     def called_off(self, slot: worker_slot.WorkerSlot, batch_id: int) -> None:
         """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""

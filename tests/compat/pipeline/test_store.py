@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, Unavailable
+from forebay.observe import seldom
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.store import store as stores
 from forebay.surfaces.pipeline.store.redis import decode, encode
@@ -615,6 +617,28 @@ def test_a_redis_that_is_away_is_told_once(tmp_path, caplog):
         storage.close()
         server.stop()
     assert told() == 2
+
+
+def test_entries_that_a_redis_that_is_away_does_not_free_are_told_once_a_second(tmp_path, caplog, monkeypatch):
+    now = time.monotonic() + 60.0
+    monkeypatch.setattr(seldom, "time", SimpleNamespace(monotonic=lambda: now))
+    server = RedisServer(tmp_path)
+    server.start()
+    storage = Storage(StoreConfig(type="redis", url=server.url))
+    try:
+        store = run_of(storage)
+        key = store.put("x")
+        server.stop()
+        for _ in range(2):
+            for _ in range(3):
+                store.release(key)
+            now += seldom.QUIET_S
+    finally:
+        storage.close()
+        server.stop()
+    told = [one.message for one in caplog.records if "could not be freed" in one.message]
+    assert len(told) == 2
+    assert told[1].endswith(" (2 more were not logged)")
 
 
 def test_a_redis_that_hangs_is_given_up_on(tmp_path):

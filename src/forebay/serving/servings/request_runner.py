@@ -10,7 +10,6 @@ an array, several are a dict of arrays, and so are the answers.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,6 +22,7 @@ from forebay.arrays.structure import map_leaves
 from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
+from forebay.observe.seldom import SeldomLog
 from forebay.serving.models.array_types import array_of
 from forebay.serving.models.model import load_module
 from forebay.serving.models.schema import ONLY_AS_KEYS, wrong_key
@@ -71,7 +71,7 @@ class RequestRunner:
         self._batch_size = batch_size
         self._has_device = has_device
         self._partition = 0
-        self._silent_until = 0.0
+        self._untaken = SeldomLog(log)
         self._execution: Execution | None = None
 
     def open(self, ctx: WorkerContext) -> None:
@@ -153,10 +153,7 @@ class RequestRunner:
         try:
             return client.prepare(self._settings, value)
         except (TypeError, LookupError, ValueError, AttributeError) as error:
-            now = time.monotonic()
-            if now >= self._silent_until:
-                self._silent_until = now + 1.0
-                log.warning("a client preprocessing did not take its input", exc_info=error)
+            self._untaken.warning("a client preprocessing did not take its input", error=error)
             raise InvalidRequest(f"the client preprocessing does not take this body: {type(error).__name__}") from error
 
     def _execute(self, dispatch: Dispatch, work: Work) -> None:

@@ -27,10 +27,12 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
+from forebay.observe.seldom import SeldomLog
 from forebay.server.walker import Check, checked
 from forebay.types.settings import declared
 
 log = logging.getLogger("forebay.pipeline")
+_unfreed = SeldomLog(log)
 
 Type = Literal["shm", "file", "redis"]
 AtLeastOne = Annotated[float, Meta(ge=1)]
@@ -172,7 +174,7 @@ class Store:
             try:
                 self._backend.release(run, name, readers)
             except ForebayError as error:
-                log.warning("an entry could not be freed, it will be when its time is over: %s", error)
+                _unfreed.warning("an entry could not be freed, it will be when its time is over: %s", error)
 
     def offload(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Store large arrays and bytes; each is replaced by a `Stored` with its key."""
