@@ -18,13 +18,18 @@ from pathlib import Path
 class TargetSpec(ModuleSpec):
     """How a file is imported that is given by its path. If it lies in a package, its imports by dots begin there."""
 
-    def __init__(self, path: Path) -> None:
-        """Describe the module of a file; its path is absolute and leads over no links."""
+    def __init__(self, path: Path, package: str = "") -> None:
+        """Describe the module of a file; its path is absolute and leads over no links.
+
+        Args:
+            path: The file.
+            package: Where it lies if a program has imported it from there; it need have no `__init__.py`.
+        """
         name = target_name(path)
         loads = SourcelessFileLoader if path.suffix == ".pyc" else SourceFileLoader
         super().__init__(name, loads(name, str(path)), origin=str(path))
         self.has_location = True
-        self._package = ".".join(package_of(path)[1:]) or __name__
+        self._package = package or ".".join(package_of(path)[1:]) or __name__
 
     @property
     def parent(self) -> str:

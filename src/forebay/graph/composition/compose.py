@@ -367,7 +367,7 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else f"{value!r:.60}"
 
 
-def from_file(path: str, composition: str, node: str, *, isolate_errors: bool = False) -> Runner:
+def from_file(path: str, composition: str, node: str, *, isolate_errors: bool = False, package: str = "") -> Runner:
     """Build the runner of a node of a composition in a file; the reference that worker processes are given."""
-    found = compositions_in(load_module(Path(path)))
+    found = compositions_in(load_module(Path(path), package))
     return found[composition].graph.calls[node].node.runner(isolate_errors=isolate_errors)

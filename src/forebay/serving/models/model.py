@@ -328,8 +328,10 @@ def kebab(name: str) -> str:
     return words.replace("_", "-").lower()
 
 
-def load_module(path: Path) -> ModuleType:
+def load_module(path: Path, package: str = "") -> ModuleType:
     """Import a Python file by its path, under a module name of its own, with its folder importable.
+
+    Its imports by dots begin in `package`, or else in that which the files of its folder say.
 
     Raises:
         ConfigError: If there is no such file.
@@ -342,7 +344,7 @@ def load_module(path: Path) -> ModuleType:
         hint = nearest(path.name, siblings)
         msg = f"there is no file {shown_path(path)}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
-    spec = TargetSpec(path)
+    spec = TargetSpec(path, package)
     name = spec.name
     if name in sys.modules:
         return sys.modules[name]

@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 
 def from_file(
-    path: str, name: str, *, isolate_errors: bool = False, files: str | None = None
+    path: str, name: str, *, isolate_errors: bool = False, files: str | None = None, package: str = ""
 ) -> ModelRunner | MethodsRunner:
     """Build the runner of a model class in a file; the reference that worker processes are given."""
-    return runner_for(models_in(load_module(Path(path)), name)[0], isolate_errors=isolate_errors, files=files)
+    module = load_module(Path(path), package)
+    return runner_for(models_in(module, name)[0], isolate_errors=isolate_errors, files=files)
 
 
 def runner_for(

@@ -44,7 +44,7 @@ from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in
-from forebay.surfaces.native.target_file import import_file, root_of, split_target
+from forebay.surfaces.native.target_file import import_file, package_in, root_of, split_target
 from forebay.types.devices import read_devices
 from forebay.workers.devices import doubtful
 from forebay.workers.runner import RunnerSpec
@@ -373,7 +373,7 @@ def _pool(
                 f"{model.__qualname__} cannot run in processes, which import it by its name in a file; "
                 "put it there, or use worker_kind='thread'"
             )
-        spec = _spec(file, model.__name__, isolate_errors=is_isolating)
+        spec = _spec(file, model.__name__, isolate_errors=is_isolating, package=package_in(model.__module__))
         if files is not None:
             spec = msgspec.structs.replace(spec, kwargs={**spec.kwargs, "files": str(files)})
     loaded = None if files is None else str(files)
@@ -392,6 +392,6 @@ def _pool(
     return pool_of(spec, wanted, overrides)
 
 
-def _spec(file: Path, name: str, *, isolate_errors: bool) -> RunnerSpec:
-    kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolate_errors}
+def _spec(file: Path, name: str, *, isolate_errors: bool, package: str = "") -> RunnerSpec:
+    kwargs = {"path": str(file.absolute()), "name": name, "isolate_errors": isolate_errors, "package": package}
     return RunnerSpec(factory="forebay.serving.models.model_runner:from_file", kwargs=kwargs)

@@ -27,7 +27,7 @@ from forebay.surfaces.native.model_options import (
     workers_of,
 )
 from forebay.surfaces.native.pools import Workers, pool_of
-from forebay.surfaces.native.target_file import root_of
+from forebay.surfaces.native.target_file import package_in, root_of
 from forebay.types.did_you_mean import nearest
 from forebay.workers.objects import packed
 from forebay.workers.runner import RunnerSpec
@@ -253,6 +253,7 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
         "composition": target.name,
         "node": call.name,
         "isolate_errors": is_isolating,
+        "package": package_in(target.composition.function.__module__),
     }
     spec = RunnerSpec(factory="forebay.graph.composition.compose:from_file", kwargs=kwargs)
     wanted = Workers(

@@ -83,6 +83,15 @@ def root_of(module_name: str) -> list[str]:
     return [str(folders)]
 
 
+def package_in(module_name: str) -> str:
+    """Return the package that a program has imported a module from, which needs no `__init__.py` for that.
+
+    There is none where `root_of` has no folder: the files beside it say whether a file lies in one.
+    """
+    spec = getattr(sys.modules.get(module_name), "__spec__", None)
+    return spec.parent or "" if spec is not None and root_of(module_name) else ""
+
+
 def _place(error: BaseException, path: Path) -> str:
     """Return the last line that the error came through of the file, or of others of its project, as 'iris.py:12'."""
     folder = path.resolve().parent
