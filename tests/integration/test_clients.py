@@ -53,6 +53,15 @@ def test_a_client_that_resets_is_like_one_that_closes(zoo, eventually):
     assert zoo.call("patient", {}).json() == "cancelled"
 
 
+def test_a_client_that_leaves_with_a_further_request_behind_is_noticed_before_its_time_is_over(zoo, eventually):
+    before = zoo.metric("forebay_requests_total", endpoint="patient", code="cancelled")
+    with zoo.connect() as wire:
+        wire.send(wire.request("POST", "/models/patient", b'{"s": 60}') + wire.request("POST", "/models/echo", b"1"))
+        eventually(lambda: in_flight(zoo, "patient") == 1)
+    eventually(lambda: in_flight(zoo, "patient") == 0)
+    assert zoo.metric("forebay_requests_total", endpoint="patient", code="cancelled") == before + 1
+
+
 @pytest.mark.parametrize(
     "beginning, told",
     [

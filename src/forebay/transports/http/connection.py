@@ -22,6 +22,7 @@ wakes it goes past the shortcut, which need not ask; and it has no parser, as on
 from __future__ import annotations
 
 import functools
+import select
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import Unavailable
@@ -160,6 +161,8 @@ class HttpConnection(ReadingConnection):
                 self.abort()
         elif self.transport.is_closing():
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
+        elif talk.waiting and self.flow.read_paused and _sends_no_more(self.transport):
+            self.abort()  # reading would tell it, which goes on only once what waits has its turn
         elif talk.state.is_inside:
             if self.flow.read_paused:
                 talk.wait(epoch)
@@ -205,3 +208,13 @@ class HttpConnection(ReadingConnection):
         self._stuck_since = None
         self._let_go()
         self.advance_answers()
+
+
+def _sends_no_more(transport: asyncio.Transport) -> bool:
+    """Tell whether a client has closed its side, whatever of what it sent before is still to be read."""
+    closed = select.poll()
+    try:
+        closed.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    except ValueError:  # closed meanwhile
+        return False
+    return bool(closed.poll(0))
