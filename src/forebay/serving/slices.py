@@ -79,10 +79,10 @@ class Slices:
         self._queue = queue
         self._settle = settle
         self._of: dict[Request, _Cut] = {}
-        self._opening: deque[tuple[Request, Iterator[None]]] = deque()
-        """Requests that are read before they are cut."""
+        self._opening: deque[tuple[Request, Iterator[None], int]] = deque()
+        """Requests that are read before they are cut, with the samples that will want room at once."""
         self._opening_rows = 0
-        """Samples of those that will want room for all of theirs."""
+        """Those samples of all of them."""
         self._reads = False
 
     def __len__(self) -> int:
@@ -101,16 +101,19 @@ class Slices:
         limit = self._limit
         if max(map(len, rows_of.values())) > limit and not self._may_exceed:
             raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
-        self._require_room(request, self._opening_rows)
+        places = _places(rows_of, limit)
+        first = next(places)
+        rows = request.size if request.size <= self._capacity else len(first[1])
+        self._require_room(request, rows, self._opening_rows)
         request.arrived = now
         steps = request.opening()
         is_open = attempt(_is_at_end, steps)
         if type(is_open) is Failure:
             raise is_open.error
-        cut = self._of[request] = _Cut(_places(rows_of, limit), request.joint(), request.size, {})
+        cut = self._of[request] = _Cut(places, request.joint(), request.size, {}, first)
         if not is_open:
-            self._opening.append((request, steps))
-            self._opening_rows += self._rows_to_wait(request)
+            self._opening.append((request, steps, rows))
+            self._opening_rows += rows
             if not self._reads:
                 self._reads = True
                 asyncio.get_running_loop().call_soon(self._open)
@@ -160,14 +163,15 @@ class Slices:
         """Return the request that a slice is of; none if it is answered."""
         return [piece.whole] if piece.whole in self._of else []
 
-    def _require_room(self, request: Request, others: int = 0) -> None:
-        """Refuse a request that could wait as a whole, but not beside those that do, unless it waits for room.
+    def _require_room(self, request: Request, rows: int, others: int = 0) -> None:
+        """Refuse a request if so many samples of it cannot wait beside those that do, unless it waits for room.
 
         Raises:
-            QueueFull: If there is no room for it and so many samples of others.
+            QueueFull: If there is no room for these and so many samples of others.
         """
-        if request.size <= self._capacity and not self._has_room(request, others) and not request.may_wait():
-            msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for them"
+        if self._queue.waiting + others + rows > self._capacity and not request.may_wait():
+            them = "them" if rows == request.size else f"the first {rows} of them"
+            msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for {them}"
             raise QueueFull(msg)
 
     def _open(self) -> None:
@@ -175,11 +179,11 @@ class Slices:
         until = time.monotonic() + OPENING_S
         is_over = False
         while self._opening and not is_over:
-            request, steps = self._opening.popleft()
-            self._opening_rows -= self._rows_to_wait(request)
+            request, steps, rows = self._opening.popleft()
+            self._opening_rows -= rows
             cut = self._of.get(request)
             if cut is not None:  # else nobody waits for it any more
-                failure = attempt(self._read_on, request, steps, cut)
+                failure = attempt(self._read_on, request, steps, rows, cut)
                 if type(failure) is Failure:
                     self._settle(request, failure)
             is_over = time.monotonic() >= until
@@ -187,11 +191,7 @@ class Slices:
         if self._reads:
             asyncio.get_running_loop().call_soon(self._open)
 
-    def _rows_to_wait(self, request: Request) -> int:
-        """Return the samples for which there must be room at once when it was read."""
-        return request.size if request.size <= self._capacity else 0
-
-    def _read_on(self, request: Request, steps: Iterator[None], cut: _Cut) -> None:
+    def _read_on(self, request: Request, steps: Iterator[None], rows: int, cut: _Cut) -> None:
         """Take a step, and queue the request after the last one.
 
         Raises:
@@ -199,11 +199,11 @@ class Slices:
             InvalidRequest: If it cannot be read.
         """
         if _is_at_end(steps):
-            self._require_room(request)
+            self._require_room(request, rows)
             self._begin(request, cut, time.monotonic())
         else:
-            self._opening.append((request, steps))
-            self._opening_rows += self._rows_to_wait(request)
+            self._opening.append((request, steps, rows))
+            self._opening_rows += rows
 
     def _begin(self, request: Request, cut: _Cut, now: float) -> None:
         """Queue what there is room for of a request that can be cut.
@@ -211,8 +211,7 @@ class Slices:
         Raises:
             QueueFull: If there is room for nothing of it.
         """
-        cut.following = next(cut.to_come)
-        if self._has_room(request):
+        if self._queue.waiting + request.size <= self._capacity:
             has_more = self._submit(request, cut, now, request.origin)
             while has_more:
                 has_more = self._submit(request, cut, now)
@@ -221,10 +220,6 @@ class Slices:
             self._submit(request, cut, now, request.origin)
         self.fed[request] = None
         self.feed()
-
-    def _has_room(self, request: Request, others: int = 0) -> bool:
-        """Tell whether all of it may wait beside what does, and so many samples of others."""
-        return self._queue.waiting + others + request.size <= self._capacity
 
     def _submit(self, request: Request, cut: _Cut, now: float, origin: Origin | None = None) -> bool:
         """Queue the next slice of a request; tells whether there are more."""

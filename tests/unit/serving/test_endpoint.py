@@ -640,6 +640,27 @@ async def test_requests_that_are_read_take_room_in_the_queue(clock, monkeypatch)
 
 
 @clocked
+async def test_of_requests_larger_than_the_queue_no_more_are_read_than_have_room_for_a_slice(clock, monkeypatch):
+    monkeypatch.setattr(slices, "OPENING_S", 0.0)
+    rows = 128
+    params = {"given": [["x", "BYTES", [rows], False]], "wanted": [], "is_json": False}
+    read = []
+
+    class Slow(TensorRequest, gc=False, eq=False):
+        def opening(self):
+            read.append(self.id)
+            yield
+            yield from super().opening()
+
+    async with Desk(capacity=64, max_size=32) as desk:
+        for name in ("first", "second", "third"):
+            desk.replies[name] = []
+            desk.endpoint.submit(Slow([bytes(4 * rows)], desk._reply, params, size=rows, id=name))
+        assert desk.answers == {"first": None, "second": None, "third": Code.RESOURCE_EXHAUSTED}
+        assert read == ["first", "second"]
+
+
+@clocked
 async def test_the_loop_goes_on_while_a_request_of_many_rows_is_read(clock, monkeypatch):
     monkeypatch.setattr(slices, "OPENING_S", 0.0)  # a step in each turn
     rows = 20 * STEP_ELEMENTS
@@ -673,7 +694,7 @@ async def test_the_loop_goes_on_while_a_request_of_many_rows_is_read(clock, monk
 async def test_a_request_that_is_found_to_be_broken_late_or_is_called_off_before_leaves_nothing(clock):
     rows = 4 * STEP_ELEMENTS
     params = {"given": [["x", "BYTES", [rows], False]], "wanted": [], "is_json": False}
-    async with Desk(capacity=64, max_size=64) as desk:
+    async with Desk(capacity=128, max_size=64) as desk:
         for name in ("broken", "gone"):
             desk.replies[name] = []
             request = TensorRequest([bytes(4 * rows) + b"x"], desk._reply, params, size=rows, id=name)
