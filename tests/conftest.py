@@ -27,8 +27,8 @@ from tests.waiting import PATIENCE_S, eventually
 
 from forebay.observe import model_log
 
-# An example takes as long as the machine is busy.
-hypothesis.settings.register_profile("patient", deadline=None)
+# An example takes as long as the machine is busy, and so does drawing it.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
 # Hundreds of servers are started, and compiling what each of them imports takes longer than all the rest of its start.
