@@ -142,8 +142,11 @@ def builder(tmp_path):
         (root / folder).mkdir(parents=True)
     for link in ("bin", "sbin", "lib", "lib64"):
         shutil.copy(f"/{link}", root / link, follow_symlinks=False)
-    for file in ("passwd", "group", "shadow", "login.defs", "nsswitch.conf", "ld.so.cache"):
+    for file in ("login.defs", "nsswitch.conf", "ld.so.cache"):
         shutil.copy(f"/etc/{file}", root / "etc")
+    for file in ("passwd", "group", "shadow"):  # this machine may have a user of the name that the recipe makes
+        lines = Path(f"/etc/{file}").read_text().splitlines(keepends=True)
+        (root / "etc" / file).write_text("".join(line for line in lines if not line.startswith("forebay:")))
     shutil.copytree("/etc/ssl", root / "etc/ssl")
     (tmp_path / "base/Dockerfile").write_text(
         "FROM scratch\nCOPY root/ /\nENV PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
