@@ -153,6 +153,9 @@ def test_a_coroutine_is_cancelled_once_nobody_waits(tmp_path):  # F30
 
 def test_a_coroutine_that_is_called_off_before_it_begins_never_does(tmp_path, caplog, recwarn):
     path = tmp_path / "log"
+    gc.collect()  # what other tests have left is told before this one looks
+    caplog.clear()
+    recwarn.clear()
 
     async def main():
         async with Rig(pool_of("async")) as rig:
