@@ -232,27 +232,33 @@ async def test_a_deadline_covers_every_node():  # P90
         assert await serve(0) is True
 
 
-async def test_who_is_late_in_a_graph_is_told_in_which_node_and_whether_it_ran_there():
-    gate = threading.Event()
+async def test_who_is_late_in_a_graph_is_told_in_which_node_and_whether_it_ran_there(clock: Any):
+    entered, gate = threading.Event(), threading.Event()
 
     def through(inputs: Any) -> Any:
         return inputs["x"]
 
     def stuck(_inputs: Any) -> Any:
+        entered.set()
         return gate.wait(PATIENCE_S)
 
-    spec = graph(node("a", "x"), node("b", "a"))
-    async with Serving(spec, {"a": made(through), "b": made(stuck, batch=1)}) as serve:
-        first, second = [asyncio.ensure_future(serve(number, timeout_s=0.5)) for number in range(2)]
+    spec, last = graph(node("a", "x"), node("b", "a")), made(stuck, batch=1)
+    async with Serving(spec, {"a": made(through), "b": last}) as serve:
+        first, second = [asyncio.ensure_future(serve(number, timeout_s=PATIENCE_S)) for number in range(2)]
+        await reached(lambda: entered.is_set() and last.endpoint.in_flight == 2)
+        clock.forward(PATIENCE_S)
         with pytest.raises(DeadlineExceeded, match=r"in 'b' while it ran"):
             await first
         with pytest.raises(DeadlineExceeded, match=r"in 'b' before a worker was free"):
             await second
         gate.set()
-    patient = made(through, batch=2, idle="wait", max_wait_s=60.0)
+    patient = made(through, batch=2, idle="wait", max_wait_s=2 * PATIENCE_S)
     async with Serving(spec, {"a": patient, "b": made(through)}) as serve:
+        alone = asyncio.ensure_future(serve(0, timeout_s=PATIENCE_S))
+        await reached(lambda: patient.endpoint.in_flight == 1)
+        clock.forward(PATIENCE_S)
         with pytest.raises(DeadlineExceeded, match=r"in 'a' while it waited for its batch"):
-            await serve(0, timeout_s=0.5)
+            await alone
 
 
 async def test_a_node_that_is_late_is_tried_again():  # P87

@@ -530,7 +530,8 @@ def test_a_graph_whose_nodes_have_little_to_do_is_not_called_idle(browser, serve
         page.open(f"{server.url}/ui")
         page.until(f"{told} === 'idle'")
         ask = "fetch('models/quick', {method: 'POST', headers: {'content-type': 'application/json'}, body: '1'})"
-        page.until(f"({ask}, {told} === 'hardly busy')")
+        once_a_second = f"Date.now() - (globalThis.asked ?? 0) > 1000 && (globalThis.asked = Date.now(), {ask})"
+        page.until(f"({once_a_second}, {told} === 'hardly busy')")
         page.until(f"{told} === 'idle'")
 
 

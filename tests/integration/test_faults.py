@@ -172,7 +172,7 @@ def test_what_a_model_forks_keeps_neither_the_port_nor_a_connection(stubborn, tm
 
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
 def test_what_a_model_forks_ends_when_it_is_terminated(stubborn, kind):
-    server = stubborn("Terminating", "--worker-kind", kind, "--timeout-ms", "10000")
+    server = stubborn("Terminating", "--worker-kind", kind, "--timeout-ms", "60000")
     assert server.client.post("/", json=-1).json() == 1
 
 
@@ -469,7 +469,7 @@ class Parallel(Model):
 def test_an_executor_is_told_to_end_before_its_processes_are_waited_for(serve, tmp_path):
     """As joblib's, which has a daemon thread: the server took as long as a drain may, and left its processes behind."""
     (tmp_path / "parallel.py").write_text(PARALLEL)
-    server = serve(str(tmp_path / "parallel.py"), "--worker-kind", "thread", "--drain-s", "0.5")
+    server = serve(str(tmp_path / "parallel.py"), "--worker-kind", "thread")
     server.signal()
     assert server.wait() == 0
     assert "did not end in time" not in server.log

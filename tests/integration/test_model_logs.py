@@ -161,7 +161,7 @@ def test_lines_of_slices_and_of_nodes_have_the_id_that_the_answer_has(serve, tmp
         server = serve(f"{path}:{name}", "--worker-kind", "thread", "--log-format", "json")
         start = len(server.records)
         answer = server.call(name.lower(), value)
-        eventually(lambda server=server, start=start, lines=lines: len(ids_of(server, start)) >= lines, within_s=20.0)
+        eventually(lambda server=server, start=start, lines=lines: len(ids_of(server, start)) >= lines)
         assert ids_of(server, start) == [{answer.headers["x-request-id"]}] * lines
 
 

@@ -22,9 +22,9 @@ from forebay.errors import Code, ConfigError, InvalidRequest
 from forebay.observe import model_log, seldom
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
-from forebay.workers import frames, shared_secret
+from forebay.workers import attached, frames, shared_secret
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
-from forebay.workers.attached import QUIET_S, AttachedPool
+from forebay.workers.attached import AttachedPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 from forebay.workers.worker_listener import Visitor, VisitorLimits, WorkerListener
@@ -526,8 +526,9 @@ def test_joining_and_leaving_is_counted(tmp_path):
     run(main())
 
 
-def test_a_worker_that_comes_and_goes_is_told_once_a_second(tmp_path, caplog, clock):
+def test_a_worker_that_comes_and_goes_is_told_once_a_second(tmp_path, caplog, clock, monkeypatch):
     """One that ended as soon as it had begun wrote 190 lines in a minute."""
+    monkeypatch.setattr(attached, "QUIET_S", LIMIT_S)
     caplog.set_level(logging.INFO, "forebay.workers")
 
     def told():
@@ -541,9 +542,9 @@ def test_a_worker_that_comes_and_goes_is_told_once_a_second(tmp_path, caplog, cl
                 await eventually(lambda: scene.pool.statistics().alive == 0)
             await scene.join("stays")
             assert told() == ["a worker has joined 'told'; 1 are here"]
-            clock.forward(QUIET_S)
+            clock.forward(LIMIT_S)
             await eventually(lambda: len(told()) == 2)
-            clock.forward(QUIET_S)
+            clock.forward(LIMIT_S)
             await turns()
             await scene.join("late")
             assert len(told()) == 3

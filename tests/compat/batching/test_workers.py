@@ -342,6 +342,7 @@ def test_hundreds_of_workers_may_join(start):  # B22
         assert front.log.count("has joined") == 300
 
 
+@pytest.mark.stress
 def test_workers_come_and_go_under_load_and_nothing_is_lost(shared, at_once):  # B22-B24
     front = shared("-batch", "4", "-latency", "1")
     ended = threading.Event()

@@ -566,7 +566,8 @@ def test_what_an_op_says_stands_once_in_the_log_files_with_its_requests(pipeline
     # P148
     server = pipeline(TALKING, {"log_path": str(tmp_path), "dag": {"is_thread_op": is_thread_op}})
     post(server, q="x")
-    server.stop()
+    server.signal()
+    assert server.wait() == 0
     folder = tmp_path / "PipelineServingLogs"
     for name in ("pipeline.log", "pipeline.log.wf"):
         lines = (folder / name).read_text().splitlines()

@@ -637,7 +637,7 @@ def test_a_model_service_that_cannot_be_started_again_says_why_and_nobody_waits_
             return (error.detail or {}).get("err_no"), str(error)
 
     try:
-        assert answer() == PRICES.tolist()
+        eventually(lambda: answer() == PRICES.tolist(), "an answer in time")
         (folder / "model.onnx").rename(tmp_path / "good")
         (folder / "model.onnx").write_text("no model")
         os.kill(pids_of(client)[0], signal.SIGKILL)
@@ -678,7 +678,7 @@ def test_a_model_service_that_hangs_is_replaced_once_nobody_waits_for_it(monkeyp
             return client.predict({"x": X}, ["pid"])["pid"][0]
 
     try:
-        pid = int(client.predict({"x": X}, ["pid"])["pid"][0])
+        pid = int(eventually(pid_told, "an answer in time"))
         if how == "stopped":
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(ForebayError) as late:

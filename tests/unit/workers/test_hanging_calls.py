@@ -94,12 +94,14 @@ async def hung(threads, gate, until, unwanted=None):
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_call_that_hangs_has_a_successor_until_it_ends(gate, is_late):
+def test_a_call_that_hangs_has_a_successor_until_it_ends(gate, is_late, clock):
     async def main():
         threads, other, last = LoopThreads(1), Told(), Told()
-        call = await hung(threads, gate, time.monotonic() + 1.0 if is_late else later())
-        threads.call(lambda: "other", later(), other)
-        if not is_late:
+        call = await hung(threads, gate, later())
+        threads.call(lambda: "other", later() + PATIENCE_S, other)
+        if is_late:
+            clock.forward(PATIENCE_S)
+        else:
             call.drop()
         assert await other.wait() == [("other", None)]
         assert threads_of(threads) == 2
