@@ -64,10 +64,10 @@ def test_trap_31_batches_pay_where_a_call_has_overhead(calls_of):
     assert [rows for rows, _ in alone] == [1] * SAMPLES
     assert sum(rows for rows, _ in together) == SAMPLES
     assert len(together) <= SAMPLES // 8
-    costs = {}
-    for rows, calls in ((1, alone), (16, together)):
-        times = [seconds for one, seconds in calls if one == rows]
-        costs[rows] = sum(times) / len(times) / rows
+    costs = {  # the least, for a busy machine makes some of them longer
+        rows: min(seconds for one, seconds in calls if one == rows) / rows
+        for rows, calls in ((1, alone), (16, together))
+    }
     # 6 ms for a request alone, 1.3 ms for one of 16: more than four times as many in the same time.
     assert costs[1] > 2 * costs[16]
     assert together_s < alone_s
