@@ -71,6 +71,16 @@ def test_a_block_that_says_far_too_much_ends_the_connection(port, method):  # F1
         assert wire.end() == ENHANCE_YOUR_CALM
 
 
+def test_a_block_of_bytes_that_take_four_when_they_are_packed_is_not_unpacked(port):
+    rare = bytes.fromhex("fffffe2fffffe2") * 8000  # 16,000 bytes, of 28 bits each
+    block = packed(header_list("Echo")) + b"\x00\x01x\xff\xc1\xb4\x03" + rare
+    assert len(block) < 4 * port.config.max_metadata_bytes
+    with Wire(port) as wire:
+        wire.settle()
+        wire.send(frame(HEADERS, block, flags=END_HEADERS, stream=1))
+        assert wire.end() == ENHANCE_YOUR_CALM
+
+
 REFUSED = {
     "no key": (headers("Echo", stream=1), headers("Echo", stream=1)),
     "no such method": (b"", headers("Nothing", stream=1, **KEYED)),

@@ -221,6 +221,10 @@ BROKEN = {
         frame(HEADERS, b"\x3f\xff\xff\x07", flags=END_HEADERS, stream=1),
         {COMPRESSION_ERROR},
     ),
+    "a table that changes all the time": (
+        frame(HEADERS, b"\x20\x3f\xe1\x1f" * 100 + packed(header_list("Echo")), flags=END_HEADERS, stream=1),
+        {COMPRESSION_ERROR},
+    ),
     "a table that changes too late": (
         frame(HEADERS, packed(header_list("Echo")) + b"\x20", flags=END_HEADERS, stream=1),
         {COMPRESSION_ERROR},

@@ -20,6 +20,8 @@ TABLE_BYTES: Final = 4096
 """Size of the table a client may fill; it is the one of the protocol, and none is announced."""
 OVERHEAD_BYTES: Final = 32
 """What a field counts beside its name and value, in the table and in a list."""
+MAX_RESIZES: Final = 8
+"""How often a block may resize the table. Two are what the protocol needs; some clients write each size they had."""
 MAX_NUMBER: Final = 1 << 24
 """No length or index of an honest client comes near this."""
 
@@ -109,7 +111,8 @@ class Decoder:
 
         Args:
             max_list_bytes: How much of a block is kept: names, values and 32 bytes for each field. Twice as much is
-                read, so that the connection of a client that goes a little too far can be used on.
+                read, so that the connection of a client that goes a little too far can be used on; a block that is
+                itself longer than that says too much, or says it in bytes that take almost four when they are packed.
         """
         self.changes = 0
         self._max_list_bytes = max_list_bytes
@@ -123,13 +126,15 @@ class Decoder:
 
         Raises:
             BadBlock: If it cannot be read.
-            TooMuch: As soon as there is too much to read on.
+            HeaderBlockTooLarge: As soon as there is too much to read on.
         """
         fields: list[Field] = []
         limit, listed = self._max_list_bytes, 0
         left = self._max_read_bytes
         at, end = 0, len(block)
-        may_resize = True
+        if end > left:
+            raise HeaderBlockTooLarge
+        resizes = MAX_RESIZES
         try:
             while at < end:
                 byte = block[at]
@@ -138,13 +143,11 @@ class Decoder:
                     name, value = field = self._field(index)
                 elif byte & 0xE0 == 0x20:
                     size, at = _number(block, at, 0x1F)
-                    if not may_resize or size > TABLE_BYTES:
+                    if not resizes or size > TABLE_BYTES:
                         raise BadBlock(f"the table may not be resized to {size} bytes here")
+                    resizes -= 1
                     self._max_bytes = size
                     self._evict(0)
-                    left -= OVERHEAD_BYTES
-                    if left < 0:
-                        raise HeaderBlockTooLarge
                     continue
                 else:
                     is_new = byte & 0x40
@@ -152,12 +155,12 @@ class Decoder:
                     if index:
                         name = self._field(index)[0]
                     else:
-                        name, at = _string(block, at, left)
-                    value, at = _string(block, at, left)
+                        name, at = _string(block, at)
+                    value, at = _string(block, at)
                     field = name, value
                     if is_new:
                         self._add(field)
-                may_resize = False
+                resizes = 0
                 size = len(name) + len(value) + OVERHEAD_BYTES
                 left -= size
                 if left < 0:
@@ -220,14 +223,12 @@ def _number(block: bytes, at: int, mask: int) -> tuple[int, int]:
             return number, at
 
 
-def _string(block: bytes, at: int, max_bytes: int) -> tuple[bytes, int]:
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
     is_packed = block[at] & 0x80
     length, at = _number(block, at, 0x7F)
     end = at + length
     if end > len(block):
         raise IndexError
-    if (length * 8 // huffman.LONGEST if is_packed else length) > max_bytes:
-        raise HeaderBlockTooLarge
     data = block[at:end]
     return (huffman.unpack(data) if is_packed else data), end
 

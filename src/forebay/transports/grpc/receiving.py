@@ -34,7 +34,7 @@ MAX_PIECES: Final = 64
 MAX_AT_ONCE: Final = 512
 """How many frames of one client are read in a turn of the loop: the calls of as many are a millisecond or two."""
 WEIGHED_BYTES: Final = 96
-"""A header block that was not seen before counts as one more frame for each of these in its list of fields."""
+"""A header block that was not seen before counts as one more frame for each of these in it or its list of fields."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest list of fields that is remembered."""
 MAX_PUBLIC: Final = 16
@@ -463,7 +463,7 @@ class Receiver:
         except HeaderBlockTooLarge:
             msg = f"a header block says more than twice the {self._port.config.max_metadata_bytes} bytes it may"
             raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg) from None
-        self.left -= size // WEIGHED_BYTES
+        self.left -= max(size, len(block)) // WEIGHED_BYTES
         return fields, size
 
     def _why_not_public(self, head: CallHead) -> str | None:

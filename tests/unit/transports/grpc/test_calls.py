@@ -65,6 +65,14 @@ def wordy(stream):
     return head + frames.frame(frames.DATA, frames.END_STREAM, stream, EMPTY)
 
 
+def rare(stream):
+    """A call with a field that is long as it comes, since its bytes are rare, and short once it is unpacked."""
+    value = literal(b"x", bytes.fromhex("fffffe2fffffe2") * 4000)  # 8,000 bytes, of 28 bits each
+    packed = value.replace(b"\x7f", b"\xff", 1)
+    head = frames.header_block(0, stream, HEAD + literal(b"y", b"%d" % stream) + packed)
+    return head + frames.frame(frames.DATA, frames.END_STREAM, stream, EMPTY)
+
+
 async def until(is_so):
     while not is_so():  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0.001)
@@ -126,7 +134,7 @@ def test_a_method_that_takes_many_messages_leaves_time_to_others():
     assert ended - began >= count // 100
 
 
-@pytest.mark.parametrize("call, most", [(asked, 600), (wordy, 3)])
+@pytest.mark.parametrize("call, most", [(asked, 600), (wordy, 3), (rare, 3)])
 def test_of_calls_that_come_at_once_few_begin_in_a_turn_and_all_in_the_end(call, most):
     """Of each client all were begun that a read brought: eight of them kept the others waiting for a second."""
     turn, begun = 0, Counter[int]()

@@ -206,6 +206,12 @@ def test_lists_that_are_too_long_are_measured_and_not_kept():
     assert fields(b"\x82", decoder) == [(b":method", b"GET")]
 
 
+def test_a_client_may_write_each_size_that_its_table_had():
+    decoder = Decoder(PLENTY)
+    assert fields(b"\x20\x3f\xe1\x1f" * 4 + b"\x40\1a\1b", decoder) == [(b"a", b"b")]
+    assert fields(b"\xbe", decoder) == [(b"a", b"b")]
+
+
 BAD = b"\x80"
 """A field that cannot be read, at which reading stops with another error if it comes so far."""
 TOO_MUCH = {
@@ -215,6 +221,7 @@ TOO_MUCH = {
     "a long value": b"\0\1a" + literal(b"", b"v" * 3000)[2:],
     "a long name": b"\0" + literal(b"n" * 3000, b"v")[1:],
     "a long packed value": b"\0\1a\xff" + literal(b"", packed(*b"\0" * 8000))[3:],
+    "a value that is short before it is packed": b"\0\1a\xff" + literal(b"", packed(*b"\2" * 600))[3:],
     "resizes": b"\x20" * 50_000,
 }
 
@@ -248,6 +255,7 @@ def test_the_table_never_holds_more_than_its_size():
         b"\x00\x01a\x7f\xff\xff",  # a length cut short
         b"\x3f\xe2\x1f",  # a table of 4097 bytes
         b"\x82\x20",  # a size after a field
+        b"\x20" * 9 + b"\x82",  # more sizes than there is a reason for
         b"\x00\x81\xfe\x00",  # a zero where ones should fill the byte
         b"\x00\x81\xff\x00",  # eight ones
         b"\x00\x84\xff\xff\xff\xff\x00",  # the word for the end
