@@ -666,6 +666,55 @@ def test_who_knows_the_secret_is_let_in_and_who_does_not_is_told_why(tmp_path, s
     assert "refused: its secret is not this server's" in said()
 
 
+@pytest.mark.parametrize("more", [[{}] * 60_000, b"no plain data"])
+def test_of_a_hello_little_is_read_before_it_is_proven(tmp_path, more):
+    """A megabyte of empty maps held the loop for 0.1 s, whoever sent it."""
+
+    async def main():
+        async with Scene(tmp_path, secret=SECRET) as scene:
+            answers = []
+            for secret in (b"another secret of theirs", SECRET):
+                peer = await scene.dial()
+                mine = shared_secret.nonce()
+                peer.say(["hello", frames.VERSION, {**TOKEN, "more": more, "nonce": mine}])
+                kind, theirs = await peer.hear()
+                assert kind == "challenge"
+                peer.say(["proof", shared_secret.proof(secret, "worker", theirs, mine)])
+                answers.append(await peer.hear())
+            assert answers[0] == ["refused", "its secret is not this server's"]
+            assert answers[1][0] == "welcome"
+            kind, reason = await peer.hear()
+            assert kind == "refused"
+            assert reason in {"it has more than 50000 values", "it holds bytes, which is no plain data"}
+
+    run(main())
+
+
+PROVEN_BY_NOTHING = [
+    ["proof"],
+    ["proof", [{}] * 60_000],
+    ["proof", "text"],
+    [],
+    {},
+    [b"proof", b""],
+    b"\0\0\0\2\x92\xc1",
+]
+
+
+@pytest.mark.parametrize("said_then", PROVEN_BY_NOTHING)
+def test_what_is_no_proof_is_refused(tmp_path, said_then):
+    async def main():
+        async with Scene(tmp_path, secret=SECRET) as scene:
+            peer = await scene.dial()
+            peer.say(["hello", frames.VERSION, {**TOKEN, "nonce": shared_secret.nonce()}])
+            assert (await peer.hear())[0] == "challenge"
+            peer.say(said_then)
+            assert (await peer.hear())[0] == "refused"
+            assert await peer.is_hung_up_on()
+
+    run(main())
+
+
 def test_no_byte_of_the_secret_travels_and_no_proof_is_good_twice(tmp_path):
     async def main():
         heard, answer = b"", []

@@ -54,12 +54,21 @@ def told_in_hello(message: list[Any]) -> dict[str, Any]:
         InvalidRequest: If it speaks another version of the protocol, or says nothing.
     """
     _, version, about = message
-    if version != VERSION:
-        msg = f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}"
-        raise InvalidRequest(msg)
+    require_version(version)
     if not isinstance(about, dict):
         raise InvalidRequest("its hello says nothing about it")
     return cast("dict[str, Any]", about)
+
+
+def require_version(version: Any) -> None:
+    """Check which version of the protocol a worker speaks.
+
+    Raises:
+        InvalidRequest: If it is another one.
+    """
+    if version != VERSION:
+        msg = f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}"
+        raise InvalidRequest(msg)
 
 
 class FrameReader:

@@ -3,9 +3,11 @@
 
 Theory of operation. Whoever connects is a `Visitor` until its first bytes say what it speaks: four zero bytes are the
 batching protocol, anything else must be a whole hello of the worker protocol, followed by a proof if there is a secret.
-Then the connection, with all bytes read so far, is handed to the class that speaks that dialect, and the door has
-nothing more to do with it. Until then a visitor has little time and little room, and takes no place from workers:
-visitors have few places of their own, and the one that has been there longest makes room for the next.
+Before that proof nothing is read of the hello but what the proof needs: whatever else it holds, to make it costs a
+hundred times more than to send it. Then the connection, with all bytes read so far, is handed to the class that speaks
+that dialect, and the door has nothing more to do with it. Until then a visitor has little time and little room, and
+takes no place from workers: visitors have few places of their own, and the one that has been there longest makes room
+for the next.
 """
 
 from __future__ import annotations
@@ -171,6 +173,31 @@ class WorkerListener:
         return True
 
 
+class _About(msgspec.Struct, frozen=True):
+    """What a hello says for a proof; the rest of it may be as long as it likes and costs little."""
+
+    nonce: bytes | None = None
+
+
+class _Hello(msgspec.Struct, frozen=True, array_like=True):
+    """A hello of somebody who has proven nothing yet."""
+
+    kind: str
+    version: int | str | None = None
+    about: _About = _About()
+
+
+class _Proof(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a challenge."""
+
+    kind: str
+    proof: bytes = b""
+
+
+_HELLO = msgspec.msgpack.Decoder(_Hello)
+_PROOF = msgspec.msgpack.Decoder(_Proof)
+
+
 class Visitor(asyncio.Protocol):
     """Somebody who has connected and not yet said what they are."""
 
@@ -179,9 +206,9 @@ class Visitor(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._raw = bytearray()
-        self._hello: dict[str, Any] | None = None
-        self._hello_bytes = b""
+        self._hello = b""
         self._nonce = b""
+        self._theirs = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for words that count."""
@@ -216,7 +243,7 @@ class Visitor(asyncio.Protocol):
                 self._speak_native()
         except ForebayError as error:
             self.refuse(error.message)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, RecursionError, msgspec.DecodeError) as error:
             self.refuse(f"it does not speak the worker protocol: {error}")
 
     def _speak_jobs(self) -> None:
@@ -231,19 +258,18 @@ class Visitor(asyncio.Protocol):
         door = self._door
         if door.native is None:
             raise InvalidRequest("it does not speak the batching protocol, and nothing else is spoken here")
-        while (message := self._next_message()) is not None:
-            kind = message[0]
-            if kind == "hello" and self._hello is None:
-                self._greet(message)
-            elif kind == "proof" and self._nonce:
-                self._check(message[1])
+        while (frame := self._next_frame()) is not None:
+            if self._nonce:
+                self._check(frame)
             else:
-                raise InvalidRequest(f"{str(kind)[:40]!r} is not what a worker says here")
-            if self._hello is not None and not self._nonce:
-                self._hand_over(functools.partial(door.native, self._hello), self._hello_bytes + self._raw)
+                self._hello = frame
+                if door.secret is not None:
+                    self._challenge(frame)
+            if not self._nonce:
+                self._hand_over(functools.partial(door.native, _told_in(self._hello)), self._hello + self._raw)
                 return
 
-    def _next_message(self) -> Any:
+    def _next_frame(self) -> bytes | None:
         """Take one whole frame off what was read, or None."""
         length = int.from_bytes(self._raw[: frames.HEADER], "big")
         if length > HELLO_BYTES:
@@ -254,30 +280,26 @@ class Visitor(asyncio.Protocol):
             return None
         frame = bytes(self._raw[:end])
         del self._raw[:end]
-        (message,) = frames.FrameReader(max_bytes=HELLO_BYTES).feed(frame)
-        if not isinstance(message, list) or not message:
-            raise InvalidRequest("a frame is no message")
-        if self._hello is None:
-            self._hello_bytes = frame
-        return cast("list[Any]", message)
+        return frame
 
-    def _greet(self, message: list[Any]) -> None:
-        self._hello = frames.told_in_hello(message)
-        require_plain({key: value for key, value in self._hello.items() if key != "nonce"})
-        if self._door.secret is not None:
-            if not isinstance(self._hello.get("nonce"), bytes):
-                raise InvalidRequest("this server asks for a secret; give the worker the same one: --secret @FILE")
-            self._nonce = shared_secret.nonce()
-            self._send(["challenge", self._nonce])
+    def _challenge(self, frame: bytes) -> None:
+        hello = _HELLO.decode(memoryview(frame)[frames.HEADER :])
+        _require_kind(hello.kind, "hello")
+        frames.require_version(hello.version)
+        if hello.about.nonce is None:
+            raise InvalidRequest("this server asks for a secret; give the worker the same one: --secret @FILE")
+        self._theirs = hello.about.nonce
+        self._nonce = shared_secret.nonce()
+        self._send(["challenge", self._nonce])
 
-    def _check(self, given: Any) -> None:
+    def _check(self, frame: bytes) -> None:
         secret = self._door.secret
         assert secret is not None
-        assert self._hello is not None
-        theirs = self._hello["nonce"]
-        if not shared_secret.is_proof(given, secret, "worker", self._nonce, theirs):
+        given = _PROOF.decode(memoryview(frame)[frames.HEADER :])
+        _require_kind(given.kind, "proof")
+        if not shared_secret.is_proof(given.proof, secret, "worker", self._nonce, self._theirs):
             raise InvalidRequest("its secret is not this server's")
-        self._send(["welcome", shared_secret.proof(secret, "server", self._nonce, theirs)])
+        self._send(["welcome", shared_secret.proof(secret, "server", self._nonce, self._theirs)])
         self._nonce = b""
 
     def _hand_over(self, dialect_of: Callable[[], asyncio.Protocol], data: bytes) -> None:
@@ -316,6 +338,23 @@ class Visitor(asyncio.Protocol):
             self._send(["refused", reason])
         if self._transport is not None:
             self._transport.close()
+
+
+def _told_in(frame: bytes) -> dict[str, Any]:
+    """Return what a worker says about itself in its hello."""
+    (message,) = frames.FrameReader(max_bytes=HELLO_BYTES).feed(frame)
+    if not isinstance(message, list) or not message:
+        raise InvalidRequest("a frame is no message")
+    hello = cast("list[Any]", message)
+    _require_kind(hello[0], "hello")
+    about = frames.told_in_hello(hello)
+    require_plain({key: value for key, value in about.items() if key != "nonce"})
+    return about
+
+
+def _require_kind(kind: Any, expected: str) -> None:
+    if kind != expected:
+        raise InvalidRequest(f"{str(kind)[:40]!r} is not what a worker says here")
 
 
 def _inode(path: str) -> tuple[int, int]:
