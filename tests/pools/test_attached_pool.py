@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import time
 from types import SimpleNamespace
@@ -939,6 +940,33 @@ def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, mo
         door.stop()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        (["ready", False], "it does not speak the protocol: it answers batch 7, which it was not given"),
+        (["failed", "RunnerFailed", "no such file", None, ""], "it could not load the model of 'told': no such file"),
+    ],
+)
+def test_workers_that_are_hung_up_on_are_logged_once_a_second(tmp_path, caplog, monkeypatch, words, reason):
+    """One that failed and dialled again wrote 500 lines a second."""
+    monkeypatch.setattr("forebay.workers.attached.time", SimpleNamespace(monotonic=lambda: 7.5))
+    monkeypatch.setattr(AttachedByThreads, "failed", AttachedPool.failed)
+
+    async def main():
+        address = TcpAddress("127.0.0.1", 0)
+        async with Scene(tmp_path, address=address) as scene:
+            for _ in range(5):
+                peer = await scene.dial()
+                peer.say(["hello", frames.VERSION, TOKEN], words, ["result", 7, [], None, 0.0, True])
+                assert await peer.is_hung_up_on()
+            lines = [text for record in caplog.records if "hung up" in (text := record.getMessage())]
+            assert len(lines) == 1
+            assert re.fullmatch(rf"worker 127\.0\.0\.1:\d+ was hung up on: {re.escape(reason)}", lines[0])
+
+    run(main())
+    assert caplog.messages[-1] == f"4 more were hung up on and not logged: {reason}"
 
 
 # Whatever is said

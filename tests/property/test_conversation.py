@@ -489,6 +489,9 @@ class Line:
     def is_closing(self):
         return self.closed
 
+    def get_extra_info(self, name):
+        return None
+
 
 def honest_answer(line, answered):
     """What an honest worker says to a batch that it has been given since the last call."""

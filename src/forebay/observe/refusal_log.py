@@ -33,13 +33,15 @@ class _Told:
 class RefusalLog:
     """What is logged of the refusals at one door."""
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, what: str = "refused") -> None:
         """Describe it.
 
         Args:
             who: What comes to this door, such as "client".
+            what: What is done to them.
         """
         self._who = who
+        self._what = what
         self._told: dict[Hashable, _Told] = {}  # a text and the same without its numbers lead to one
         self._others = _Told()
         self._forgot: int | None = None
@@ -72,10 +74,9 @@ class RefusalLog:
         silent, told.silent = told.silent, 0
         address = _written(peer)
         who = f"{self._who} {address}" if address else f"a {self._who}"
-        others = f" ({silent} more were refused for this reason and not logged)" if silent else ""
-        log.warning(
-            "%s was refused: %s%s", who, text, others, extra={"client": address, **({"kind": kind} if kind else {})}
-        )
+        others = f" ({silent} more were {self._what} for this reason and not logged)" if silent else ""
+        fields = {"client": address, **({"kind": kind} if kind else {})}
+        log.warning("%s was %s: %s%s", who, self._what, text, others, extra=fields)
 
     def close(self) -> None:
         """Say how many were not told; the door closes."""
@@ -98,7 +99,7 @@ class RefusalLog:
         silent = {id(told): told for told in [*self._told.values(), self._others] if told.silent}
         for told in silent.values():
             if told.second != second:
-                log.warning("%d more were refused and not logged: %s", told.silent, told.text)
+                log.warning("%d more were %s and not logged: %s", told.silent, self._what, told.text)
                 told.silent = 0
         self._told = {reason: told for reason, told in self._told.items() if told.second == second}
 

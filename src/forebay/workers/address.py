@@ -11,12 +11,15 @@ import re
 import socket
 import stat
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import nearest
+
+if TYPE_CHECKING:
+    import asyncio
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""
@@ -127,6 +130,12 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNRECEIVED_MS)
     connection.settimeout(None)
     return connection
+
+
+def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int] | None:
+    """Return where a connection comes from; for a unix socket that is nowhere in particular."""
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return cast("tuple[str, int]", peer[:2]) if isinstance(peer, tuple) else None
 
 
 def tune(connection: socket.socket) -> None:

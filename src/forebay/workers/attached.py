@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import Unavailable
 from forebay.observe import model_log
-from forebay.observe.seldom import SeldomLog
+from forebay.observe.refusal_log import RefusalLog
 from forebay.workers.pool import PoolStatistics
-from forebay.workers.slot_pool import Slot, SlotPool, running
+from forebay.workers.slot_pool import Rebuke, Slot, SlotPool, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -87,9 +87,12 @@ class AttachedPool(SlotPool[S]):
         self._watchdog: asyncio.TimerHandle | None = None
         self._sent: dict[S, tuple[int, float]] = {}
         """What busy ones had not taken when they were looked at, and when it was seen last that they take something."""
+        self._rebukes: dict[Rebuke, RefusalLog] = {
+            "hung up on": RefusalLog("worker", "hung up on"),
+            "not heeded": RefusalLog("worker", "not heeded"),
+        }
         self._left_all: asyncio.Event | None = None
         self._quiet: asyncio.TimerHandle | None = None
-        self._unloaded = SeldomLog(log)
         self._told = 0, 0
         """How many had joined and left when it was last told."""
 
@@ -158,6 +161,8 @@ class AttachedPool(SlotPool[S]):
                     slot.drop("the server stops")
                     self.gone(slot)
         self._fail_orphans()
+        for rebukes in self._rebukes.values():
+            rebukes.close()
 
     def greeted(self, slot: worker_slot.WorkerSlot, about: Mapping[str, Any]) -> None:
         """A worker that speaks the worker protocol said hello; it knows by itself what to run."""
@@ -167,7 +172,11 @@ class AttachedPool(SlotPool[S]):
 
     def failed(self, slot: worker_slot.WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner; it says so itself to whoever started it."""
-        self._unloaded.warning("a worker of '%s' could not load its model: %s", self.name, message)
+        self.told("hung up on", slot.peer, f"it could not load the model of '{self.name}': {message}")
+
+    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
+        """Say what was done to a worker, and why, at most once a second for each reason."""
+        self._rebukes[what].refused(int(time.monotonic()), peer, reason, reason)
 
     def called_off(self, slot: worker_slot.WorkerSlot, batch_id: int) -> None:
         """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
+from forebay.workers.address import peer_of
 from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut_jobs, decode_answer, encode_jobs
 from forebay.workers.untaken import untaken_bytes
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.types.batch import Done, EntryBatch
+    from forebay.workers.slot_pool import Rebuke
 
 log = logging.getLogger("forebay.workers")
 
@@ -52,6 +54,10 @@ class Crew(Protocol):
 
     def gone(self, slot: JobSlot) -> None:
         """The connection closed."""
+        ...
+
+    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
+        """Say what was done to a worker, and why."""
         ...
 
 
@@ -90,6 +96,11 @@ class JobSlot(asyncio.Protocol):
     def untaken_bytes(self) -> int:
         """How much the worker has not taken of what was sent."""
         return 0 if self._transport is None else untaken_bytes(self._transport)
+
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """Where the worker is; for a unix socket that is nowhere in particular."""
+        return peer_of(self._transport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the worker to ask."""
@@ -141,7 +152,7 @@ class JobSlot(asyncio.Protocol):
 
     def drop(self, reason: str) -> None:
         """Close the connection now; `connection_lost` follows."""
-        log.warning("a worker that speaks the batching protocol is hung up on: %s", reason)
+        self._pool.told("hung up on", self.peer, reason)
         if self._transport is not None:
             self._transport.abort()
 
@@ -190,7 +201,7 @@ class JobSlot(asyncio.Protocol):
 
     def _note_strays(self, results: dict[str, bytes]) -> None:
         if results:
-            log.warning("a worker answered %d jobs that it does not hold; the answers are ignored", len(results))
+            self._pool.told("not heeded", self.peer, f"it answered {len(results)} jobs that it does not hold")
 
 
 _late = Failure(DeadlineExceeded("nobody waited any more when a worker was free"))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forebay.types.devices import Device
     from forebay.workers.conversation import Shared
     from forebay.workers.runner import RunnerSpec
+    from forebay.workers.slot_pool import Rebuke
     from forebay.workers.supervisor import End
 
 log = logging.getLogger("forebay.workers")
@@ -297,6 +298,10 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """Nobody waits for what a slot is running: if it does not come back, its worker hangs in user code."""
         if self._stuck_s is not None and slot.worker is not None:
             asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id)
+
+    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
+        """Say what was done to a worker, and why."""
+        log.warning("a worker was %s: %s", what, reason)
 
     def gone(self, slot: WorkerSlot) -> None:
         """A connection closed, and its worker with it."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from forebay.errors import Unavailable, WorkerLost
 from forebay.types.batch import EntryBatch
@@ -79,6 +79,9 @@ class Slot(Protocol):
 
 
 S = TypeVar("S", bound=Slot)
+
+Rebuke: TypeAlias = Literal["hung up on", "not heeded"]
+"""What is done to a worker that does not do as it should."""
 
 
 class SlotPool(Generic[S]):

@@ -25,7 +25,7 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, Unavailable
 from forebay.observe.refusal_log import RefusalLog
 from forebay.workers import frames, shared_secret, shm
-from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, tune
+from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, peer_of, tune
 from forebay.workers.plain_data import require_plain
 
 if TYPE_CHECKING:
@@ -323,15 +323,10 @@ class Visitor(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _peer(self) -> tuple[str, int] | None:
-        """Return where it comes from; for a unix socket that is nowhere in particular."""
-        peer = None if self._transport is None else self._transport.get_extra_info("peername")
-        return cast("tuple[str, int]", peer[:2]) if isinstance(peer, tuple) else None
-
     def refuse(self, reason: str) -> None:
         """Close the connection, with the reason in the log and, where it speaks the worker protocol, to the peer."""
         self._door.leave(self)
-        self._door.told.refused(int(time.monotonic()), self._peer(), reason, reason)
+        self._door.told.refused(int(time.monotonic()), peer_of(self._transport), reason, reason)
         if self._timer is not None:
             self._timer.cancel()
         if self._door.native is not None and not self._raw.startswith(JOBS):

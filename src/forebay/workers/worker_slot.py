@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import socket
 import time
@@ -21,6 +20,7 @@ from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
 from forebay.workers import frames
+from forebay.workers.address import peer_of
 from forebay.workers.conversation import Conversation
 from forebay.workers.untaken import untaken_bytes
 from forebay.workers.worker_events import (
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.conversation import Shared
     from forebay.workers.seating import Seating
+    from forebay.workers.slot_pool import Rebuke
     from forebay.workers.worker_events import Event
-
-log = logging.getLogger("forebay.workers")
 
 MAX_UNREAD = 3
 """Workers that may die before they have read a batch; from then on the batch itself is likely what ends them."""
@@ -101,6 +100,10 @@ class Dialled(Protocol):
 
     def called_off(self, slot: WorkerSlot, batch_id: int) -> None:
         """Nobody waits any more for what the slot is running."""
+        ...
+
+    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
+        """Say what was done to a worker, and why."""
         ...
 
     def gone(self, slot: WorkerSlot) -> None:
@@ -173,6 +176,11 @@ class WorkerSlot(asyncio.Protocol):
     def untaken_bytes(self) -> int:
         """How much the worker has not taken of what was sent."""
         return 0 if self._transport is None else untaken_bytes(self._transport)
+
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """Where the worker is; for a unix socket that is nowhere in particular."""
+        return peer_of(self._transport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the worker to speak."""
@@ -322,7 +330,7 @@ class WorkerSlot(asyncio.Protocol):
 
     def drop(self, reason: str) -> None:
         """Close the connection, with the reason in the log."""
-        log.warning("a worker is hung up on: %s", reason)
+        self._pool.told("hung up on", self.peer, reason)
         self.hang_up()
 
     def _act(self, event: Event) -> None:

@@ -417,6 +417,9 @@ class Pool:
         if before is not None:
             before()
 
+    def told(self, what, peer, reason):
+        pass
+
     def gone(self, slot):
         pass
 
@@ -441,6 +444,9 @@ class Wire:
 
     def is_closing(self):
         return self.aborted
+
+    def get_extra_info(self, name):
+        return None
 
     def abort(self):
         self.aborted = True
