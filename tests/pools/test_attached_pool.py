@@ -9,7 +9,6 @@ import contextlib
 import logging
 import re
 import socket
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,7 @@ from tests.pools.guests import AttachedByThreads
 from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off, codes, eventually, run
 
 from forebay.errors import Code, ConfigError, InvalidRequest
-from forebay.observe import model_log, seldom
+from forebay.observe import model_log
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 from forebay.workers import attached, frames, shared_secret
@@ -554,35 +553,6 @@ def test_a_worker_that_comes_and_goes_is_told_once_a_second(tmp_path, caplog, cl
     assert told()[1:] == [
         "workers of 'told' come and go: 20 more have joined and 20 have left; 1 are here",
         "a worker has joined 'told'; 2 are here",
-    ]
-
-
-def test_workers_that_cannot_load_their_model_are_told_once_a_second(tmp_path, caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "forebay.workers")
-    now = time.monotonic()
-    monkeypatch.setattr(seldom, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.delattr(AttachedByThreads, "failed")
-
-    async def fail(scene):
-        peer = await scene.dial()
-        peer.say(["hello", frames.VERSION, TOKEN])
-        assert (await peer.hear())[0] == "open"
-        peer.say(["failed", "ModelError", "no weights", None, ""])
-        await peer.is_hung_up_on()
-
-    async def main():
-        nonlocal now
-        async with Scene(tmp_path) as scene:
-            for _ in range(5):
-                await fail(scene)
-            now += seldom.QUIET_S
-            await fail(scene)
-
-    run(main())
-    told = [line for record in caplog.records if "could not load" in (line := record.getMessage())]
-    assert told == [
-        "a worker of 'told' could not load its model: no weights",
-        "a worker of 'told' could not load its model: no weights (4 more were not logged)",
     ]
 
 
