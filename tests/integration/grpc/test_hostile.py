@@ -720,6 +720,16 @@ def wide_open():
     return OPENING + settings((INITIAL_WINDOW_SIZE, (1 << 31) - 1)) + frame(WINDOW_UPDATE, number(1 << 30))
 
 
+def test_who_takes_nothing_of_what_the_kernel_holds_is_cut_off(open_port, eventually):
+    """Its window is smaller than what the kernel takes for it, so that nothing is left for the server to write."""
+    port = open_port(write_timeout_s=PATIENCE_S)
+    with Wire(port, receive_bytes=4096) as deaf:
+        deaf.send(call("Large", b"200000"))
+        eventually(lambda: any(one._written >= 60_000 for one in port.listener._port.connections))
+        assert not any(one._is_paused for one in port.listener._port.connections)
+        eventually(lambda: port.forward(PATIENCE_S) or is_cut_off(deaf))
+
+
 @pytest.mark.parametrize("room", [0, 1 << 24])
 def test_who_takes_many_long_answers_slowly_gets_all_of_them(open_port, room):
     port = open_port(write_timeout_s=5)
@@ -727,13 +737,17 @@ def test_who_takes_many_long_answers_slowly_gets_all_of_them(open_port, room):
     opening = OPENING + (frame(WINDOW_UPDATE, number(room)) if room else b"")
     with Wire(port, opening=opening, receive_bytes=4096) as wire:
         wire.send(*(call("Large", b"200000", stream=stream) for stream in streams))
+        taken = 0
         while not all(stream in wire.answers and wire.answers[stream].is_over for stream in streams):
             found = wire.read()
             assert found is not None, "the connection was cut off"
             if found.kind == DATA and found.payload:
                 more = number(len(found.payload))
                 wire.flood(frame(WINDOW_UPDATE, more), frame(WINDOW_UPDATE, more, stream=found.stream))
-                port.forward(0)
+                taken += len(found.payload)
+                if taken >= 16_384:  # more than the kernel had for it, so that some was acknowledged
+                    taken = 0
+                    port.forward(0)
         assert [wire.answers[stream].reset for stream in streams] == [None] * len(streams)
 
 

@@ -369,13 +369,16 @@ class GrpcConnection(asyncio.Protocol):
         if self._is_stuck(epoch):
             if epoch - self._moved > config.write_timeout_s:
                 self.abort()
+            else:
+                self._sweep_answers(epoch)
         elif not receiver.is_ready:
             if epoch - self._born > config.read_timeout_s:
                 self._refuse(Reason.PROTOCOL_ERROR, "the connection did not begin as HTTP/2 does")
         elif not self._is_held and receiver.is_inside and epoch - self._awaited > config.read_timeout_s:
             self._refuse(Reason.PROTOCOL_ERROR, f"the rest of a frame did not come within {config.read_timeout_s:g} s")
         else:
-            self._sweep_calls(epoch)
+            self._sweep_messages(epoch)
+            self._sweep_answers(epoch)
 
     @property
     def _is_held(self) -> bool:
@@ -388,26 +391,42 @@ class GrpcConnection(asyncio.Protocol):
         since = self._receiver.held_since
         return self._seen if since is None else max(since, self._awake)
 
-    def _sweep_calls(self, epoch: int) -> None:
-        config = self.port.config
-        may_be_slow = not self._is_held and epoch - self._awake > config.read_timeout_s
-        calls, patience, written = list(self._calls.values()), self._patience, self._written
-        if self._transport is not None and any(call.outgoing is not None and call.outgoing.pieces for call in calls):
-            patience.look(epoch, self._sender.sent, written, written - untaken_bytes(self._transport))
-        for call in calls:
-            if may_be_slow and call.is_slow(epoch, config.read_timeout_s):
-                text = f"the rest of the message did not come within {config.read_timeout_s:g} seconds"
+    def _sweep_messages(self, epoch: int) -> None:
+        """End calls whose message does not come."""
+        max_quiet_s = self.port.config.read_timeout_s
+        if self._is_held or epoch - self._awake <= max_quiet_s:
+            return
+        for call in list(self._calls.values()):
+            if call.is_slow(epoch, max_quiet_s):
+                text = f"the rest of the message did not come within {max_quiet_s:g} seconds"
                 call.abandon(Status.DEADLINE_EXCEEDED, text)
-            elif patience.is_over(call, epoch, config.write_timeout_s):
+
+    def _sweep_answers(self, epoch: int) -> None:
+        """End calls whose answer is not taken."""
+        transport, patience, written = self._transport, self._patience, self._written
+        calls = self._waiting()
+        if transport is not None and calls:
+            patience.look(epoch, self._sender.sent, written, written - untaken_bytes(transport))
+        for call in calls:
+            if patience.is_over(call, epoch, self.port.config.write_timeout_s):
                 self.reset(call.stream, Reason.CANCEL)
 
+    def _waiting(self) -> list[OpenCall]:
+        """Return the calls whose answer was not sent yet, all of it."""
+        return [call for call in self._calls.values() if call.outgoing is not None and call.outgoing.pieces]
+
     def _is_stuck(self, epoch: int) -> bool:
-        """Whether the client has taken nothing since the last sweep although something is there."""
-        transport = self._transport
-        if transport is None or not transport.get_write_buffer_size():
+        """Whether the client has taken nothing since the last sweep although something is there.
+
+        The kernel may hold all that the client's windows let through, while the rest waits for windows.
+        """
+        transport, untaken = self._transport, 0
+        if transport is not None and (transport.get_write_buffer_size() or self._waiting()):
+            untaken = untaken_bytes(transport)
+        if not untaken:
             self._moved = epoch
             return False
-        taken = self._written - untaken_bytes(transport)
+        taken = self._written - untaken
         if taken != self._taken:
             self._taken, self._moved = taken, epoch
             return False
