@@ -578,6 +578,15 @@ def test_call_says_when_the_answer_breaks_off(call_answered, media):
     assert "/ broke off its answer" in result.stderr
 
 
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 O", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-le"])
+def test_call_says_when_the_answer_breaks_off_in_its_head(call_answered, head):
+    assert "/ broke off its answer" in sentence(call_answered(head, "{}"))
+
+
+def test_call_says_when_there_is_no_answer(call_answered):
+    assert "/ closed the connection and did not answer" in sentence(call_answered(b"", "{}"))
+
+
 def test_call_sends_and_prints_json_that_is_too_deep_to_be_read(call_answered):
     deep = "[" * 2000 + "]" * 2000
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(deep)}\r\n\r\n"

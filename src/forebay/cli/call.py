@@ -8,7 +8,14 @@ import contextlib
 import json
 import sys
 import time
-from http.client import HTTPException, IncompleteRead, InvalidURL
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPSConnection,
+    IncompleteRead,
+    InvalidURL,
+    RemoteDisconnected,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib import error, request
@@ -16,6 +23,7 @@ from urllib import error, request
 from forebay.cli.numbers import between
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
+from forebay.remotes.whole_head import WholeHeadResponse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +64,7 @@ def run(parsed: argparse.Namespace) -> int:
     message = _request(parsed)
     started = time.perf_counter()
     try:
-        with request.urlopen(message, timeout=parsed.timeout_s) as answer:  # noqa: S310 - http or https
+        with request.build_opener(_Http, _Https).open(message, timeout=parsed.timeout_s) as answer:
             return _show(answer, started)
     except error.HTTPError as answer:
         return _show(answer, started)
@@ -64,12 +72,32 @@ def run(parsed: argparse.Namespace) -> int:
         raise ConfigError(f"{parsed.url!r} is not a URL: {failure}") from failure
     except IncompleteRead as failure:
         raise ConfigError(f"{parsed.url} broke off its answer") from failure
+    except RemoteDisconnected as failure:
+        raise ConfigError(f"{parsed.url} closed the connection and did not answer") from failure
     except HTTPException as failure:
         raise ConfigError(f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}") from failure
     except BrokenPipeError:  # of what is printed: where a request breaks off it is a URLError
         raise
     except (error.URLError, TimeoutError, ConnectionError) as failure:
         raise ConfigError(f"{parsed.url} does not answer: {reason_of(failure)}") from failure
+
+
+class _HttpConnection(HTTPConnection):
+    response_class = WholeHeadResponse
+
+
+class _HttpsConnection(HTTPSConnection):
+    response_class = WholeHeadResponse
+
+
+class _Http(request.HTTPHandler):
+    def http_open(self, req: request.Request) -> Any:
+        return self.do_open(_HttpConnection, req)
+
+
+class _Https(request.HTTPSHandler):
+    def https_open(self, req: request.Request) -> Any:
+        return self.do_open(_HttpsConnection, req)
 
 
 def reason_of(failure: Exception) -> Any:

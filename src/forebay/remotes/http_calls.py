@@ -18,6 +18,7 @@ import msgspec
 
 from forebay.errors import TooLarge
 from forebay.remotes.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, Unreachable, parent
+from forebay.remotes.whole_head import WholeHeadResponse
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -74,7 +75,9 @@ class HttpCalls:
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as problem:
-            raise Unreachable(f"the connection broke ({problem or type(problem).__name__})") from problem
+            is_cut = isinstance(problem, http.client.IncompleteRead)
+            reason = "in the middle of the answer" if is_cut else problem or type(problem).__name__
+            raise Unreachable(f"the connection broke ({reason})") from problem
 
     def close(self) -> None:
         """Close what is kept."""
@@ -130,7 +133,7 @@ class HttpCalls:
                 connection.close()
 
 
-class _Response(http.client.HTTPResponse):
+class _Response(WholeHeadResponse):
     """An answer that has to be here, all of it, at a moment: the time-out of a socket begins anew with every byte."""
 
     def __init__(self, deadline: float, sock: socket.socket, *given: Any, **named: Any) -> None:
