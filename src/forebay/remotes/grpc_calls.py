@@ -124,6 +124,5 @@ class GrpcCalls:
             self._watched_until = began + _WATCH_S
         if not found:
             raise Unreachable("it does not answer")
-        if found[0] is not states.READY:
-            raise Unreachable("it refuses connections")
-        self._is_connected = True
+        # Where there is none the call fails at once, and only that is told why.
+        self._is_connected = found[0] is states.READY

@@ -599,6 +599,15 @@ def test_grpc_requests_go_round_and_past_a_server_that_is_down(rpc_face, remote,
     assert number_of(caught) == 9000
 
 
+def test_why_there_is_no_grpc_connection_is_told(rpc_face, remote, described):  # P92
+    server = rpc_face(rpc_prices)
+    endpoints = f"grpcs://{server.endpoint}", f"127.0.0.1:{free_port()}"
+    client = remote(*endpoints, **PADDLE_RPC, client_config=described, fetch_list=["price"])
+    with pytest.raises(ForebayError, match=r"(?i)handshak.*connection refused") as caught:
+        client.predict({"x": X})
+    assert number_of(caught) == 9000
+
+
 def test_the_kernel_hangs_up_on_a_grpc_server_that_has_vanished(rpc_face, remote, described):  # P112
     face = rpc_face(rpc_prices)
     client = remote(face.endpoint, client_config=described, fetch_list=["price"], **PADDLE_RPC)
