@@ -48,6 +48,8 @@ _CREDENTIALS: Final = {
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _XML: Final = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 _REASON: Final = re.compile(r'message: "([^"]+)"')
+_BROKEN: Final = {"kind: Timeout": "it was silent for too long", "IncompleteBody": "the connection was cut"}
+"""What the library knows of a body that did not come, and keeps to itself."""
 _TIMES: Final = re.compile(r" in [0-9.]+\w+?(, after \d+ retries, max_retries: \d+, retry_timeout: \w+)?\s+(?=- )")
 _REFUSED: Final = frozenset({400, 401, 403, 404})
 
@@ -234,4 +236,5 @@ def _words(error: Exception) -> str:
     if found is not None:
         return f"{found[1]}: {found[2].strip().partition(chr(10))[0]}"  # some add lines with the id of the request
     reason = _REASON.search(state)  # of the network: the text ends before it
-    return " ".join(_TIMES.sub("", text).split())[:500] + (f": {reason[1]}" if reason else "")
+    why = reason[1] if reason else next((words for sign, words in _BROKEN.items() if sign in state), "")
+    return " ".join(_TIMES.sub("", text).split())[:500] + (f": {why}" if why else "")
