@@ -122,7 +122,7 @@ class GrpcCalls:
             # looks once more where it was asked to connect while it still watched.
             self._closable_at = time.monotonic() + (_WATCH_S if began < self._watched_until else _LOOK_S)
             self._watched_until = began + _WATCH_S
-        if not found:
+        if not found or found[0] is states.SHUTDOWN:
             raise Unreachable("it does not answer")
         # Where there is none the call fails at once, and only that is told why.
         self._is_connected = found[0] is states.READY

@@ -89,7 +89,7 @@ class AttachedPool(SlotPool[S]):
         """What busy ones had not taken when they were looked at, and when it was seen last that they take something."""
         self._rebukes: dict[Rebuke, RefusalLog] = {
             "hung up on": RefusalLog("worker", "hung up on"),
-            "not heeded": RefusalLog("worker", "not heeded"),
+            "ignored": RefusalLog("worker", "ignored"),
         }
         self._left_all: asyncio.Event | None = None
         self._quiet: asyncio.TimerHandle | None = None

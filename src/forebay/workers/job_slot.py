@@ -201,7 +201,7 @@ class JobSlot(asyncio.Protocol):
 
     def _note_strays(self, results: dict[str, bytes]) -> None:
         if results:
-            self._pool.told("not heeded", self.peer, f"it answered {len(results)} jobs that it does not hold")
+            self._pool.told("ignored", self.peer, f"it answered {len(results)} jobs that it does not hold")
 
 
 _late = Failure(DeadlineExceeded("nobody waited any more when a worker was free"))

@@ -80,7 +80,7 @@ class Slot(Protocol):
 
 S = TypeVar("S", bound=Slot)
 
-Rebuke: TypeAlias = Literal["hung up on", "not heeded"]
+Rebuke: TypeAlias = Literal["hung up on", "ignored"]
 """What is done to a worker that does not do as it should."""
 
 

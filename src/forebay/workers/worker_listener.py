@@ -183,7 +183,7 @@ class _Hello(msgspec.Struct, frozen=True, array_like=True):
     """A hello of somebody who has proven nothing yet."""
 
     kind: str
-    version: int | str | None = None
+    version: int | float | bool | str | None = None
     about: _About = _About()
 
 

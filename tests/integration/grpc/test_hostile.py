@@ -726,7 +726,7 @@ def test_who_takes_nothing_of_what_the_kernel_holds_is_cut_off(open_port, eventu
     with Wire(port, receive_bytes=4096) as deaf:
         deaf.send(call("Large", b"200000"))
         eventually(lambda: any(one._written >= 60_000 for one in port.listener._port.connections))
-        assert not any(one._is_paused for one in port.listener._port.connections)
+        assert not any(one._transport.get_write_buffer_size() for one in port.listener._port.connections)
         eventually(lambda: port.forward(PATIENCE_S) or is_cut_off(deaf))
 
 

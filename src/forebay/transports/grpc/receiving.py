@@ -34,7 +34,7 @@ MAX_PIECES: Final = 64
 MAX_AT_ONCE: Final = 64
 """How many frames of one client are read in a turn of the loop: their calls are a fifth of a millisecond, or ten with
 a thousand texts in each. With eight times as many, others wait for longer and the client's own calls are no faster."""
-WEIGHED_BYTES: Final = 96
+WEIGHED_BYTES: Final = 256
 """A header block that was not seen before counts as one more frame for each of these in it or its list of fields."""
 MAX_HEAD_BYTES: Final = 2048
 """Longest list of fields that is remembered."""

@@ -162,7 +162,8 @@ class HttpConnection(ReadingConnection):
         elif self.transport.is_closing():
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
         elif talk.waiting and self.flow.read_paused and _sends_no_more(self.transport):
-            self.abort()  # reading would tell it, which goes on only once what waits has its turn
+            self._abandon()  # reading would tell it, which goes on only once what waits has its turn
+            self.transport.close()
         elif talk.state.is_inside:
             if self.flow.read_paused:
                 talk.wait(epoch)
