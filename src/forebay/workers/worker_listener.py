@@ -24,6 +24,7 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, Unavailable
 from forebay.observe.refusal_log import RefusalLog
+from forebay.types.first_use import known
 from forebay.workers import frames, shared_secret, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, peer_of, tune
 from forebay.workers.plain_data import require_plain
@@ -194,8 +195,8 @@ class _Proof(msgspec.Struct, frozen=True, array_like=True):
     proof: bytes = b""
 
 
-_HELLO = msgspec.msgpack.Decoder(_Hello)
-_PROOF = msgspec.msgpack.Decoder(_Proof)
+_HELLO = msgspec.msgpack.Decoder(known(_Hello))
+_PROOF = msgspec.msgpack.Decoder(known(_Proof))
 
 
 class Visitor(asyncio.Protocol):

@@ -139,8 +139,9 @@ def _holds_texts(value: list[Any]) -> bool:
 
 def _holds_only(value: list[Any], array: npt.NDArray[Any]) -> bool:
     """Tell whether lists hold numbers alone, of the kind of the array that NumPy made of them."""
+    listed = _listed(SCALARS[array.dtype.kind], array.ndim)
     try:
-        msgspec.convert(value, _listed(SCALARS[array.dtype.kind], array.ndim))
+        msgspec.convert(value, listed)
     except msgspec.ValidationError:
         return False
     return True
