@@ -622,7 +622,7 @@ def test_of_names_whose_workers_have_all_left_those_go_first_that_were_left_firs
         leave(join(f"one{number}"), f"one{number}")
     others = join("other")
     eventually(lambda: server.call("second", 0).status_code == 404)
-    assert "model 'second' is not served any more: its workers left" in server.log
+    eventually(lambda: "model 'second' is not served any more: its workers left" in server.log)
     assert server.call("first", 0).status_code == 503
     assert len(server.client.get("/models").json()["models"]) == MAX_DESERTED + 2
     again = join("second")
