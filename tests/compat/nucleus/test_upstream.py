@@ -32,13 +32,10 @@ from tests.models.saved_models import run_tensorflow
 from tests.waiting import PATIENCE_S
 
 EXAMPLES = Path(os.environ.get("FOREBAY_TEST_NUCLEUS", ""))
-pytestmark = [
-    pytest.mark.skipif(
-        "FOREBAY_TEST_NUCLEUS" not in os.environ,
-        reason="FOREBAY_TEST_NUCLEUS does not name the folder examples of a checkout of cortexlabs/nucleus",
-    ),
-    pytest.mark.timeout(0),
-]
+pytestmark = pytest.mark.skipif(
+    "FOREBAY_TEST_NUCLEUS" not in os.environ,
+    reason="FOREBAY_TEST_NUCLEUS does not name the folder examples of a checkout of cortexlabs/nucleus",
+)
 CLASSES = {str(number): [f"n{number}", f"class-{number}"] for number in range(1000)}
 STAND_INS = {
     "requests.py": f"""
