@@ -22,7 +22,7 @@ from forebay.errors import Code, ConfigError, InvalidRequest
 from forebay.observe import model_log
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
-from forebay.workers import attached, frames, shared_secret
+from forebay.workers import attached, frames, shared_secret, worker_slot
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.runner import RunnerSpec
@@ -606,6 +606,25 @@ def test_long_lines_of_a_worker_are_cut_and_only_so_much_of_them_is_written_in_a
     assert max(map(len, lines())) < 300_000
     seconds = len(told()) + 1
     assert sum(map(len, lines())) < seconds * (model_log.CHARACTERS + 400_000)
+
+
+def test_what_is_said_while_another_thread_sends_is_sent_before_the_worker_hangs_up(tmp_path, monkeypatch):
+    """The last metrics of a worker that was told to end were lost where its "leaving" was not quite sent yet."""
+    told = []
+    monkeypatch.setattr(worker_slot.store, "told", lambda process, names, data: told.append(data))
+
+    async def main():
+        async with Scene(tmp_path) as scene:
+            worker = await asyncio.to_thread(scene.pool.dial)
+            worker.send(["ready", False])
+            with worker._sending:
+                worker.send_aside(["metrics", b"the last"])
+                closing = asyncio.ensure_future(asyncio.to_thread(worker.close))
+                await asyncio.wait([closing], timeout=0.05)
+            await closing
+            await eventually(lambda: told == [b"the last"])
+
+    run(main())
 
 
 # Secrets

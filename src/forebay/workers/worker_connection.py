@@ -118,12 +118,16 @@ class WorkerConnection:
     def _send_aside(self) -> None:
         while self._aside and self._sending.acquire(blocking=False):
             try:
-                while self._aside:
-                    self._socket.sendall(self._aside.popleft())
-            except OSError:
-                self._aside.clear()
+                self._write_aside()
             finally:
                 self._sending.release()
+
+    def _write_aside(self) -> None:
+        try:
+            while self._aside:
+                self._socket.sendall(self._aside.popleft())
+        except OSError:
+            self._aside.clear()
 
     def framed(self, message: Sequence[Any]) -> bytes:
         """Return the frame of a message that holds results.
@@ -242,8 +246,10 @@ class WorkerConnection:
         return outcomes if self._outgoing is None else self._outgoing.place(list(outcomes))
 
     def close(self) -> None:
-        """Hang up."""
-        self._socket.close()
+        """Hang up, once all is sent that was said."""
+        with self._sending:  # whoever has it was to take along what others said meanwhile
+            self._write_aside()
+            self._socket.close()
         for arena in (self._incoming, self._outgoing):
             if arena is not None:
                 arena.close()
