@@ -130,6 +130,7 @@ class ConnectionState:
         waiting: What is put off until the answers before it are written; the next one is the last of them.
         body_bytes: Of the body that is being read, so far.
         head_bytes: Of the line and headers that are being read, as far as they were understood.
+        pieces: In how many pieces bodies came in the segment that is being read.
     """
 
     __slots__ = (
@@ -145,6 +146,7 @@ class ConnectionState:
         "body_bytes",
         "head_bytes",
         "max_head_bytes",
+        "pieces",
         "state",
         "waiting",
     )
@@ -155,6 +157,7 @@ class ConnectionState:
         self.max_head_bytes = max_head_bytes
         self.body_bytes = 0
         self.head_bytes = 0
+        self.pieces = 0
         self._started_in = IDLE
         self._begun = self._ended = 0
         self._raw_head = self._framing = self._seen_body = 0
@@ -182,7 +185,7 @@ class ConnectionState:
     def begin_segment(self) -> None:
         """Begin to read what came at once."""
         self._started_in = self.state
-        self._begun = self._ended = 0
+        self._begun = self._ended = self.pieces = 0
 
     def end_segment(self, size: int, now: float) -> None:
         """Count a segment that was read.

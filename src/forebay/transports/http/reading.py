@@ -52,6 +52,8 @@ PIECE_BYTES: Final = 4 * 1024
 """How much is parsed before it is asked whether the rest should wait: what a request becomes is far larger than it."""
 MAX_AT_ONCE: Final = 64
 """How many requests of one client are read in a turn of the loop, and those of a piece more."""
+MAX_CHUNKS_AT_ONCE: Final = 1024
+"""How many chunks of a body: each of one byte costs as much as one of many."""
 
 
 class ReadingConnection(AnsweringConnection):
@@ -228,7 +230,8 @@ class ReadingConnection(AnsweringConnection):
     def _should_wait(self) -> bool:
         """Tell whether enough was read of what came at once: answers come first, or other clients do."""
         talk = self.talk
-        return talk.state.reads and (bool(talk.waiting) or talk.begun > MAX_AT_ONCE)
+        is_much = talk.begun > MAX_AT_ONCE or talk.pieces > MAX_CHUNKS_AT_ONCE
+        return talk.state.reads and (is_much or bool(talk.waiting))
 
     def read_rest(self) -> None:
         """Read more of what came at once, now that it is the client's turn."""
@@ -332,6 +335,7 @@ class ReadingConnection(AnsweringConnection):
         """Keep a piece of the body, or drop it if the request is refused anyhow."""
         talk = self.talk
         received = talk.body_bytes = talk.body_bytes + len(body)
+        talk.pieces += 1
         head = self._reading
         if head is None:
             if received > self._lane.config.max_body_bytes and not self.cycle.response_started:

@@ -279,6 +279,33 @@ def test_of_many_requests_that_come_at_once_a_few_are_read_at_a_time(doors, one)
     assert client.state is IDLE
 
 
+@pytest.mark.parametrize("lane", ["slow", "fast"])
+def test_of_many_chunks_that_come_at_once_a_few_are_read_at_a_time(doors, lane):
+    """Of one byte each, those of one client took 40 ms of a turn."""
+
+    async def told(scope, receive, send):
+        size, goes_on = 0, True
+        while goes_on:
+            message = await receive()
+            size, goes_on = size + len(message["body"]), message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+        await send({"type": "http.response.body", "body": b"%07d" % size})
+
+    door, count = doors(app=told), 16_000
+    head = chunked("alpha") if lane == "fast" else chunked("", "x: y").replace(b"/models/", b"/other")
+    client = door.connect().send(head + b"1\r\nx\r\n" * count + b"0\r\n\r\n" + request("beta", b"1"))
+    talk, read = client.connection.talk, 0
+    while client.transport.is_paused:
+        assert read <= talk.body_bytes <= read + 6000  # it may be more than one turn
+        read = talk.body_bytes
+        door.loop.run_until_complete(asyncio.sleep(0))
+    door.turn()
+    assert read > count / 2
+    body = b"alpha " + b"x" * count if lane == "fast" else b"0016000"
+    assert client.answers == [(200, body), (200, b"beta 1")]
+    assert client.state is IDLE
+
+
 @pytest.mark.parametrize("behind", [0, 1, 1000])
 def test_who_waits_for_the_end_of_a_client_is_told_whatever_it_has_sent_behind(doors, behind, caplog):
     async def until_it_leaves(scope, receive, send):
