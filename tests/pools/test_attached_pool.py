@@ -9,6 +9,7 @@ import contextlib
 import logging
 import re
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -601,10 +602,11 @@ def test_long_lines_of_a_worker_are_cut_and_only_so_much_of_them_is_written_in_a
             await eventually(lambda: len(lines()) + sum(int(one.msg.split()[0]) for one in told()) == 200)
             assert (await scene.join("another")) is not None
 
+    began = time.monotonic()
     run(main())
+    seconds = int(time.monotonic() - began) + 2  # in some of which a busy machine may drop nothing
     assert where == "many fields" or "characters more" in lines()[0]
     assert max(map(len, lines())) < 300_000
-    seconds = len(told()) + 1
     assert sum(map(len, lines())) < seconds * (model_log.CHARACTERS + 400_000)
 
 
