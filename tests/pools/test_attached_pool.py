@@ -23,7 +23,7 @@ from forebay.errors import Code, ConfigError, InvalidRequest
 from forebay.observe import model_log
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
-from forebay.workers import attached, frames, shared_secret, worker_slot
+from forebay.workers import attached, frames, shared_secret, worker_connection, worker_slot
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.runner import RunnerSpec
@@ -625,6 +625,21 @@ def test_what_is_said_while_another_thread_sends_is_sent_before_the_worker_hangs
                 await asyncio.wait([closing], timeout=0.05)
             await closing
             await eventually(lambda: told == [b"the last"])
+
+    run(main())
+
+
+def test_a_worker_hangs_up_although_the_server_takes_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_connection, "LAST_WORDS_S", 0.05)
+
+    async def main():
+        async with Scene(tmp_path) as scene:
+            stuck, full = [await asyncio.to_thread(scene.pool.dial) for _ in range(2)]
+            with stuck._sending:
+                await asyncio.to_thread(stuck.close)
+            full._aside.append(bytes(1 << 24))  # nobody reads meanwhile: the server is on this loop
+            full.close()
+            assert stuck._socket.fileno() == full._socket.fileno() == -1
 
     run(main())
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(DROPPING)
 HANDSHAKE_S = 60.0
 """Time in which a server must have answered a hello."""
+LAST_WORDS_S = 5.0
+"""How long hanging up waits until what was said last is sent."""
 MAX_COLLECTED: Final = 4
 """How often the collector looks for what a model no longer needs of a batch; if that is not enough, it gets copies."""
 _RECEIVE_BYTES = 1 << 18
@@ -246,10 +248,16 @@ class WorkerConnection:
         return outcomes if self._outgoing is None else self._outgoing.place(list(outcomes))
 
     def close(self) -> None:
-        """Hang up, once all is sent that was said."""
-        with self._sending:  # whoever has it was to take along what others said meanwhile
-            self._write_aside()
-            self._socket.close()
+        """Hang up, once all is sent that was said, or `LAST_WORDS_S` later: the server may have stopped to read."""
+        # Whoever sends now was to take along what others said meanwhile.
+        if self._sending.acquire(timeout=LAST_WORDS_S):
+            try:
+                if self._aside:
+                    self._socket.settimeout(LAST_WORDS_S)
+                    self._write_aside()
+            finally:
+                self._sending.release()
+        self._socket.close()
         for arena in (self._incoming, self._outgoing):
             if arena is not None:
                 arena.close()

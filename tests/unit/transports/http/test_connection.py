@@ -34,6 +34,22 @@ def doors():
         each.close()
 
 
+async def told(scope, receive, send):
+    """Answers with the length of the body."""
+    size, goes_on = 0, True
+    while goes_on:
+        message = await receive()
+        size, goes_on = size + len(message["body"]), message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+    await send({"type": "http.response.body", "body": b"%07d" % size})
+
+
+async def told_at_once(scope, receive, send):
+    """Answers before it has read any of the body."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+    await send({"type": "http.response.body", "body": b"at once"})
+
+
 def chunked(model, *headers):
     return request(model, b"", *headers, "transfer-encoding: chunked", length=False)
 
@@ -279,21 +295,13 @@ def test_of_many_requests_that_come_at_once_a_few_are_read_at_a_time(doors, one)
     assert client.state is IDLE
 
 
-@pytest.mark.parametrize("lane", ["slow", "fast"])
-def test_of_many_chunks_that_come_at_once_a_few_are_read_at_a_time(doors, lane):
+@pytest.mark.parametrize("app", [None, told, told_at_once])
+def test_of_many_chunks_that_come_at_once_a_few_are_read_at_a_time(doors, app):
     """Of one byte each, those of one client took 40 ms of a turn."""
-
-    async def told(scope, receive, send):
-        size, goes_on = 0, True
-        while goes_on:
-            message = await receive()
-            size, goes_on = size + len(message["body"]), message["more_body"]
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
-        await send({"type": "http.response.body", "body": b"%07d" % size})
-
-    door, count = doors(app=told), 16_000
-    head = chunked("alpha") if lane == "fast" else chunked("", "x: y").replace(b"/models/", b"/other")
-    client = door.connect().send(head + b"1\r\nx\r\n" * count + b"0\r\n\r\n" + request("beta", b"1"))
+    door, count = doors(**({} if app is None else {"app": app})), 16_000
+    head = chunked("alpha") if app is None else chunked("", "x: y").replace(b"/models/", b"/other")
+    data = head + b"1\r\nx\r\n" * count + b"0\r\n\r\n" + request("beta", b"1")
+    client = door.connect().send(data)
     talk, read = client.connection.talk, 0
     while client.transport.is_paused:
         assert read <= talk.body_bytes <= read + 6000  # it may be more than one turn
@@ -301,9 +309,29 @@ def test_of_many_chunks_that_come_at_once_a_few_are_read_at_a_time(doors, lane):
         door.loop.run_until_complete(asyncio.sleep(0))
     door.turn()
     assert read > count / 2
-    body = b"alpha " + b"x" * count if lane == "fast" else b"0016000"
+    body = {None: b"alpha " + b"x" * count, told: b"0016000", told_at_once: b"at once"}[app]
     assert client.answers == [(200, body), (200, b"beta 1")]
     assert client.state is IDLE
+    bit_by_bit = door.connect().send(*(data[at : at + 4096] for at in range(0, len(data), 4096)))
+    door.turn()
+    assert bit_by_bit.answers == client.answers
+
+
+@pytest.mark.parametrize("app", [None, told])
+def test_who_leaves_while_chunks_wait_or_sends_nonsense_behind_them_leaves_nothing(doors, app):
+    door = doors(**({} if app is None else {"app": app}))
+    head = chunked("alpha") if app is None else chunked("", "x: y").replace(b"/models/", b"/other")
+    broken = door.connect().send(head + b"1\r\nx\r\n" * 16_000 + b"nonsense\r\n")
+    gone = door.connect().send(head + b"1\r\nx\r\n" * 16_000)
+    assert gone.transport.is_paused
+    gone.transport.close()
+    gone.connection.connection_lost(None)
+    door.clients.remove(gone)
+    while broken.transport.is_paused and broken.state.reads:
+        door.turn()
+    assert broken.statuses == [400]
+    assert door.alpha.asked == []
+    assert door.lane.held_bytes == 0
 
 
 @pytest.mark.parametrize("behind", [0, 1, 1000])
@@ -329,14 +357,6 @@ def test_who_waits_for_the_end_of_a_client_is_told_whatever_it_has_sent_behind(d
 @pytest.mark.parametrize("lane", ["slow", "fast"])
 @pytest.mark.parametrize("count", [40, 100, 1000])
 def test_a_body_behind_many_requests_that_came_at_once_is_read_to_its_end(doors, lane, count):
-    async def told(scope, receive, send):
-        size, goes_on = 0, True
-        while goes_on:
-            message = await receive()
-            size, goes_on = size + len(message["body"]), message["more_body"]
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
-        await send({"type": "http.response.body", "body": b"%07d" % size})
-
     door = doors(app=told)
     long = request("beta", b"x" * 50_000)
     if lane == "slow":
