@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
+from forebay.workers.user_code import caught
 
 TYPES = {"FP32": "f4", "FP64": "f8", "INT64": "i8", "UINT8": "u1", "BOOL": "?", "FP16": "f2"}
 RESULTS = [*TYPES.values(), ">f4", ">i8", "c8", "U1", "O"]
@@ -24,6 +25,13 @@ class Asked(NamedTuple):
 def params(name: str, datatype: str, shape: list[int], wanted: list[list[Any]]) -> dict[str, Any]:
     given = [[name, datatype, shape, False]]
     return {"in": "tensors", "out": "tensors", "given": given, "wanted": wanted, "is_json": False}
+
+
+def told(sample: Any) -> Any:
+    """All there is to say of a sample: its fields, or the type, shape and bytes of an array."""
+    if isinstance(sample, dict):
+        return {name: told(value) for name, value in sample.items()}
+    return (sample.dtype, sample.shape, sample.tobytes()) if isinstance(sample, np.ndarray) else sample
 
 
 def plain(outcome: list[Any]) -> list[Any]:
@@ -96,6 +104,43 @@ def test_samples_read_together_are_those_read_alone(datatype, sizes, sees, lengt
     assert not any(one.flags.writeable for one in together)
     if length > 2:  # not copied
         assert all(map(np.shares_memory, together, alone))
+
+
+ODD = {
+    "type": lambda given: [[given[0][0], "INT32", *given[0][2:]], *given[1:]],
+    "order": lambda given: given[::-1],
+    "names": lambda given: [[other[0], *one[1:]] for one, other in zip(given, given[::-1], strict=True)],
+    "shape": lambda given: [[name, kind, [*shape[:-1], shape[-1], 1], is_json] for name, kind, shape, is_json in given],
+    "json": lambda given: [[*one[:3], True] for one in given],
+}
+"""Parameters that differ from the others' although as many bytes came."""
+
+
+@given(
+    st.lists(st.sampled_from(["same"] * 3 + list(ODD)), min_size=2, max_size=4),
+    st.sampled_from(["pair", "array", "open"]),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_requests_whose_parameters_differ_are_read_as_each_says(kinds, side, is_large):  # F119
+    length, names = 5_000 if is_large else 2, ["a", "b"] if side == "pair" else ["a"]
+    ports = [TensorPort(name, "FP32", (length,), "array") for name in names]
+    codec = TensorCodec(TensorSide([] if side == "open" else ports, is_record=side == "pair"), TensorSide())
+    items = []
+    for at, kind in enumerate(kinds):
+        asked = params("a", "FP32", [1, length], [])
+        asked["given"] = [[name, "FP32", [1, length], False] for name in names]
+        if kind != "same":
+            asked["given"] = ODD[kind](asked["given"])
+        held = [(np.arange(length, dtype="f4") + at + place / 2).tobytes() for place in range(len(names))]
+        if kind == "json":
+            held = [np.frombuffer(data, "f4").tolist() for data in held]
+        items.append(Asked(held, asked, 1))
+    together, problem = caught(codec.decode_all, items)
+    if together is None or problem is not None:
+        return
+    alone = [sample for item in items for sample in codec.decode(item.body, item.params, item.size)]
+    assert [*map(told, together)] == [*map(told, alone)]
 
 
 def test_what_has_another_size_or_type_is_read_alone():
