@@ -4,6 +4,8 @@
 import asyncio
 import http.client
 import json
+import sys
+import types
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Literal
@@ -175,6 +177,33 @@ def test_a_call_leaves_nothing_in_a_circle(served, path, body, headers, status, 
     with left_in_circles() as left:
         ask(served, f"/models/{path}", body, headers)
     assert len(left) < CALLS, json.dumps(sorted(set(left)))
+
+
+class Loops:
+    """Is left in a circle, with its function and its frame."""
+
+    def __init__(self):
+        self.frame = sys._getframe()
+
+
+@pytest.mark.parametrize("folder", ["/home/me/forebay", "/home/me/a b", "/home/me/forebay/src/forebay"])
+def test_circles_of_tests_are_not_ours_wherever_the_clone_is(folder, monkeypatch):
+    """The folder's name was taken for the package's, in each clone that bears it."""  # F110
+    file = f"{folder}/tests/embedding/test_circles.py"
+    monkeypatch.setattr(
+        Loops, "__init__", types.FunctionType(Loops.__init__.__code__.replace(co_filename=file), globals())
+    )
+    with left_in_circles() as left:
+        Loops()
+    assert left == []
+
+
+def test_circles_of_the_package_are_ours():
+    with left_in_circles() as left:
+        circle = types.FunctionType(forebay.start.__code__, {})
+        circle.__globals__["circle"] = circle
+        del circle
+    assert left == [forebay.start.__code__.co_qualname]
 
 
 NESTED = b'{"inputs": [{"name": "input", "datatype": "INT64", "shape": [1, 2], "data": [[1, 2]]}]}'
