@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Programs in it are run as modules: a script's first line cannot name an interpreter in a folder with a space.
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 # Only the tests need them, and they are large: `make demo` does not wait for them.
@@ -28,7 +29,7 @@ ARGS ?=
 # the machine's certificates, local wheels are handed over, and pip takes over where it fails.
 INSTALL = if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND_LINKS"; export UV_FIND_LINKS; fi; \
 	install() { \
-		{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --system-certs --python $$at "$$@"; } \
+		{ test -x $(BIN)/uv && $(BIN)/python -m uv pip install --quiet --system-certs --python $$at "$$@"; } \
 		|| { echo "installing with pip" >&2; $$at -m pip install --quiet --disable-pip-version-check "$$@"; }; \
 	};
 
@@ -84,10 +85,10 @@ environment:
 		&& if [ -f tests/environments/$(NAME).no-deps ]; then install --no-deps -r tests/environments/$(NAME).no-deps; fi
 
 check: $(STAMP) ## Formatting, lint, types and import contracts
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/basedpyright
-	$(BIN)/lint-imports
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m basedpyright
+	$(BIN)/python -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())'
 
 test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS) || { \
@@ -112,8 +113,8 @@ wheel: $(STAMP) ## Build the wheel into dist/
 	@ls dist/forebay-*.whl
 
 format: $(STAMP) ## Format the code and fix what can be fixed safely
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
 
 clean: ## Remove .venv, caches and build results
 	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
