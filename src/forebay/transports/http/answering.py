@@ -20,6 +20,7 @@ from forebay.protocols import native
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
     BODY,
+    FINAL,
     GONE,
     LEAVE,
     LINGER,
@@ -215,6 +216,9 @@ class AnsweringConnection(HttpToolsProtocol):
         try:
             while talk.state.owes and self.active is None and self._working is None:
                 if not talk.waiting:
+                    if talk.state is FINAL:  # the client has closed its side: nothing can follow
+                        self._hang_up()
+                        return
                     talk.on(SETTLED)
                     if talk.state is BODY:
                         self.body_is_next()
@@ -427,6 +431,10 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _has_started(self) -> bool:
         return self._stream is not None and self._stream.has_started
+
+    def is_answer_begun(self) -> bool:
+        """Tell whether the client has received a part of the answer that is due."""
+        return self._has_started() or (self._working is not None and self._working.response_started)
 
     def keeps_alive(self, head: Head) -> bool:
         """Tell whether the connection goes on after an answer."""

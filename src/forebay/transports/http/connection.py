@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import Unavailable
 from forebay.transports.http.answering import nowhere
-from forebay.transports.http.connection_state import DUE, IDLE
+from forebay.transports.http.connection_state import DUE, IDLE, SHUT
 from forebay.transports.http.errors import TooSlow
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 LARGE_READ_BYTES: Final = 64 * 1024
 """A client of whom so much has arrived at once has its next turn after the others."""
+PROBE_S: Final = 0.02
+"""After this time a client nearby has answered a probe; others are looked at with each sweep."""
 LONGEST_SLEEP: Final = 600
 """For how many sweeps a connection sleeps at most: for each of them there may be a set of those that wake up then."""
 
@@ -52,7 +54,7 @@ LONGEST_SLEEP: Final = 600
 class HttpConnection(ReadingConnection):
     """One client connection, both lanes."""
 
-    __slots__ = ("_is_among", "_stuck_since", "_untaken", "_usual")
+    __slots__ = ("_is_among", "_is_probed", "_stuck_since", "_untaken", "_usual")
 
     def __init__(
         self,
@@ -68,6 +70,8 @@ class HttpConnection(ReadingConnection):
         # Since when the client has taken nothing, if it does not take all, and how much was left then.
         self._stuck_since: int | None = None
         self._untaken = 0
+        # Whether the client has closed its side, and was sent something by which to learn whether it is gone.
+        self._is_probed = False
         # Those that sweeps look at together with it.
         self._is_among = lane.awake
 
@@ -145,6 +149,49 @@ class HttpConnection(ReadingConnection):
         elif size >= LARGE_READ_BYTES:
             self.give_way()
 
+    # A client that sends nothing more
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer what was asked before the client closed its side; returns whether the connection stays open."""
+        talk = self.talk
+        if not talk.state.owes or self.transport.get_extra_info("sslcontext") is not None:
+            return False  # nothing is due; and TLS has no half-closed connections
+        if talk.state.reads:
+            if talk.state.is_inside and self._takes_own_body():
+                return False
+            self._body.drop()
+            self._stand_alone()
+            talk.on(SHUT)
+        self._probe()
+        return True
+
+    def _takes_own_body(self) -> bool:
+        """Tell whether the body that ends too early belongs to the request that the slow lane is working on."""
+        cycle = self._working
+        return cycle is not None and cycle.more_body
+
+    def _probe(self) -> None:
+        """Learn whether the client has only closed its side, or is gone: both look the same until something is sent.
+
+        A client that is gone answers a 100 Continue with a reset, and any other one has to pass over it.
+        """
+        if self._is_probed:
+            return
+        self._is_probed = True
+        if not self.is_answer_begun() and self._speaks_1_1() and not self.flow.write_paused:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(PROBE_S, self._leave_if_gone)
+
+    def _speaks_1_1(self) -> bool:
+        if self._working is not None:
+            return self._working.scope["http_version"] == "1.1"
+        return self.active is not None and self.active.chunked
+
+    def _leave_if_gone(self) -> None:
+        """Call off what is due if the client has reset the connection."""
+        if self.talk.state.owes and _events(self.transport) & (select.POLLERR | select.POLLHUP):
+            self.abort()
+
     # Limits
 
     def sweep(self, epoch: int) -> None:
@@ -161,9 +208,10 @@ class HttpConnection(ReadingConnection):
                 self.abort()
         elif self.transport.is_closing():
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
-        elif talk.waiting and self.flow.read_paused and _sends_no_more(self.transport):
-            self._abandon()  # reading would tell it, which goes on only once what waits has its turn
-            self.transport.close()
+        elif self._is_probed and talk.state.owes:
+            self._leave_if_gone()
+        elif talk.waiting and self.flow.read_paused and _events(self.transport) & select.POLLRDHUP:
+            self._probe()  # reading would tell it, which goes on only once what waits has its turn
         elif talk.state.is_inside:
             if self.flow.read_paused:
                 talk.wait(epoch)
@@ -211,11 +259,11 @@ class HttpConnection(ReadingConnection):
         self.advance_answers()
 
 
-def _sends_no_more(transport: asyncio.Transport) -> bool:
-    """Tell whether a client has closed its side, whatever of what it sent before is still to be read."""
+def _events(transport: asyncio.Transport) -> int:
+    """Return what the kernel knows of a client, whatever of what it sent is still to be read."""
     closed = select.poll()
     try:
         closed.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     except ValueError:  # closed meanwhile
-        return False
-    return bool(closed.poll(0))
+        return 0
+    return sum(events for _, events in closed.poll(0))
