@@ -507,8 +507,8 @@ def sentence(worker):
 
 
 def test_without_the_secret_nobody_is_let_in(own, attach, eventually):
-    without = attach(own, "thief", env={"FOREBAY_SECRET": ""})
-    wrong = attach(own, "thief", "--secret", "not the secret of the tests")
+    without = attach(own, "thief")
+    wrong = attach(own, "thief", env={"FOREBAY_SECRET": "not the secret of the tests"})
     assert "this server asks for a secret; give the worker the same one: --secret @FILE" in sentence(without)
     assert "its secret is not this server's" in sentence(wrong)
     eventually(lambda: "was refused: its secret is not this server's" in own.log)

@@ -43,7 +43,9 @@ def secure(launch, authority, files):
 @pytest.fixture(scope="session")
 def guarded(launch, tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text("\ufefffrom-file-1\nfrom-file-2\n\n", encoding="utf-8")  # an editor may put a mark before the text
+    path.write_text(
+        "\ufefffrom-file-1\n# of the shop\nfrom-file-2\n\n  #old-key\n", encoding="utf-8"
+    )  # an editor may put a mark before the text
     return launch("zoo.py", "--worker-kind", "thread", "--api-key", "k1", "--api-key", f"@{path}")
 
 
@@ -182,6 +184,9 @@ def test_a_known_key_opens_every_door(guarded, headers):
         {"authorization": "Basic k1"},
         {"authorization": "Bearer"},
         {"authorization": "Bearer from-file-1\tx"},
+        {"x-api-key": "# of the shop"},  # F112
+        {"x-api-key": "#old-key"},  # F112
+        {"authorization": "Bearer #"},  # F112
     ],
 )
 def test_without_a_known_key_nothing_is_told(guarded, headers):

@@ -318,9 +318,11 @@ def test_a_secret_that_is_too_short_is_told_with_its_file(refused):
     "env, told",
     [
         (
-            "FOREBAY_HTTP_PORT=tcp://10.0.0.1:80",
-            "FOREBAY_HTTP_PORT is 'tcp://10.0.0.1:80'; a whole number from 0 to 65535 is needed",
+            "FOREBAY_HTTP_PORT=http://10.0.0.1:80",
+            "FOREBAY_HTTP_PORT is 'http://10.0.0.1:80'; a whole number from 0 to 65535 is needed",
         ),
+        ("FOREBAY_API_KEY=", "FOREBAY_API_KEY is ''; at least one value is needed"),  # F112
+        ("FOREBAY_SECRET=", "FOREBAY_SECRET is too short: at least 16 bytes are needed, and it has 0"),  # F112
         ("FOREBAY_NAME=a/b", "FOREBAY_NAME is 'a/b'; letters, digits, '.', '_' and '-' are allowed, starting with"),
         ("FOREBAY_DRAIN_S=nan", "FOREBAY_DRAIN_S is 'nan'; seconds of at least 0 are needed"),
         ("FOREBAY_ACCESS_LOG=maybe", "FOREBAY_ACCESS_LOG is 'maybe'; true or false is needed"),
@@ -379,6 +381,44 @@ def test_a_variable_that_nothing_reads_is_answered_with_the_nearest(check):
     status, out, err = check("iris.py", env)
     assert (status, "iris" in out) == (0, True)
     assert err == "forebay: warning: nothing reads the variable FOREBAY_WORKRES; did you mean FOREBAY_WORKERS?\n"
+
+
+@pytest.mark.parametrize("service", ["forebay", "forebay-http", "forebay-grpc", "forebay-nucleus"])
+@pytest.mark.parametrize("host", ["10.0.0.1", "[fd00::1]"])
+def test_variables_that_kubernetes_sets_for_a_service_set_nothing(check, service, host):  # F111
+    prefix = service.upper().replace("-", "_")
+    url = f"tcp://{host}:80"
+    named = {"SERVICE_HOST": host, "SERVICE_PORT": "80", "SERVICE_PORT_HTTP_1": "80", "PORT": url, "PORT_80_TCP": url}
+    named |= {"PORT_80_TCP_PROTO": "tcp", "PORT_80_TCP_PORT": "80", "PORT_80_TCP_ADDR": host, "PORT_53_UDP": url}
+    status, out, err = check("iris.py", " ".join(f"{prefix}_{name}={value}" for name, value in named.items()))
+    assert (status, "iris" in out) == (0, True), err
+    is_setting = service in {"forebay-http", "forebay-grpc"}
+    ignored = f"ignored the variable {prefix}_PORT: {url!r} is the address of a service of Kubernetes, not a port"
+    assert err == (f"forebay: warning: {ignored}\n" if is_setting else "")
+
+
+@pytest.mark.parametrize("value", ["", "''", "['']", "[' ']", "['@keys']", "['k', '@keys']"])
+def test_an_empty_key_in_a_file_does_not_open_the_server(refused, folder, value):  # F112
+    (folder / "keys").write_text("# only a comment\n\n  # and another\n")
+    told = refused(".", file=f"target: iris.py\nhttp:\n  api_keys: {value}\n")
+    assert re.match(r"forebay\.yaml(:3)?: (http\.)?api_keys (is (null|empty)|names no key)", told)
+
+
+def test_an_empty_secret_in_a_file_is_an_error(refused):  # F112
+    told = refused(".", file="target: iris.py\nattach:\n  address: unix:s\n  secret:\n")
+    assert told.startswith("forebay.yaml:4: attach.secret is null; a key is needed")
+
+
+def test_keys_and_secrets_on_the_command_line_are_warned_of(check, folder):  # F134
+    (folder / "keys").write_text("a key of the tests\n")
+    secret = "--attach unix:s --attach-secret"
+    _, _, err = check(f"iris.py --api-key @keys {secret} @keys", "FOREBAY_API_KEY=other")
+    assert err == ""
+    _, _, err = check(f"iris.py --api-key @keys --api-key visible {secret} 0123456789abcdef")
+    assert err == "".join(
+        f"forebay: warning: {flag} shows its value in the process list; give @FILE or {variable}\n"
+        for flag, variable in [("--api-key", "FOREBAY_API_KEY"), ("--attach-secret", "FOREBAY_SECRET")]
+    )
 
 
 def test_several_models_cannot_share_a_name(refused, folder):

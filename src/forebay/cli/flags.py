@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ConfigError
 from forebay.server.config import (
@@ -19,7 +19,7 @@ from forebay.server.config import (
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from forebay.server.setting_sources import Told
     from forebay.types.settings import Setting
@@ -58,6 +58,16 @@ def told_in(parsed: argparse.Namespace) -> Told:
     return told
 
 
+def shown_by_flags(told: Told) -> list[str]:
+    """Return warnings of keys and secrets that flags tell: other users of this machine see them in the process list."""
+    return [
+        f"{one.written.flag} shows its value in the process list; give @FILE or {one.variable}"
+        for struct, values in told.items()
+        for one in map(declared(struct).__getitem__, values)
+        if one.written.is_secret and not all(value.startswith("@") for value in _listed_values(values[one.name]))
+    ]
+
+
 def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
     """Return the flags that tell the same.
 
@@ -74,9 +84,12 @@ def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
             if setting.kind is bool:
                 flags.append(setting.written.flag if value else "--no-" + setting.written.flag.removeprefix("--"))
             else:
-                values = value if isinstance(value, list | tuple) else [value]  # pyright: ignore[reportUnknownVariableType]
-                flags += [word for one in values for word in (setting.written.flag, str(one))]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+                flags += [word for one in _listed_values(value) for word in (setting.written.flag, str(one))]
     return flags
+
+
+def _listed_values(value: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else [value]
 
 
 def add_flag(

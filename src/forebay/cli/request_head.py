@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, quote, urlsplit
 
 from forebay.errors import ConfigError
+from forebay.workers.shared_secret import lines_of
 
 if TYPE_CHECKING:
     import argparse
@@ -20,7 +21,7 @@ _URL: Final = re.compile(r"https?://[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
 
 def add_key_flag(parser: argparse.ArgumentParser) -> None:
     """Let a command take an API key."""
-    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as X-API-Key; @FILE takes the first line")
 
 
 def add_header_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +60,15 @@ def key_header(key: str | None) -> dict[str, str]:
     """Return what `--api-key` says, as `headers_of` does.
 
     Raises:
-        ConfigError: If it cannot be a header.
+        ConfigError: If it cannot be a header, or is a file that cannot be read.
     """
-    return {"x-api-key": _value(key, "--api-key: a key in one line is needed")} if key else {}
+    if key is None:
+        return {}
+    if key.startswith("@"):
+        key = next(iter(lines_of(key[1:], "the API key")), "")
+    if not key.strip():
+        raise ConfigError("--api-key is empty; is the variable set that it comes from?")
+    return {"x-api-key": _value(key, "--api-key: a key in one line is needed")}
 
 
 def headers_of(parsed: argparse.Namespace, media_type: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.flags import add_flags, told_in
+from forebay.cli.flags import add_flags, shown_by_flags, told_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,11 +78,12 @@ def options_of(parsed: argparse.Namespace, variables: Mapping[str, str] = os.env
     from forebay.surfaces import options
 
     environment, warnings = told_by(variables)
+    flags = told_in(parsed)
     return options.options_of(
         parsed.target,
-        options.Side(told_in(parsed), attrgetter("written.flag")),
+        options.Side(flags, attrgetter("written.flag")),
         options.Side(environment, attrgetter("variable")),
-        warnings=warnings,
+        warnings=[*warnings, *shown_by_flags(flags)],
         arguments=tuple(parsed.arguments),
     )
 

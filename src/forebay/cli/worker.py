@@ -73,5 +73,7 @@ def run(parsed: argparse.Namespace) -> int:
         sys.stderr.write(f"forebay: worker of '{told.name}': {line}\n")
         sys.stderr.flush()
 
+    if parsed.secret is not None and not parsed.secret.startswith("@"):
+        tell("warning: --secret shows its value in the process list; give @FILE or FOREBAY_SECRET")
     worker = JoiningWorker(address, told, secret=secret, threads=parsed.threads, once=parsed.once, tell=tell)
     return worker.run(spec)

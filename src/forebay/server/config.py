@@ -91,7 +91,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         certfile: TLS certificate chain in PEM; with it the port speaks HTTPS.
         keyfile: Its private key, if it is not in the same file.
         api_keys: If any, a request needs one of them, as `X-API-Key` or `Authorization: Bearer`; @FILE names a file
-            with one in each line.
+            with one in each line, and lines that begin with # are comments.
         allowed_hosts: Names that the server may be called by beside `localhost` and addresses, `*` for any. If there is
             none, a server that asks for no key and is bound to this machine only takes no others, and any other
             server takes all.
@@ -120,7 +120,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: Annotated[SomeSeconds, Written("--write-timeout-s", "S")] = 30.0
     certfile: Annotated[str | None, Written("--certfile", "PEM", is_path=True)] = None
     keyfile: Annotated[str | None, Written("--keyfile", "PEM", is_path=True)] = None
-    api_keys: Annotated[tuple[str, ...], Written("--api-key", "KEY")] = ()
+    api_keys: Annotated[tuple[str, ...], Written("--api-key", "KEY", is_secret=True)] = ()
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME"), Checked(_hosts)] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
@@ -238,7 +238,9 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     address: Annotated[str | None, Written("--attach", "ADDRESS")] = None
-    secret: Annotated[bytes | None, Written("--attach-secret", "SECRET", variable="FOREBAY_SECRET")] = None
+    secret: Annotated[bytes | None, Written("--attach-secret", "SECRET", variable="FOREBAY_SECRET", is_secret=True)] = (
+        None
+    )
     hello_s: Annotated[Seconds, Written("--worker-hello-s", "S")] = 5.0
     grace_s: Annotated[Seconds, Written("--worker-grace-s", "S")] = 5.0
     hang_s: Annotated[Seconds | None, Written("--worker-hang-s", "S", "half of the timeout")] = None
@@ -316,7 +318,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
-    secret: Annotated[str | None, Written("--secret", "SECRET")] = None
+    secret: Annotated[str | None, Written("--secret", "SECRET", is_secret=True)] = None
     threads: Annotated[Count, Written("--threads", "N")] = 1
     device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
     once: Annotated[bool, Written("--once")] = False

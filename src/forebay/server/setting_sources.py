@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.server.config import SECTIONS
 from forebay.types.did_you_mean import nearest
 from forebay.types.settings import PREFIX, Setting, declared
+from forebay.workers.shared_secret import lines_of
 
 Told = dict[type[Any], dict[str, Any]]
 """Values by the struct that declares them and by name."""
 
 _OWN: Final = "FOREBAY_NUCLEUS_"
 _LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|$)")
-"""What Kubernetes sets in the containers beside a service that is called forebay."""
+"""Variables that Kubernetes sets in every container beside a service named `forebay` or `forebay-*`."""
+_SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+"""What it sets `FOREBAY_HTTP_PORT` to where a service is named `forebay-http`."""
 
 
 def all_settings() -> Iterator[tuple[type, Setting]]:
@@ -33,21 +35,26 @@ def all_settings() -> Iterator[tuple[type, Setting]]:
 
 
 def told_by(environment: Mapping[str, str]) -> tuple[Told, list[str]]:
-    """Return what the environment tells, and warnings of names that nothing reads. An empty value tells nothing.
+    """Return what the environment tells, and warnings of what is ignored. An empty value tells nothing.
 
     Raises:
-        ConfigError: If a value is not possible.
+        ConfigError: If a value is not possible, or a key or secret is empty.
     """
     known = {setting.variable: (struct, setting) for struct, setting in all_settings() if setting.variable is not None}
     told: Told = {}
     warnings: list[str] = []
     for name in sorted(environment):
-        if name in known and environment[name]:
+        value = environment[name]
+        if name in known and name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value):
+            warnings.append(
+                f"ignored the variable {name}: {value!r} is the address of a service of Kubernetes, not a port"
+            )
+        elif name in known and (value or known[name][1].written.is_secret):
             struct, setting = known[name]
             try:
-                told.setdefault(struct, {})[setting.name] = setting.read(environment[name])
+                told.setdefault(struct, {})[setting.name] = setting.read(value)
             except ValueError as error:
-                raise ConfigError(f"{name} is {environment[name]!r}; {error}") from error
+                raise ConfigError(f"{name} is {value!r}; {error}") from error
         elif name.startswith(PREFIX) and name not in known and not name.startswith(_OWN) and not _LINK.search(name):
             shorts = {one.removeprefix(PREFIX).lower(): one for one in known}
             hint = nearest(name.removeprefix(PREFIX), shorts)
@@ -68,22 +75,15 @@ def keys_of(given: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Return the API keys that are meant: as they are written, or those in a file.
 
     Raises:
-        ConfigError: If there is an empty one, or a file cannot be read or holds none.
+        ConfigError: If one is empty, or a file cannot be read or holds none.
     """
     keys: list[str] = []
     for key in given:
-        if not key.strip():
-            msg = f"{where} is empty, and would let everybody in; is the variable set that it comes from?"
-            raise ConfigError(msg)
-        if not key.startswith("@"):
-            keys.append(key.strip())
-            continue
-        try:
-            text = Path(key[1:]).read_text(encoding="utf-8-sig")  # editors may put a mark before the text
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"the API keys in {key[1:]} cannot be read: {why}") from error
-        keys += [line.strip() for line in text.splitlines() if line.strip()]
-    if given and not keys:
-        raise ConfigError(f"{where} names no key: the file is empty")
+        found = lines_of(key[1:], "the API keys") if key.startswith("@") else [key.strip()]
+        if not any(found):
+            why = "is empty, and would let everybody in; is the variable set that it comes from?"
+            if key.startswith("@"):
+                why = f"names no key: {key[1:]} has no line with one"
+            raise ConfigError(f"{where} {why}")
+        keys += found
     return tuple(keys)

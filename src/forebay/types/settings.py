@@ -53,6 +53,7 @@ class Written(msgspec.Struct, frozen=True):
         variable: Its variable, if the flag does not say.
         is_path: Whether it names a file, relative to the file that says so.
         key: Its key in files, if that is not its name.
+        is_secret: Whether its value lets callers in. An empty one is an error, and processes should not show it.
     """
 
     flag: str | None = None
@@ -61,6 +62,7 @@ class Written(msgspec.Struct, frozen=True):
     variable: str = ""
     is_path: bool = False
     key: str = ""
+    is_secret: bool = False
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -197,7 +199,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             value = True if text.lower() in _YES else False if text.lower() in _NO else text
         elif self.is_list:
             value = [one.strip() for one in text.split(",") if one.strip()]
-            if text and not value:  # no keys would let everybody in
+            if not value and (text or self.written.is_secret):  # no keys would let everybody in
                 raise ValueError("at least one value is needed; are the variables set that it comes from?")
         return self.check(value)
 

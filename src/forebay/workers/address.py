@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import stat
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -130,6 +131,23 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNRECEIVED_MS)
     connection.settimeout(None)
     return connection
+
+
+def stranger_at(connection: socket.socket) -> str:
+    """Return who may listen at the other end beside this user and root, as the end of a sentence; empty if nobody."""
+    if connection.family == socket.AF_UNIX:
+        user = user_of(connection)
+        return "" if user in {0, os.geteuid()} else f"the user {user}"
+    host = str(connection.getpeername()[0]).partition("%")[0]
+    address = ipaddress.ip_address(host)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return "" if (mapped or address).is_loopback else "another machine"
+
+
+def user_of(connection: socket.socket) -> int:
+    """Return the id of the user at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int] | None:

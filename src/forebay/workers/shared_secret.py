@@ -45,14 +45,10 @@ def read_secret(given: str | None, option: str) -> bytes | None:
     where = option
     if given is None:
         given, where = os.environ.get(VARIABLE), VARIABLE
-        if not given:
+        if given is None:
             return None
     if given.startswith("@"):
-        try:
-            given = Path(given[1:]).read_text(encoding="utf-8-sig").strip().partition("\n")[0]
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"the secret in {given[1:]} cannot be read: {why}") from error
+        given = next(iter(lines_of(given[1:], "the secret")), "")
     secret = given.encode()
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
@@ -60,3 +56,22 @@ def read_secret(given: str | None, option: str) -> bytes | None:
             "make one with: openssl rand -hex 16"
         )
     return secret
+
+
+def lines_of(path: str, what: str) -> list[str]:
+    """Return the lines of a file of keys, without blank lines and without comments, which begin with `#`.
+
+    Args:
+        path: The file.
+        what: What it holds, for the message.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")  # editors may put a mark before the text
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{what} in {path} cannot be read: {why}") from error
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

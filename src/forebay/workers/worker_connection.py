@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import BadOutcome, ConfigError, InvalidRequest
 from forebay.observe.model_log import DROPPING, LineBudget, line_of, told_dropped
 from forebay.workers import frames, shared_secret
-from forebay.workers.address import dial
+from forebay.workers.address import dial, stranger_at
 from forebay.workers.landing import LandedFiles
 from forebay.workers.shm import open_arenas
 
@@ -81,6 +81,11 @@ class WorkerConnection:
         self.lends = False
         try:
             self._socket.settimeout(HANDSHAKE_S)
+            if secret is None and (stranger := stranger_at(self._socket)):
+                raise WorkerRefused(
+                    f"{address} belongs to {stranger}, and a worker without a secret cannot know it; "
+                    "give both sides the same one: --secret @FILE here, --attach-secret @FILE there"
+                )
             self.options = self._say_hello(about, secret)
             self._socket.settimeout(None)
             self._max_frame_bytes = self.options.get("max_frame", frames.MAX_FRAME_BYTES)

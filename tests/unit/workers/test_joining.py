@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import socket
 from unittest.mock import Mock
 
-from forebay.workers.address import UnixAddress
+import pytest
+from tests.waiting import PATIENCE_S
+
+from forebay.workers import address
+from forebay.workers.address import TcpAddress, UnixAddress
 from forebay.workers.joining import JoiningWorker
 from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 
@@ -17,3 +22,30 @@ def test_a_worker_that_is_refused_several_slots_says_once_that_it_leaves():
     for _ in range(2):
         worker._give_up(WorkerRefused("all connections for workers are taken"))
     connection.leave.assert_called_once()
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_worker_without_a_secret_sends_a_stranger_nothing(tmp_path, monkeypatch, kind):  # F134
+    if kind == "unix":
+        monkeypatch.setattr(address, "user_of", lambda _connection: 65_534)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        there, owner = UnixAddress(str(tmp_path / "s")), "the user 65534"
+    else:
+        monkeypatch.setattr(address.ipaddress.IPv4Address, "is_loopback", False)
+        server = socket.create_server(("127.0.0.1", 0))
+        there, owner = TcpAddress(*server.getsockname()), "another machine"
+    with server, pytest.raises(WorkerRefused) as refused:
+        JoiningWorker(there, {}, once=True)._dial()
+    assert refused.value.message.startswith(f"{there} belongs to {owner}, and a worker without a secret")
+    assert "--secret @FILE" in refused.value.message
+
+
+def test_the_owner_of_a_socket_is_who_listens(tmp_path):  # F134
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        with address.dial(UnixAddress(str(tmp_path / "s")), PATIENCE_S) as connection:
+            assert address.user_of(connection) == address.os.geteuid()
+            assert address.stranger_at(connection) == ""

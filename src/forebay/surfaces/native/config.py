@@ -178,8 +178,16 @@ def _top(folder: Path) -> dict[str, Check]:
     logs = {one.key: _check(one, folder) for name, one in process.items() if name.startswith("log_")}
 
     def section(struct: type[msgspec.Struct]) -> Check:
-        keys = {key: _check(one, folder) for key, one in _keys(struct).items()}
-        return lambda walker, path, value: walker.section(path, value, keys)
+        settings = _keys(struct)
+        keys = {key: _check(one, folder) for key, one in settings.items()}
+
+        def check(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
+            for key, given in walker.mapping(path, value).items():
+                if given is None and key in settings and settings[key].written.is_secret:
+                    walker.wrong((*path, key), given, "a key is needed; is the variable set that it comes from?")
+            return walker.section(path, value, keys)
+
+        return check
 
     def attach(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
         return section(AttachConfig)(walker, path, {"address": value} if not isinstance(value, dict) else value)
