@@ -23,6 +23,7 @@ import httpx
 import hypothesis
 import pytest
 from tests.forked import COMMAND, Forked
+from tests.patience import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - pytest calls them
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.observe import model_log

@@ -9,11 +9,10 @@ import os
 import random
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
-from tests.waiting import PATIENCE_S, timeouts
+from tests.waiting import PATIENCE_S, eventually, timeouts
 
 LONG = 100_000
 MODELS = ["shared", "shared-async", "generated", "generated-async"]
@@ -58,13 +57,6 @@ class Stream:
 
     def drop(self):
         self.socket.close()
-
-
-def eventually(check):
-    until = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def descriptors(pid):

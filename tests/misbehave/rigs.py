@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import msgspec
 from tests.compat.pipeline.conftest import answer_of
 from tests.misbehave import models, pipeline_project
 from tests.waiting import PATIENCE_S
+from tests.waiting import reached as eventually
 
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.surfaces.contract import Options
@@ -49,13 +49,6 @@ MODELS = {
     "steps": models.Steps,
 }
 PARAMS: Mapping[str, Any] = {"in": "json", "out": "json"}
-
-
-async def eventually(check: Any, what: str = "it") -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < until, f"{what} did not happen within {PATIENCE_S} s"
-        await asyncio.sleep(0.005)
 
 
 def _read(answer: Any) -> Any:

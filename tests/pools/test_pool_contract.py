@@ -24,6 +24,7 @@ from tests import waiting
 from tests.pools.guests import AttachedByThreads
 from tests.processes import freeze
 from tests.waiting import PATIENCE_S
+from tests.waiting import reached as eventually
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
 from forebay.observe import model_log
@@ -112,14 +113,6 @@ class Rig:
     async def run(self, *bodies, **fields):
         await eventually(lambda: self.pool.idle)
         return await self.outcomes(self.submit(*bodies, **fields))
-
-
-async def eventually(check, within_s=PATIENCE_S):
-    deadline = time.monotonic() + within_s
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"it did not happen within {within_s} seconds"
-        await asyncio.sleep(0.002)
-    return found
 
 
 def codes(outcomes):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from tests.waiting import PATIENCE_S
+from tests.waiting import eventually as wait_until  # noqa: F401 - for the tests beside
 
 from forebay import Batch, Serving
 
@@ -91,13 +92,3 @@ def abandon(process, batch, has_begun):
 
 def cat(*rows):
     return Batch.concatenate([np.array(rows)])
-
-
-def wait_until(condition):
-    """Wait for what another thread will have done soon; for states that have no event."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.002)):
-        if condition():
-            return
-        pause.wait(0.002)
-    pytest.fail("it did not happen")

@@ -26,7 +26,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ports import free_port
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, Unavailable
 from forebay.observe import seldom
@@ -34,13 +34,6 @@ from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.store import store as stores
 from forebay.surfaces.pipeline.store.redis import decode, encode
 from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, Stored, open_store
-
-
-def eventually(check):
-    deadline = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 class RedisServer:

@@ -8,11 +8,11 @@ import asyncio
 import collections
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
 from tests.waiting import PATIENCE_S, timeouts
+from tests.waiting import reached as eventually
 
 from forebay import Failure, Model, RequestError
 from forebay.batching.queue import BatchConfig
@@ -51,14 +51,6 @@ class Desk:
 
 def run(main):
     asyncio.run(asyncio.wait_for(main, 2 * PATIENCE_S))
-
-
-async def eventually(check):
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := check()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
-    return found
 
 
 both = pytest.mark.parametrize("kind", ["inline", "thread"])
