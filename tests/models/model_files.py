@@ -47,6 +47,28 @@ def linear(path, rows: str | int = "n"):
     )
 
 
+def outside(path, file="weights.bin", size=1 << 16):
+    """A vector by weights that lie in another file, which the library maps into memory; the weights are ones."""
+    import onnx
+    from onnx.external_data_helper import set_external_data
+
+    save(
+        path,
+        [("Mul", ["x", "w"], ["y"])],
+        [("x", "FLOAT", ["n", 1])],
+        [("y", "FLOAT", ["n", size])],
+        [("w", np.ones((1, size), np.float32))],
+    )
+    model = onnx.load(path)
+    (weights,) = model.graph.initializer
+    set_external_data(weights, location=file, offset=0, length=len(weights.raw_data))
+    (Path(path).parent / file).parent.mkdir(exist_ok=True)
+    (Path(path).parent / file).write_bytes(weights.raw_data)
+    weights.ClearField("raw_data")
+    Path(path).write_bytes(model.SerializeToString())
+    return Path(path)
+
+
 def elementwise(path):
     """One label for each word, whatever stands beside it."""
     return save(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -11,6 +12,8 @@ from typing import Final
 
 from forebay.repository.listing import StoredFile
 from forebay.repository.source import SourceChanged, SourceFailed
+from forebay.runtimes.onnx_file import files_beside
+from forebay.runtimes.saved_model import folder_of
 
 MAX_DEPTH: Final = 32
 """Folders in folders that are looked into."""
@@ -125,10 +128,23 @@ def files_of_model(path: Path, beside: Collection[str] = ()) -> tuple[StoredFile
         path: The folder or file.
         beside: Other files that belong to any model in their folder.
     """
+    path = folder_of(path) or path
     if not path.is_file():
         return tuple(LocalFolder(path).files_of("") or ())
     files = LocalFolder(path.parent).files_of("", depth=0) or ()
-    return tuple(file for file in files if file.path.startswith(path.stem) or file.path in beside)
+    found = {file.path: file for file in files if file.path in beside or _belongs(file.path, path)}
+    for name in files_beside(path) if path.suffix == ".onnx" else ():
+        with contextlib.suppress(OSError, ValueError):  # it is not there, or that is no name
+            about = (path.parent / name).stat()
+            found[name] = StoredFile(name, about.st_size, _tag(about), about.st_mtime)
+    return tuple(found.values())
+
+
+def _belongs(name: str, model: Path) -> bool:
+    """Tell whether a file beside a model belongs to it by its name: Paddle's parameters may have any."""
+    if model.name == "__model__":
+        return True
+    return name.startswith(model.stem) or (name.endswith(".pdiparams") and model.suffix in {".pdmodel", ".json"})
 
 
 def written_at(files: Iterable[StoredFile]) -> str:

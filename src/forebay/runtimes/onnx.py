@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.onnx_file import weights_of
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_ONNX
 from forebay.types.devices import Device
@@ -34,7 +35,15 @@ class OnnxRuntime:
         told.intra_op_num_threads = options.threads or 0
         told.inter_op_num_threads = 1
         providers = _providers(model, self._available, options)
-        self._session = ort.InferenceSession(str(model), told, providers=providers)
+        source: Any = str(model)
+        # The library maps such files: one that is copied over changes the model in use, one that is cut ends the
+        # process.
+        if weights := weights_of(model):
+            told.add_external_initializers_from_files_in_memory(
+                [*weights], [*weights.values()], [*map(len, weights.values())]
+            )
+            source = model.read_bytes()
+        self._session = ort.InferenceSession(source, told, providers=providers)
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4  # what goes wrong in a run is raised, and need not be printed as well
         self.file = model

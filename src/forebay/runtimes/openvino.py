@@ -43,8 +43,7 @@ class OpenVino:
             options: How it runs.
         """
         openvino = silent_library(f"{model.name} is run by OpenVINO", "forebay[openvino]")
-        # A file that is mapped and then copied over changes the model that is in use, or ends its process.
-        config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_MMAP": False}
+        config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         device = options.device
         if device is None and options.threads is not None:
             config["INFERENCE_NUM_THREADS"] = options.threads
@@ -140,7 +139,10 @@ def _core(openvino: Any) -> Any:
     Whenever the last one goes, it takes the libraries of devices out of the process, beside whatever another thread
     loads or drops; and where a second one is made, some builds crash (issue 35338 of OpenVINO).
     """
-    return openvino.Core()
+    core = openvino.Core()
+    # A file that is mapped and then copied over changes the model that is in use, or ends its process.
+    core.set_property({"ENABLE_MMAP": False})
+    return core
 
 
 def read_signature(model: Path) -> Signature:

@@ -167,7 +167,7 @@ class Reloading:
     async def _reload_files(self) -> None:
         """Reload the model files that have changed."""
         for entry in self._entries:
-            if is_model_file(entry.target) and _files(entry) != self._files[entry.target]:
+            if is_model_file(entry.target) and await asyncio.to_thread(_files, entry) != self._files[entry.target]:
                 await self._renew(entry)
 
     async def _reload(self) -> None:
@@ -193,7 +193,7 @@ class Reloading:
             if (
                 is_model_file(entry.target)
                 and entry[:3] in [one[:3] for one in before]
-                and _files(entry) == self._files[entry.target]
+                and await asyncio.to_thread(_files, entry) == self._files[entry.target]
             ):
                 for name, version in self._made.get(_key(entry), ()):
                     wanted.setdefault(name, {})[version] = entry.overrides.weight
@@ -210,7 +210,7 @@ class Reloading:
     async def _renew(self, entry: TargetEntry) -> list[tuple[str, str, bool]]:
         """Build an entry anew and load what comes of it; returns names and versions, and whether they are up."""
         limit_s = self._options.load_timeout_s
-        found = _files(entry)
+        found = await asyncio.to_thread(_files, entry)
 
         def make() -> Sequence[Served]:
             with fresh_modules([_folder(entry)], limit_s) if _is_code(entry) else contextlib.nullcontext():

@@ -15,7 +15,7 @@ from forebay.repository.address import source_of
 from forebay.repository.cache import Lease
 from forebay.repository.disk import disk_for
 from forebay.repository.listing import Revision, StoredFile
-from forebay.repository.local import MAX_DEPTH, LocalFolder
+from forebay.repository.local import LocalFolder, files_of_model
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.runtimes.contract import OpenVinoOptions
@@ -57,15 +57,15 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     def holds(self, file: Path) -> bool:
         """Tell whether a file is, or was, one of its model: weights in the folder of a version may have any name."""
         if self._is_alone:
-            return file.parent == self.folder and file.name.startswith(self.path.stem)
+            by_name = file.parent == self.folder and file.name.startswith(self.path.stem)
+            return by_name or file in {self.folder / one.path for one in self.look()}
         return file.is_relative_to(self.folder)
 
     def look(self) -> tuple[StoredFile, ...]:
         """Return what is seen of its model on this machine."""
         if self.revision is not None:
             return ()
-        found = LocalFolder(self.folder).files_of("", depth=0 if self._is_alone else MAX_DEPTH) or ()
-        return tuple(one for one in found if self.holds(self.folder / one.path))
+        return files_of_model(self.path) if self._is_alone else tuple(LocalFolder(self.folder).files_of("") or ())
 
     @property
     def _is_alone(self) -> bool:
