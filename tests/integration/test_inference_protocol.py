@@ -438,7 +438,7 @@ def test_bodies_are_packed_both_ways(server, coding, unpack):  # O131
 
 def test_the_first_version_takes_samples(server):
     url = f"{server.url}/v1/models"
-    assert CLIENT.get(f"{url}/people").json()["ready"] is True
+    assert CLIENT.get(f"{url}/people").json()["model_version_status"][0]["state"] == "AVAILABLE"
     found = CLIENT.post(
         f"{url}/people:predict", json={"instances": [{"name": "Ada", "age": 1}, {"name": "B", "age": 2}]}
     )

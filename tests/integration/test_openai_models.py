@@ -259,7 +259,10 @@ def test_kserves_first_protocol_lies_beside_it():
         assert served.request("POST", "/v1/models/doubled:predict", b'{"instances": [1, 2]}').json() == {
             "predictions": [2.0, 4.0]
         }
-        assert served.request("GET", "/v1/models/doubled").json()["ready"] is True  # for KServe's clients
+        # F85: a model that does not speak OpenAI's protocol is described as TensorFlow Serving does, and nothing more.
+        assert served.request("GET", "/v1/models/talk").json().keys() == {"id", "object", "created", "owned_by"}
+        assert served.request("GET", "/v1/models/doubled").json().keys() == {"model_version_status"}
+        assert served.request("GET", "/v1/models/nope").json()["error"]["code"] == "model_not_found"
         listed = served.request("GET", "/v1/models").json()
         assert ([one["id"] for one in listed["data"]], listed["models"]) == (["talk"], ["talk", "doubled"])
 
@@ -443,6 +446,8 @@ def test_a_server_without_such_models_has_no_such_paths():
     with client(Plain) as served:
         assert served.request("POST", "/v1/chat/completions", b"{}").status == 404
         assert served.request("GET", "/v1/models").json()["data"] == []
+        # F89: an unknown model is told in OpenAI's form only where some model speaks it.
+        assert type(served.request("GET", "/v1/models/nope").json()["error"]) is str
 
 
 def chat_of_bytes(self, batch: list[ChatRequest]) -> list[bytes]: ...

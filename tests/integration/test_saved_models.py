@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`forebay serve FOLDER` of a SavedModel, and of a repository of them."""
 
+import base64
 import json
 import shutil
+import struct
+import zlib
 
+import numpy as np
 import pytest
 from tests.buckets import running_buckets
+from tests.integration.tfserving.conftest import Client, M
 from tests.models.saved_models import PYTHON, QUIET, SOURCE, saved_models
+
+from forebay.arrays.tensors import from_array, to_array
+from forebay.types.tensor import join_elements
+from forebay.types.tensor_proto import put, tensor_of
 
 IRIS = {"x": [1, 2, 3, 4]}
 
@@ -117,3 +126,85 @@ def test_what_only_tensorflow_serves_is_named(serve):
     assert "the signatures 'serve' are not served; TensorFlow can: pip install" in server.log
     refused = server.client.post("/v1/models/keras:predict", json={"signature_name": "serve", "instances": [[1] * 4]})
     assert "the model 'keras' has no signature 'serve'; there is 'serving_default'" in refused.json()["error"]
+
+
+@pytest.fixture(scope="module")
+def photos(launch):
+    command = [str(PYTHON), "-m", "forebay", "serve"]
+    options = ["--worker-kind", "thread", "--grpc-port", "0"]
+    return launch(saved_models() / "photos/1", *options, command=command, env={**QUIET, "PYTHONPATH": str(SOURCE)})
+
+
+def _picture(color):
+    """The bytes of a picture, which are no text."""
+    raw = b"".join(b"\0" + bytes(color) * 2 for _ in range(2))
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")]
+    told = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(told)
+
+
+RED, BLUE = _picture((200, 0, 0)), _picture((0, 0, 200))
+
+
+def _top(scores):
+    return ["red", "green", "blue"][max(range(3), key=list(scores).__getitem__)]
+
+
+@pytest.mark.parametrize("form", ["rows", "named rows", "columns", "named columns"])
+def test_an_image_classifier_is_asked_over_rest(photos, form):  # F80
+    told = [{"b64": base64.b64encode(one).decode()} for one in (RED, BLUE)]
+    body = {
+        "rows": {"instances": told},
+        "named rows": {"instances": [{"image_bytes": one} for one in told]},
+        "columns": {"inputs": told},
+        "named columns": {"inputs": {"image_bytes": told}},
+    }[form]
+    answer = photos.client.post("/v1/models/photos:predict", json=body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    scores = [one["scores"] for one in found["predictions"]] if "rows" in form else found["outputs"]["scores"]
+    assert [_top(one) for one in scores] == ["red", "blue"]
+
+
+def test_an_image_classifier_is_asked_with_examples(photos):  # F80
+    examples = [{"image/encoded": {"b64": base64.b64encode(one).decode()}} for one in (RED, BLUE)]
+    answer = photos.client.post("/v1/models/photos:classify", json={"signature_name": "classify", "examples": examples})
+    assert answer.status_code == 200, answer.text
+    assert [max(one, key=lambda pair: pair[1])[0] for one in answer.json()["results"]] == ["red", "blue"]
+
+
+def test_an_image_classifier_is_asked_over_grpc(photos):  # F80
+    client = Client(photos)
+    request = M.PredictRequest()
+    request.model_spec.name = "photos"
+    put(request.inputs["image_bytes"], from_array("image_bytes", np.array([RED, BLUE], object)))
+    answer = client.call("Predict", request)
+    scores = to_array(tensor_of("scores", answer.outputs["scores"]))
+    assert [_top(one) for one in scores] == ["red", "blue"]
+    classify = M.ClassificationRequest()
+    classify.model_spec.name, classify.model_spec.signature_name = "photos", "classify"
+    for one in (RED, BLUE):
+        example = classify.input.example_list.examples.add()
+        example.features.feature["image/encoded"].bytes_list.value.append(one)
+    rows = client.call("Classify", classify).result.classifications
+    client.close()
+    assert [max(one.classes, key=lambda each: each.score).label for one in rows] == ["red", "blue"]
+
+
+def test_an_image_classifier_is_asked_in_the_second_protocol(photos):  # F80
+    data = join_elements("image_bytes", [RED, BLUE])
+    asked = {
+        "inputs": [
+            {"name": "image_bytes", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}
+        ]
+    }
+    head = json.dumps(asked).encode()
+    answer = photos.client.post(
+        "/v2/models/photos/infer", content=head + data, headers={"inference-header-content-length": str(len(head))}
+    )
+    assert answer.status_code == 200, answer.text
+    outputs = {one["name"]: one for one in answer.json()["outputs"]}
+    scores = outputs["scores"]["data"]
+    assert [_top(scores[:3]), _top(scores[3:])] == ["red", "blue"]

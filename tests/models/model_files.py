@@ -10,7 +10,7 @@ import numpy as np
 WEIGHTS = np.array([[1.0], [10.0], [100.0]], np.float32)
 
 
-def save(path, nodes, inputs, outputs, constants=()):
+def save(path, nodes, inputs, outputs, constants=(), opset=17):
     """Writes a model; inputs and outputs are `(name, type, shape)`."""
     import onnx
     from onnx import helper, numpy_helper
@@ -29,7 +29,7 @@ def save(path, nodes, inputs, outputs, constants=()):
     )
     onnx.save(
         helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8
+            graph, opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8
         ),
         path,
     )

@@ -12,6 +12,8 @@ images    images FP32[-1,-1,-1,1] -> mean: any size
 picky     x FP32[-1,2] -> total FP32[]: not by sample
 examples  serialized tf.Examples -> classes and scores (`classify`), outputs (`regress`)
 plain     as iris, without variables
+half_plus_two  the model of TensorFlow Serving's own tests, version 123: y = x / 2 + 2, classify_x_to_y, regress_x_to_y
+photos    image_bytes BYTES[-1], encoded images -> scores, classes; the signature `classify` takes tf.Examples of these
 """
 
 import fcntl
@@ -124,6 +126,44 @@ def write(folder):
         scores = tf.nn.softmax(x @ weights)
         return {"scores": scores, "class_ids": tf.argmax(scores, 1)}
 
+    half, two = tf.Variable(0.5), tf.Variable(2.0)
+
+    def half_plus_two(x):
+        return half * x + two
+
+    def first(serialized):
+        return tf.io.parse_example(serialized, {"x": tf.io.FixedLenFeature([1], tf.float32)})["x"]
+
+    @tf.function(input_signature=[spec([None, 1], tf.float32, "x")])
+    def predict_x_to_y(x):
+        return {"y": half_plus_two(x)}
+
+    @tf.function(input_signature=[spec([None], tf.string, "inputs")])
+    def classify_x_to_y(inputs):
+        return {"scores": half_plus_two(first(inputs))}
+
+    @tf.function(input_signature=[spec([None], tf.string, "inputs")])
+    def regress_x_to_y(inputs):
+        return {"outputs": half_plus_two(first(inputs))}
+
+    def seen(encoded):
+        picture = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        return tf.reduce_mean(tf.cast(picture, tf.float32), [0, 1])  # how red, green and blue it is
+
+    def looked(image_bytes):
+        scores = tf.nn.softmax(tf.map_fn(seen, image_bytes, fn_output_signature=tf.float32))
+        names = tf.constant(["red", "green", "blue"])
+        return {"scores": scores, "classes": tf.tile(names[tf.newaxis], [tf.shape(image_bytes)[0], 1])}
+
+    @tf.function(input_signature=[spec([None], tf.string, "image_bytes")])
+    def photos(image_bytes):
+        return looked(image_bytes)
+
+    @tf.function(input_signature=[spec([None], tf.string, "inputs")])
+    def classified_photos(inputs):
+        feature = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
+        return looked(tf.io.parse_example(inputs, feature)["image/encoded"])
+
     def keep(name, function, version="1", **more):
         module = tf.Module()
         module.variable, module.function = variable, function
@@ -141,6 +181,11 @@ def write(folder):
     keep("images", images)
     keep("picky", picky)
     keep("examples", classify)
+    keep("photos", photos, serving_default=photos, classify=classified_photos)
+    module = tf.Module()
+    module.variables_of_it = half, two
+    tested = {"serving_default": predict_x_to_y, "classify_x_to_y": classify_x_to_y, "regress_x_to_y": regress_x_to_y}
+    tf.saved_model.save(module, str(folder / "half_plus_two/123"), signatures=tested)
     tf.saved_model.save(tf.Module(), str(folder / "plain/1"), signatures={"serving_default": plain})
     shutil.rmtree(folder / "plain/1/variables")
 

@@ -68,6 +68,22 @@ def to_array(tensor: Tensor) -> npt.NDArray[Any]:
     return array
 
 
+def texts_or_bytes(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of objects with those `bytes` as texts that are UTF-8: a file's strings hold either."""
+    import numpy as np
+
+    found = np.empty(array.size, object)
+    found[:] = [_text_or_bytes(one) for one in array.flat]
+    return found.reshape(array.shape)
+
+
+def _text_or_bytes(value: Any) -> Any:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
 def as_raw(tensor: Tensor) -> Tensor:
     """Read a list in JSON, flat or nested; a tensor that is no such list is returned as it is.
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from forebay.arrays.tensors import texts_or_bytes
+from forebay.errors import InvalidRequest
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.onnx_file import weights_of
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_ONNX
 from forebay.types.devices import Device
+
+if TYPE_CHECKING:
+    from forebay.runtimes.signature import Array
 
 _TYPES: Final = {f"tensor({name})": row.name for name, row in BY_ONNX.items()}
 _PROVIDERS: Final = {"cuda": ("CUDA",), "gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
@@ -66,10 +71,36 @@ class OnnxRuntime:
         return bool(_names(self._available, device))
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
-        """Run it."""
-        arrays = {name: ordinary(name, value) for name, value in feed.items()}
+        """Run it.
+
+        Raises:
+            InvalidRequest: If an input has bytes that the library does not take.
+        """
+        arrays = {name: _given(name, ordinary(name, value)) for name, value in feed.items()}
         found = self._session.run(list(fetch), arrays, self._run_options)
         return [Value(array) for array in found]
+
+
+def _given(name: str, array: Array) -> Array:
+    """Return an array as the library takes it: of `bytes` objects it would make their spelling in Python.
+
+    Raises:
+        InvalidRequest: If bytes that are no text are of unlike lengths.
+    """
+    if not array.dtype.hasobject:
+        return array
+    array = texts_or_bytes(array)
+    if not any(type(one) is bytes for one in array.flat):
+        return array
+    import numpy as np
+
+    found = [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
+    lengths = set(map(len, found))
+    if len(lengths) > 1:
+        # The samples of a batch that fails are run one by one, so this reaches calls of several alone.
+        msg = f"'{name}' has bytes that are no text in UTF-8; onnxruntime takes such only if all have one length"
+        raise InvalidRequest(msg)
+    return np.frombuffer(b"".join(found), f"V{lengths.pop()}").reshape(array.shape)
 
 
 def _providers(model: Path, available: Sequence[str], options: RunOptions) -> list[Any]:

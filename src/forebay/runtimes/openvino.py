@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from forebay.arrays.tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
@@ -119,7 +120,9 @@ class OpenVino:
         import numpy as np
 
         # The library divides by the number of texts, and there may be none.
-        return tensor.str_data.astype(object) if tensor.size else np.empty(tuple(tensor.shape), object)
+        texts: Array = tensor.str_data.astype(object) if tensor.size else np.empty(tuple(tensor.shape), object)
+        # It decodes bytes that are no text with a replacement, and its bytes are wrong where all are empty.
+        return texts_or_bytes(tensor.bytes_data) if any("\ufffd" in one for one in texts.flat) else texts
 
 
 def silent_library(why: str, install: str) -> Any:
@@ -194,15 +197,17 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
 
 
 def _given_texts(name: str, array: Array) -> Array:
-    """Return texts as the library takes them.
+    """Return texts and bytes as the library takes them.
 
     Raises:
         InvalidRequest: If one ends in what the library would cut off.
     """
-    texts: Array = array.astype(str)
-    if [*map(len, texts.flat)] != [*map(len, array.flat)]:
+    import numpy as np
+
+    given = [one if isinstance(one, bytes) else str(one).encode() for one in array.flat]
+    if any(one.endswith(b"\0") for one in given):
         raise InvalidRequest(f"'{name}' has a text that ends in \\0, which OpenVINO would cut off")
-    return texts
+    return np.array(given, np.bytes_).reshape(array.shape)
 
 
 def _name(device: Device) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from forebay.arrays.tensors import texts_or_bytes
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value
 
@@ -84,7 +85,7 @@ class TensorFlow:
 
 
 def _array(tensor: Any) -> Any:
-    """Return an array of a result; texts as such, if all of them are."""
+    """Return an array of a result; of strings those as texts that are UTF-8."""
     import numpy as np
 
     found = tensor.numpy()
@@ -92,10 +93,4 @@ def _array(tensor: Any) -> Any:
         return np.asarray(found)
     array = np.empty(tensor.shape, object)
     array[...] = found
-    try:
-        texts = [one.decode() for one in array.ravel()]
-    except UnicodeDecodeError:
-        return array
-    flat = np.empty(len(texts), object)
-    flat[:] = texts
-    return flat.reshape(array.shape)
+    return texts_or_bytes(array)

@@ -100,7 +100,7 @@ def test_further_methods_are_signatures(server):
     assert answered(server, "species:predict", {**weight, "inputs": {"x": [ROW]}}) == {"outputs": [5]}
     marks = answered(server, "species:predict", {"signature_name": "marks", "instances": [{"x": ROW}]})
     assert marks == {"predictions": [{"mark_bytes": {"b64": "bQ=="}, "first": 1}]}
-    assert answered(server, "species:regress", {**weight, "examples": [{"x": ROW}]}) == {"result": [5]}
+    assert answered(server, "species:regress", {**weight, "examples": [{"x": ROW}]}) == {"results": [5]}
     status, text = refused(post(server, "species:predict", {"signature_name": "w", "instances": [{"x": ROW}]}))
     assert (status, text) == (
         400,
@@ -110,15 +110,15 @@ def test_further_methods_are_signatures(server):
 
 def test_classify_and_regress(server):
     found = answered(server, "species:classify", {"examples": [{"x": ROW}, {"x": [0.0] * 4}]})
-    assert found == {"result": [[["small", 1], ["large", 10]], [["small", 1], ["large", 0]]]}
+    assert found == {"results": [[["small", 1], ["large", 10]], [["small", 1], ["large", 0]]]}
     rows = {"context": {"rooms": 3}, "examples": [{"size": 1.5}, {"size": [2.5], "rooms": 4}]}
-    assert answered(server, "price:regress", rows) == {"result": [301.5, 402.5]}
+    assert answered(server, "price:regress", rows) == {"results": [301.5, 402.5]}
 
 
 def test_a_feature_may_have_any_length_where_an_input_has_any_shape(server):
-    assert answered(server, "brightness:regress", {"examples": [{"input": [1, 2]}]}) == {"result": [1.5]}
+    assert answered(server, "brightness:regress", {"examples": [{"input": [1, 2]}]}) == {"results": [1.5]}
     rows = {"examples": [{"input": 1}, {"input": [2.5]}]}
-    assert answered(server, "brightness:regress", rows) == {"result": [1, 2.5]}
+    assert answered(server, "brightness:regress", rows) == {"results": [1, 2.5]}
     unlike = {"examples": [{"input": 1}, {"input": [2, 3]}]}
     assert "unlike lengths [1, 2]" in refused(post(server, "brightness:regress", unlike))[1]
 
@@ -126,7 +126,7 @@ def test_a_feature_may_have_any_length_where_an_input_has_any_shape(server):
 def test_status(server):
     status = {"error_code": "OK", "error_message": ""}
     one = {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": status}]}
-    assert server.client.get("/v1/models/species").json().items() >= one.items()
+    assert server.client.get("/v1/models/species").json() == one
     assert server.client.get("/v1/models/species/versions/1").json() == one
     assert refused(server.client.get("/v1/models/species/versions/2"))[0] == 404
     assert refused(server.client.get("/v1/models/specie/versions/2"))[0] == 404

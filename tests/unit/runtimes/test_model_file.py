@@ -77,8 +77,33 @@ def test_texts_go_through_openvino(tmp_path):
     for texts in (["a", "bcd"], ["", "\u00e9\0x"], [""], []):
         (answer,) = net({"x": np.array(texts, object)}).values()
         assert (answer.dtype, answer.tolist()) == (object, texts)
+    # F80: bytes that are no text go through as they are.
+    (answer,) = net({"x": np.array([b"\x89PNG\0\xff", "\u00e9", b"ab"], object)}).values()
+    assert answer.tolist() == [b"\x89PNG\0\xff", "\u00e9", "ab"]
     with pytest.raises(InvalidRequest, match=r"'x' has a text that ends in \\0"):
         net({"x": np.array(["a", "b\0"], object)})
+
+
+def test_bytes_that_are_no_text_reach_onnxruntime(tmp_path):  # F80
+    model_files.save(
+        tmp_path / "same.onnx",
+        [("Equal", ["a", "b"], ["same"])],
+        [("a", "STRING", ["n"]), ("b", "STRING", ["n"])],
+        [("same", "BOOL", ["n"])],
+        opset=19,
+    )
+    net = forebay.runtimes.load(tmp_path / "same.onnx", threads=1)
+    picture = b"\x89PNG\0\xff\0"
+    for given, other, same in (
+        ([picture], [picture], [True]),
+        ([picture], [picture[:-1] + b"\1"], [False]),
+        ([picture, picture], [picture[::-1], picture], [False, True]),
+        ([b"ab", "c"], ["ab", b"c"], [True, True]),
+    ):
+        (answer,) = net({"a": np.array(given, object), "b": np.array(other, object)}).values()
+        assert answer.tolist() == same
+    with pytest.raises(InvalidRequest, match="'a' has bytes that are no text in UTF-8; onnxruntime"):
+        net({"a": np.array([picture, b"a"], object), "b": np.array(["a", "b"], object)})
 
 
 @pytest.mark.parametrize(

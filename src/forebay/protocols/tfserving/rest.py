@@ -413,4 +413,4 @@ def _is_text(value: bytes) -> bool:
 
 def encode_result(rows: Sequence[Any]) -> bytes:
     """Write what `classify` or `regress` answers."""
-    return msgspec.json.encode({"result": rows})
+    return msgspec.json.encode({"results": rows})

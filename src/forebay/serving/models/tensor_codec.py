@@ -6,6 +6,7 @@ What a type says of a sample becomes ports, each an input or output of the tenso
 | a field, or a sample as a whole | port |
 |---|---|
 | `NDArray[np.float32]` and the like | a tensor of its type; the model gets rows of the very memory that came |
+| a string of a model file | BYTES; the file gets texts, and bytes as they are where they are no text in UTF-8 |
 | `float`, `int`, `bool`, `str`, and lists of these in lists | FP64, INT64, BOOL, BYTES; the model gets Python values |
 | `bytes` as a whole sample | BYTES, an element for each sample |
 | anything else | BYTES; an element is the JSON text of a value |
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from forebay.arrays.tensors import as_json, as_raw, from_array, numbers_of, to_array
+from forebay.arrays.tensors import as_json, as_raw, from_array, numbers_of, texts_or_bytes, to_array
 from forebay.errors import BadOutcome, ValidationError
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.unreadable import refusal
@@ -249,7 +250,7 @@ class TensorCodec:
         if port.kind == "bytes":
             return array.ravel().tolist()
         if port.datatype == "BYTES":
-            array = _texts(tensor, array)
+            array = texts_or_bytes(array) if port.kind == "array" else _texts(tensor, array)
         elif tensor.datatype != port.datatype:
             array = numbers_of(array, tensor.datatype).astype(DATATYPES[port.datatype].numpy)
         return array if port.kind == "array" else array.tolist()

@@ -71,21 +71,26 @@ def unspoken(path: str) -> str | None:
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
-    """Describe a model as clients of OpenAI's protocol, of the first one of KServe and of TensorFlow Serving expect it.
+    """Describe a model to clients of OpenAI's protocol if it speaks that, otherwise to those of TensorFlow Serving.
+
+    Both ask at the same path, and clients of TensorFlow Serving refuse members that their messages do not have.
 
     Raises:
         NotFound: If there is none of that name.
     """
-    statuses = {"model_version_status": tfserving_facts.statuses(app, name)}
-    served = app.served.get(name)  # one of a repository may be loaded only when it is asked
-    is_ready = served is not None and served.endpoint.accepting
-    return {**_card(name, created), "name": name, "ready": is_ready, **statuses}
+    if name in names(app):
+        return _card(name, created)
+    return {"model_version_status": tfserving_facts.statuses(app, name)}
 
 
 def models_page(app: App, created: int) -> dict[str, Any]:
     """List the models: as `data` those that speak OpenAI's protocol, as `models` all, for clients of KServe's."""
-    speaking = dict.fromkeys(name for path in PATHS for name in OpenAiModels(app, path).names)
-    return {"object": "list", "data": [_card(name, created) for name in speaking], "models": list(app.served)}
+    return {"object": "list", "data": [_card(name, created) for name in names(app)], "models": list(app.served)}
+
+
+def names(app: App) -> list[str]:
+    """Return the names of the models that speak OpenAI's protocol."""
+    return list(dict.fromkeys(name for path in PATHS for name in OpenAiModels(app, path).names))
 
 
 def _card(name: str, created: int) -> dict[str, Any]:

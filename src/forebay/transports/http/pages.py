@@ -22,11 +22,10 @@ from forebay.protocols import openapi
 from forebay.server import stock_report
 from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
-from forebay.transports.http import kserve_calls, tfserving
+from forebay.transports.http import kserve_calls, openai, tfserving
 from forebay.transports.http.asgi_calls import failed, id_of, path_of
 from forebay.transports.http.dashboard.page import Dashboard, from_root, wants_page
 from forebay.transports.http.management import ACTIONS, Management
-from forebay.transports.http.openai import fault, model_page, models_page
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.did_you_mean import meant
 
@@ -118,7 +117,7 @@ class ServerPages:
 
     async def v1_models(self, _request: HttpRequest) -> Response:
         """List the models for clients of OpenAI's protocol, and of the first one of KServe."""
-        return _json(models_page(self._app, self._created))
+        return _json(openai.models_page(self._app, self._created))
 
     async def v1_model(self, request: HttpRequest) -> Response:
         """Describe one model for them."""
@@ -126,10 +125,11 @@ class ServerPages:
         if ":" in name:
             return await self.v1_missing(request)
         try:
-            return _json(model_page(self._app, name, self._created))
+            return _json(openai.model_page(self._app, name, self._created))
         except NotFound as error:
             failed(request.scope, error)
-            return response_of(fault(error, id_of(request.scope)))
+            in_form = openai.fault if openai.names(self._app) else kserve_calls.fault_of
+            return response_of(in_form(error, id_of(request.scope)))
 
     async def v1_version(self, request: HttpRequest) -> Response:
         """Tell of a version of a model, as TensorFlow Serving does."""
