@@ -193,3 +193,16 @@ def test_who_starts_a_server_as_elsewhere_is_told_how(name):
 
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; .*`forebay.start`"):
         getattr(forebay, name)
+
+
+def test_every_shortcut_has_a_test_and_is_where_the_register_says():
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Shortcuts", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| ") and ".py`" in line]
+    places = {name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row[2])}
+    tests = {name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row[4])}
+    assert len(rows) >= 15
+    assert not [name for name in places if not (ROOT / "src/forebay" / name).is_file()]
+    assert not [name for name in tests if not (ROOT / "tests" / name).is_file()]
+    source = ROOT / "src/forebay"
+    marked = {str(path.relative_to(source)) for path in source.rglob("*.py") if "as nearly always" in path.read_text()}
+    assert marked <= places

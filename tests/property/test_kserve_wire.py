@@ -7,8 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.kserve import wire
+from forebay.protocols.kserve import wire, written
 from forebay.protocols.kserve.messages import messages
+from forebay.types.tensor import Tensor
 
 M = messages()
 QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -251,3 +252,44 @@ def test_a_layout_is_only_used_for_messages_it_fits(first, second, cuts):
             (one.name, one.datatype, one.shape, bytes(one.data)) for one in wanted.inputs
         ]
         assert shown(told.parameters) == shown(wanted.parameters)
+
+
+outputs = st.lists(
+    st.tuples(st.text(max_size=5), st.sampled_from(["FP32", "BYTES", ""]), st.lists(st.integers(0, 2**62), max_size=3)),
+    max_size=3,
+)
+parameters = st.dictionaries(
+    st.text(max_size=3),
+    st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=3),
+    max_size=3,
+)
+FIELDS = {bool: "bool_param", float: "double_param", str: "string_param"}
+
+
+def _told(into, values):
+    for name, value in values.items():
+        usual = "int64_param" if type(value) is int and value < 2**63 else "uint64_param"
+        setattr(into[name], FIELDS.get(type(value), usual), value)
+
+
+@given(st.tuples(*[st.text(max_size=5)] * 3), outputs, parameters, parameters, st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_what_is_written_is_what_the_library_reads(named, outputs, parameters, about, is_long):
+    model, version, name = named
+    expected = messages().ModelInferResponse(model_name=model, model_version=version, id=name)
+    tensors, places = [], {}
+    for number, (output, datatype, shape) in enumerate(outputs):
+        data = bytes([number]) * (written.JOINED_BYTES + number if is_long and number else number)
+        tensors.append(Tensor(output, datatype, tuple(shape), data))
+        one = expected.outputs.add(name=output, datatype=datatype, shape=shape)
+        expected.raw_output_contents.append(data)
+        if output == outputs[0][0]:  # as wherever a name comes twice
+            places[output] = about
+            _told(one.parameters, about)
+    _told(expected.parameters, parameters)
+    for _ in range(2):  # the second time its beginnings are remembered
+        found = written.response(
+            model=model, version=version, id=name, outputs=tensors, parameters=parameters, places=places
+        )
+        sent = found if isinstance(found, bytes) else b"".join(found)
+        assert messages().ModelInferResponse.FromString(sent) == expected
