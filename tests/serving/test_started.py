@@ -895,24 +895,65 @@ def test_rows_that_shared_a_batch_with_what_hangs_but_do_not_fit_it_are_run_all_
         assert outcome(mates[0]) == [[1, 2]]
 
 
-def test_no_more_threads_of_a_serving_than_a_bound_are_left_behind(held, quickly, monkeypatch):
-    monkeypatch.setattr("forebay.serving.servings.partitions.MAX_LEFT", 1, raising=False)
-    gate, serving = held
+@pytest.fixture
+def opened():
+    """A function that goes on with rows of 13, and with those of 14, when the test opens them."""
+    opened = {13: threading.Event(), 14: threading.Event()}
+    entered = threading.Semaphore(0)
+
+    def fn(options):
+        def run(batch):
+            rows = batch.realize()
+            if (event := opened.get(int(rows[0]))) is not None:
+                entered.release()
+                event.wait(10 * PATIENCE_S)  # no wait of a test outlasts it, and sees it come back  # F120
+            return rows
+
+        return run
+
+    def enter():
+        assert entered.acquire(timeout=PATIENCE_S)
+
+    yield opened, enter, Serving.new(fn)
+    for event in opened.values():
+        event.set()
+
+
+def is_answered(process):
+    try:
+        return process.batched_run(cat(1), timeout_s=PATIENCE_S).tolist() == [1]
+    except ServingCrashed:
+        return False
+
+
+@pytest.mark.parametrize("first, second", [(13, 14), (14, 13)], ids=["the left first", "the held first"])
+def test_no_more_threads_of_a_serving_than_a_bound_are_left_behind(opened, quickly, monkeypatch, first, second):
+    monkeypatch.setattr("forebay.serving.servings.partitions.MAX_LEFT", 1)
+    opened, enter, serving = opened
     with serving.start(batch_timeout_ms=1, shutdown_ms=1000) as process:
-        abandon(process, cat(13), gate.enter)
+        abandon(process, cat(13), enter)
         wait_until(lambda: process._partitions.replaced == 1)
-        abandon(process, cat(13), gate.enter)
+        abandon(process, cat(14), enter)
         with pytest.raises(ServingCrashed, match=r"1 threads of .* hang in its function"):
             process.batched_run(cat(1), timeout_s=PATIENCE_S)
-        gate.open()  # whichever comes back, there is one again
-
-        def is_answered():
-            try:
-                return process.batched_run(cat(1), timeout_s=PATIENCE_S).tolist() == [1]
-            except ServingCrashed:
-                return False
-
-        wait_until(is_answered)
-        gate.open()
+        opened[first].set()  # whichever comes back, there is one again
+        wait_until(lambda: is_answered(process))
+        opened[second].set()
         wait_until(lambda: process._partitions._left == 0)
-        assert process.batched_run(cat(1), timeout_s=PATIENCE_S).tolist() == [1]
+        assert process._partitions._held == {}
+        assert is_answered(process)
+
+
+def test_a_serving_is_refused_only_once_each_of_its_partitions_is_held(opened, quickly, monkeypatch):
+    monkeypatch.setattr("forebay.serving.servings.partitions.MAX_LEFT", 0)
+    opened, enter, serving = opened
+    with serving.start(batch_timeout_ms=1, shutdown_ms=1000, partitions=2) as process:
+        abandon(process, cat(13), enter)
+        wait_until(lambda: process._partitions._held)
+        assert is_answered(process)
+        abandon(process, cat(14), enter)
+        with pytest.raises(ServingCrashed, match=r"0 threads of .* hang in its function"):
+            process.batched_run(cat(1), timeout_s=PATIENCE_S)
+        opened[14].set()
+        wait_until(lambda: is_answered(process))
+        assert process._partitions.replaced == 0
