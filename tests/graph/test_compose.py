@@ -368,6 +368,7 @@ class Hooked(Model):
     [
         (Detect, {"wokers": 2}, "node(Detect): there is no setting 'wokers'; did you mean 'workers'?"),
         (Detect, {"workers": 0}, "node(Detect): workers=0 is not possible"),
+        (Detect, {"workers": 10**9}, "node(Detect): workers=1000000000 is not possible"),  # F134
         (Detect, {"worker_kind": "fiber"}, "worker_kind='fiber' is not possible"),
         (Detect, {"outputs": "ab"}, "outputs='ab' is not possible"),
         (Detect, {"outputs": ["a", "a"]}, "each needs a name of its own"),

@@ -83,7 +83,38 @@ def test_what_is_no_bytes_is_refused_as_a_media_by_its_kind(body):
         Media(body, "text/csv")
 
 
-@pytest.mark.parametrize("type", ["image", "image/png\r\nset-cookie: a=b", "", "a/b c", "image/png\n"])
+@pytest.mark.parametrize(
+    "type",
+    [
+        "text/csv; header=present; charset=utf-8",
+        'text/csv;charset="utf-8" ; header=present',
+        'multipart/related; boundary="a b=;\\"c"; type="text/xml"',
+        "application/vnd.api+json",
+        "application/x!#$%&'*+.^_`|~-y",
+        'a/b; c=""',
+    ],
+)
+def test_a_media_type_may_have_every_parameter_that_a_header_may(type):  # F114
+    assert Media(b"", type).type == type
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        *("image", "image/png\r\nset-cookie: a=b", "", "a/b c", "image/png\n"),
+        *(
+            'a/b; c="',
+            'a/b; c="\r\nd: e"',
+            "a/b; c",
+            "a/b;",
+            'a/b; c="\\',
+            "a/b; c=d e",
+            'a/b; c="é"',
+            "a/é",
+            'a/b; c="\0"',
+        ),
+    ],
+)
 def test_a_media_type_cannot_break_out_of_its_header(type):
     with pytest.raises(ValueError, match="media type"):
         Media(b"", type)

@@ -738,7 +738,7 @@ def test_the_log_of_a_command_ends_with_the_test_that_ran_it():
         (["model.py:Is", "--connect", "unix:s"], "has no forebay.Model named Is; there is It"),
         (["model.py"], "the following arguments are required: --connect"),
         (["two.py", "--connect", "unix:s"], "two.py has 2 models (A, B) and a worker runs one: two.py:A"),
-        (["model.py", "--connect", "unix:s", "--threads", "0"], "at least 1 is needed"),
+        (["model.py", "--connect", "unix:s", "--threads", "0"], "from 1 to 1024 is needed"),
     ],
 )
 def test_what_is_wrong_with_worker_is_one_sentence(mistake, options, cure, monkeypatch, tmp_path):
@@ -760,11 +760,11 @@ def test_what_is_wrong_with_worker_is_one_sentence(mistake, options, cure, monke
         ("models:\n  - target: it.py\nhtpp: {}\n", "forebay.yaml:3: htpp: there is no such key; did you mean http?"),
         (
             "models:\n  - target: it.py\n    workers: 0\n",
-            "forebay.yaml:3: workers is 0; a whole number of at least 1 is needed",
+            "forebay.yaml:3: workers is 0; a whole number from 1 to 1024 is needed",
         ),
         (
             "models:\n  - target: it.py\n    workers: two\n",
-            "forebay.yaml:3: workers is 'two'; a whole number of at least 1 is needed",
+            "forebay.yaml:3: workers is 'two'; a whole number from 1 to 1024 is needed",
         ),
         ("models:\n  - workers: 2\n", "forebay.yaml:2: target: a Python file is needed"),
         ("models: []\n", "forebay.yaml:1: models is []; a list with at least one model is needed"),

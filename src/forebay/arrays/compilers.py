@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 from forebay.arrays.batch import Batch
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import nearest
+from forebay.types.settings import MAX_WORKERS
 
 Function = Callable[[Any], Any]
 """Takes one tree of arrays, the rows of a batch, and returns one."""
@@ -133,11 +134,11 @@ def concurrent(options: Options) -> list[dict[str, Any]]:
     """Return as many partitions on the CPU as `max_concurrency` says.
 
     Raises:
-        ConfigError: It is not a positive whole number.
+        ConfigError: It is no whole number from 1 to `MAX_WORKERS`.
     """
     count = options.get("max_concurrency", 1)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"max_concurrency is a whole number of batches from 1 on, got {count!r}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_WORKERS:
+        raise ConfigError(f"max_concurrency is a whole number of batches from 1 to {MAX_WORKERS}, got {count!r}")
     return [{"device": "cpu", **options} for _ in range(count)]
 
 

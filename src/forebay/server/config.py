@@ -13,7 +13,16 @@ from msgspec import Meta
 from forebay.repository.version_policy import VersionPolicy
 from forebay.serving.models.model import Model
 from forebay.types.names import endpoint_name, version_name
-from forebay.types.settings import Checked, Count, Milliseconds, Seconds, SomeMilliseconds, SomeSeconds, Written
+from forebay.types.settings import (
+    Checked,
+    Count,
+    Milliseconds,
+    Seconds,
+    SomeMilliseconds,
+    SomeSeconds,
+    Workers,
+    Written,
+)
 from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
 
@@ -206,9 +215,9 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"
-    workers: Annotated[Count | None, Written("--workers", "N", "1, or one for each device")] = None
+    workers: Annotated[Workers | None, Written("--workers", "N", "1, or one for each device")] = None
     devices: Annotated[tuple[str, ...], Written("--devices", "DEVICE,..."), Checked(existing)] = ()
-    threads: Annotated[Count, Written("--threads", "N")] = 1
+    threads: Annotated[Workers, Written("--threads", "N")] = 1
     python: Annotated[str | None, Written("--python", "PATH", "this one", is_path=True)] = None
     max_batch_size: Annotated[
         Count | None, Written("--max-batch-size", "N", f"the model's own, {Model.max_batch_size}")
@@ -319,7 +328,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
     secret: Annotated[str | None, Written("--secret", "SECRET", is_secret=True)] = None
-    threads: Annotated[Count, Written("--threads", "N")] = 1
+    threads: Annotated[Workers, Written("--threads", "N")] = 1
     device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
     once: Annotated[bool, Written("--once")] = False
 

@@ -27,7 +27,10 @@ class Alone:
 ALONE: Final = Alone()
 """Batch key of a request that shares its batch with nobody and does not wait for company."""
 
-_MEDIA_TYPE: Final = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)?", re.ASCII)
+_WORD: Final = r"[\w!#$%&'*+.^`|~-]+"
+_QUOTED: Final = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
+_MEDIA_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[ \t]*{_WORD}=(?:{_WORD}|{_QUOTED}))*", re.ASCII)
+"""A media type as RFC 9110 has it (8.3.1), in printable ASCII."""
 
 EMPTY: Final[Mapping[str, Any]] = {}
 

@@ -32,7 +32,11 @@ P = ParamSpec("P")
 First = TypeVar("First")
 R = TypeVar("R")
 
+MAX_WORKERS: Final = 1024
+"""Most workers of a model, and most threads of a worker: a number beyond that is a slip, and would take the memory."""
+
 Count = Annotated[int, Meta(ge=1)]
+Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 Seconds = Annotated[float, Meta(ge=0)]
 Milliseconds = Annotated[float, Meta(ge=0)]
 SomeSeconds = Annotated[float, Meta(gt=0)]

@@ -23,6 +23,21 @@ MAX_LEFT: Final = 16
 """Threads of one pool, or beside a loop, that may be left behind in calls that do not end: they keep what they hold."""
 
 
+MAX_SLOTS: Final = 65_536
+"""Batches that one pool may run at a time: memory is taken for each before there is any."""
+
+
+def require_slots(workers: int, threads: int) -> None:
+    """Refuse a pool that would take the memory before anything is served.
+
+    Raises:
+        ConfigError: It would have more than `MAX_SLOTS` slots.
+    """
+    if workers * threads > MAX_SLOTS:
+        found = f"{workers} workers with {threads} threads each"
+        raise ConfigError(f"{found} are {workers * threads}; at most {MAX_SLOTS} are possible for one model or op")
+
+
 class PoolStatistics(msgspec.Struct, frozen=True):
     """What a pool tells about itself; also the source of its metrics.
 

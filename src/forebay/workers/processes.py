@@ -26,7 +26,7 @@ from forebay.workers import shm
 from forebay.workers.devices import environment_on
 from forebay.workers.landing import Places
 from forebay.workers.os_threads import require_os_waits
-from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened
+from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened, require_slots
 from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.slot_pool import SlotPool, running
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
@@ -135,8 +135,9 @@ class ProcessPool(SlotPool[WorkerSlot]):
             seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
 
         Raises:
-            ConfigError: If the spec cannot travel, or the environment hides a device.
+            ConfigError: If the spec cannot travel, the environment hides a device, or there are too many slots.
         """
+        require_slots(workers, threads)
         ahead = AHEAD if seats >= MANY_SEATS and workers * threads == 1 else 0
         super().__init__(isolates=isolates, handover_s=handover_s, hands_on=hands_on, seats=seats, ahead=ahead)
         spec.require_portable()

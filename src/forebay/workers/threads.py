@@ -23,7 +23,7 @@ from forebay.workers.devices import run_on
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened
+from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened, require_slots
 from forebay.workers.runner import WorkerContext
 from forebay.workers.thread_slot import ThreadSlot
 from forebay.workers.user_code import answered, caught, close_runner, do_after, settled, user_code
@@ -126,6 +126,7 @@ class ThreadPool:
             devices: What they run on, one after the other and again from the first; none says nothing of it.
             seats: Rows of streams that may be open in each thread; 0 has each run one batch at a time.
         """
+        require_slots(workers, threads)
         self.idle = 0
         self._seats = seats
         self._slots: dict[ThreadSlot, tuple[_Worker, threading.Thread]] = {}

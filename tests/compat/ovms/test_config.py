@@ -137,6 +137,7 @@ WRONG = {
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
     "a negative batch": (models(base_path="m", batch_size=-2), "batch_size is -2; a whole number"),
     "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
+    "too many requests": (models(base_path="m", nireq=10**9), "nireq is 1000000000; a whole number from 0 to 1024"),  # F134
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
 

@@ -292,6 +292,9 @@ def test_first_arrival_is_accepted_in_both_spellings(key):
         ("dag.request_parse", "evil"),
         ("dag.tracer.interval_s", "often"),
         ("op.a.concurrency", 0),
+        ("op.a.concurrency", 1_000_000_000),  # F134
+        ("worker_num", 1_000_000_000),  # F134
+        ("op.a.local_service_conf.thread_num", 1_000_000_000),  # F134
         ("op.a.retry", 0),
         ("op.a.batch_size", 0),
         ("op.a.timeout", "long"),
@@ -364,7 +367,7 @@ def test_the_constructor_comes_before_the_file_and_the_file_before_the_default(k
 
 def test_what_a_constructor_is_given_must_be_in_range_too():
     # P38
-    with pytest.raises(ConfigError, match="op 'a': concurrency is 0; a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="op 'a': concurrency is 0; a whole number from 1 to 1024"):
         settle("a", {"concurrency": 0}, {})
 
 

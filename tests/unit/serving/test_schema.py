@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import annotated_types
 import msgspec
@@ -163,6 +163,64 @@ def test_strict_types_of_pydantic_read_the_texts_of_forms_and_queries():
     assert WireType(Catch).decoder("query")(sent) == expected
     parts = [FormPart(name, value.encode()) for name, value in parse_qsl(sent.decode())]
     assert WireType(Catch).decoder("form")(named(parts)) == expected
+
+
+class Boxed(msgspec.Struct):
+    agree: bool = False
+    maybe: bool | None = None
+    text: str | bool = ""
+
+
+class BoxedModel(pydantic.BaseModel):
+    agree: bool = False
+    maybe: bool | None = None
+
+
+def read_fields(annotation, format, **fields):
+    """Read fields of a form, or parameters of a query."""
+    parts = [FormPart(name, value.encode()) for name, value in fields.items()]
+    return WireType(annotation).decoder(format)(named(parts) if format == "form" else urlencode(fields).encode())
+
+
+@pytest.mark.parametrize("format", ["query", "form"])
+@pytest.mark.parametrize("kind", [Boxed, BoxedModel])
+def test_a_checkbox_is_a_boolean(kind, format):  # F117
+    for text, value in [("on", True), ("off", False), ("Yes", True), ("no", False), ("true", True), ("0", False)]:
+        assert read_fields(kind, format, agree=text, maybe=text) == kind(agree=value, maybe=value)
+    assert read_fields(kind, format) == kind(agree=False)
+    assert read_fields(Boxed, format, text="on").text == "on"
+    with pytest.raises((msgspec.ValidationError, pydantic.ValidationError)):
+        read_fields(kind, format, agree="onn")
+
+
+class Settings(pydantic.BaseModel):
+    weights: pydantic.Json[list[int]]
+    any: pydantic.Json = None
+    maybe: pydantic.Json[dict[str, int]] | None = None
+
+
+class StrictSettings(pydantic.BaseModel, strict=True):
+    weights: pydantic.Json[list[int]]
+
+
+@pytest.mark.parametrize("format", ["query", "form"])
+def test_a_field_of_json_is_read_by_pydantic(format):  # F115
+    sent = {"weights": "[1, 2]", "any": '{"x": [1]}', "maybe": '{"a": 1}'}
+    expected = Settings.model_validate(sent)
+    assert expected.weights == [1, 2]
+    assert read_fields(Settings, format, **sent) == expected
+    assert read_fields(Settings, format, weights="[]", any="null", maybe="null") == Settings(weights="[]")
+    assert read_fields(StrictSettings, format, weights="[3]").weights == [3]
+    assert read_fields(pydantic.Json[list[int]], format, whatever="[4]") == [4]
+    with pytest.raises(pydantic.ValidationError, match="weights"):
+        read_fields(Settings, format, weights="[1")
+
+
+def test_a_field_of_json_may_say_that_it_is_json():  # F115
+    part = FormPart("weights", b"[1]", None, "application/json")
+    assert WireType(Settings).decoder("form")(named([part])).weights == [1]
+    for each in ("json", "msgpack"):
+        assert WireType(Settings).decoder(each)(PACK[each]({"weights": "[1]"})).weights == [1]
 
 
 @pytest.mark.parametrize("format", ["query", "form"])

@@ -27,7 +27,7 @@ from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
 from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known
-from forebay.types.settings import keywords_of, only_keywords_of
+from forebay.types.settings import Workers, keywords_of, only_keywords_of
 from forebay.workers.coroutines import is_on_loop
 from forebay.workers.runner import WorkerContext
 
@@ -43,8 +43,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says about itself; see `node`."""
 
     name: str | None = None
-    workers: Count | None = None
-    threads: Count | None = None
+    workers: Workers | None = None
+    threads: Workers | None = None
     worker_kind: Kind | None = None
     max_batch_size: Count | None = None
     max_wait_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None

@@ -24,6 +24,8 @@ Schema: TypeAlias = Mapping[str, Any]
 MAX_PARAMETERS: Final = 100
 """Parameters of a query."""
 _JSON: Final = "application/json"
+_BOOLEANS: Final = {"on": True, "yes": True, "off": False, "no": False}
+"""Beside true, false, 1 and 0, which types read: what a checkbox of HTML sends, and others write."""
 _parts: Final = msgspec.msgpack.Decoder(known(list[FormPart]))
 
 
@@ -121,7 +123,8 @@ class NamedReader:
 
     def _one(self, choices: Sequence[Schema], part: FormPart, name: str) -> Any:
         kinds = {one.get("type") for one in choices}
-        for one in choices:
+        is_json_text = any(one.get("contentMediaType") == _JSON for one in choices)  # pydantic's `Json` reads it itself
+        for one in () if is_json_text else choices:
             if "contentMediaType" in one:
                 return File.of(part)
             if "contentEncoding" in one or one.get("format") == "binary":
@@ -133,10 +136,14 @@ class NamedReader:
         except UnicodeDecodeError as error:
             msg = f"'{name[:40]}' is no text in UTF-8: {error.reason}"
             raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
-        if part.type == _JSON or (kinds & {"object", "array"} and _is_json(part, b"{", b"[")):
-            return _loaded(text, name)
         if text == "null" and "null" in kinds:
             return None
+        if is_json_text:
+            return text
+        if part.type == _JSON or (kinds & {"object", "array"} and _is_json(part, b"{", b"[")):
+            return _loaded(text, name)
+        if "boolean" in kinds and "string" not in kinds and (word := text.lower()) in _BOOLEANS:
+            return _BOOLEANS[word]
         return _choice(choices, text)
 
     def _choices(self, schema: Schema) -> list[Schema]:

@@ -39,6 +39,7 @@ from forebay.surfaces.nucleus.settings import (
     ServerSideBatching,
 )
 from forebay.types.did_you_mean import listed, meant
+from forebay.types.settings import MAX_WORKERS
 
 Section = dict[Any, Any]
 
@@ -101,8 +102,8 @@ class _Reader(Walker):
             multi_model_reloading=self._models("multi_model_reloading", refused=not is_python, kind=kind),
             models=self._models("models", refused=is_python, kind=kind),
             server_side_batching=self._batching(),
-            processes=self._integer(("processes",), 1, 1),
-            threads_per_process=self._integer(("threads_per_process",), 1, 1),
+            processes=self._integer(("processes",), 1, 1, MAX_WORKERS),
+            threads_per_process=self._integer(("threads_per_process",), 1, 1, MAX_WORKERS),
             max_concurrency=self._integer(("max_concurrency",), 0, 0),
             log_level=self._log_level(),
             use_local_cortex_libs=self._flag(("use_local_cortex_libs",)),

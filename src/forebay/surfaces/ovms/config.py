@@ -18,6 +18,7 @@ from forebay.server import yaml
 from forebay.server.walker import Walker, line, shown, text, whole
 from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among, versions_in
 from forebay.types.datatypes import DATATYPES
+from forebay.types.settings import MAX_WORKERS
 from forebay.types.tensor import TensorMetadata
 
 GRAPH_FILE: Final = "graph.pbtxt"
@@ -331,7 +332,7 @@ class _Reader(Walker):
                 "plugin_config": _properties,
                 "shape": _shapes,
                 "batch_size": _batch,
-                "nireq": whole(0),
+                "nireq": whole(0, MAX_WORKERS),
             },
         )
         for key in ("name", "base_path"):

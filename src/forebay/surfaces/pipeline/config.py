@@ -21,6 +21,8 @@ from forebay.server.yaml import Document, Path, load
 from forebay.surfaces.pipeline.predictors.settings import CLIENT_TYPES
 from forebay.surfaces.pipeline.store.store import STORE_KEYS
 from forebay.types.did_you_mean import meant
+from forebay.types.settings import MAX_WORKERS
+from forebay.workers.pool import MAX_SLOTS
 
 FIRST_PORT: Final = 1024
 LAST_PORT: Final = 65_535
@@ -326,7 +328,7 @@ _TOP_KEYS: Final[Mapping[str, Check]] = {
     "port": port,
     "http_port": whole(),
     "host": text,
-    "worker_num": whole(1),
+    "worker_num": whole(1, MAX_SLOTS),
     "build_dag_each_worker": boolean,
     "max_queue": whole(1),
     "max_message_bytes": whole(1),
@@ -366,7 +368,7 @@ _LOCAL_KEYS: Final[Mapping[str, Check]] = {
     "fetch_list": words,
     "workdir": text,
     "model_poll_s": number,
-    "thread_num": whole(1),
+    "thread_num": whole(1, MAX_WORKERS),
     "device_type": whole(-1),
     "devices": _devices,
     "mem_optim": boolean,
@@ -384,7 +386,7 @@ _LOCAL_KEYS: Final[Mapping[str, Check]] = {
 }
 
 _OP_KEYS: Final[Mapping[str, Check]] = {
-    "concurrency": whole(1),
+    "concurrency": whole(1, MAX_WORKERS),
     "timeout": number,
     "retry": whole(1),
     "batch_size": whole(1),

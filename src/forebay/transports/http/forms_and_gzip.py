@@ -64,6 +64,7 @@ class Staging:
         limit = config.max_form_disk_bytes
         self.disk = _Budget(limit, f"the files of forms that are answered have {limit} bytes together")
         self._is_told = False
+        self._is_without_disk = False
 
     def open(self, head: Head, max_body_bytes: int) -> Staged:
         """Begin to read the body of a request.
@@ -74,7 +75,12 @@ class Staging:
         assert head.route is not None
         sink: _Sink
         if head.params["in"] == "form":
-            sink = _Form(head.form, self, on_disk=head.route.contract.shares_disk, max_body_bytes=max_body_bytes)
+            sink = _Form(
+                head.form,
+                self,
+                on_disk=head.route.contract.shares_disk and self._has_disk(),
+                max_body_bytes=max_body_bytes,
+            )
         else:
             sink = _Whole(max_body_bytes, self)
         return Staged(self, _Unpacker(head.packing, sink) if head.packing else sink, sink)
@@ -82,6 +88,21 @@ class Staging:
     def kept(self) -> None:
         """Note that a file of a form was written."""
         self._is_told = False
+
+    def _has_disk(self) -> bool:
+        """Tell whether there is a folder for temporary files; a container with a read-only root may have none."""
+        try:
+            tempfile.gettempdir()
+        except FileNotFoundError:
+            if not self._is_without_disk:
+                log.warning(
+                    "forms are kept in memory, with at most %d bytes (--max-body-bytes): there is no folder for "
+                    "temporary files; mount one at /tmp, or name one in TMPDIR",
+                    self.config.max_body_bytes,
+                )
+            self._is_without_disk = True
+            return False
+        return True
 
     def not_kept(self, error: OSError) -> Unavailable:
         """Log that a file of a form could not be written; returns what its client is told."""

@@ -3,8 +3,10 @@
 
 import email.parser
 import email.policy
+import errno
 import gzip
 import itertools
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any, cast
@@ -149,6 +151,28 @@ def test_nonsense_is_refused_alike_in_whatever_pieces_it_comes(parts, cuts, chan
             return type(error)
 
     assert outcome(cuts) == outcome(()) == outcome(range(len(body)))
+
+
+def test_without_a_folder_for_temporary_files_a_form_is_kept_in_memory(monkeypatch, caplog):  # F113
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", none)
+    content, stage = b"a" * (MEMORY * 10), staging()
+    for _ in range(2):
+        staged = stage.open(head(), 100_000)
+        body = read(staged, [written([("image", "a.png", "image/png", content)])])
+        (part,) = msgspec.msgpack.decode(body, type=list[FormPart])
+        assert (part.content, part.size) == (content, -1)
+        staged.close()
+    with pytest.raises(TooLarge, match="longer than 1000 bytes"):
+        read(stage.open(head(), 1000), [written([("image", "a.png", "image/png", content)])])
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("forms are kept in memory, with at most 67108864 bytes")
+    assert "TMPDIR" in line
+    stage.memory.take(stage.config.max_buffered_bytes)  # all was given back
 
 
 @given(st.binary(max_size=300), CUTS, st.sampled_from([b"gzip", b"x-gzip", b"deflate"]))
