@@ -6,6 +6,7 @@ A store must not be used before a fork and after it; the processes of workers ar
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -14,11 +15,15 @@ import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.repository.listing import StoredFile
+from forebay.repository.bucket_listing import USUAL, BucketListing, ListingLimits, is_etag, tag_of
+from forebay.repository.listing import StoredFile, as_one_line
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
+from forebay.types.caught import answered
+from forebay.types.counted import counted
 
 SILENT_S: Final = 30.0
 """How long a store may say nothing before a request is given up."""
@@ -36,7 +41,12 @@ _SIGNERS: Final = {
 }
 """What of the environment says who signs requests, after the prefix of its store."""
 _PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-_WRITTEN: Final = "written "
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": (),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+}
+"""Where the environment says which server is asked."""
 _METADATA: Final = ("169.254.169.254", 80)
 _METADATA_S: Final = 0.3
 _CREDENTIALS: Final = {
@@ -46,10 +56,11 @@ _CREDENTIALS: Final = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_TOKEN",
 }
 _STATUS: Final = re.compile(r"status code: (\d{3})")
-_XML: Final = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 _REASON: Final = re.compile(r'message: "([^"]+)"')
 _BROKEN: Final = {"kind: Timeout": "it was silent for too long", "IncompleteBody": "the connection was cut"}
 """What the library knows of a body that did not come, and keeps to itself."""
+_MAX_WORDS: Final = 2000
+"""Letters of an error that are looked at; a store may send any number."""
 _TIMES: Final = re.compile(r" in [0-9.]+\w+?(, after \d+ retries, max_retries: \d+, retry_timeout: \w+)?\s+(?=- )")
 _REFUSED: Final = frozenset({400, 401, 403, 404})
 
@@ -57,12 +68,13 @@ _REFUSED: Final = frozenset({400, 401, 403, 404})
 class Bucket:
     """A bucket, or what has a prefix in it; see `forebay.repository.source.ModelSource`."""
 
-    def __init__(self, address: str, *, silent_s: float = SILENT_S) -> None:
+    def __init__(self, address: str, *, silent_s: float = SILENT_S, limits: ListingLimits = USUAL) -> None:
         """Prepare to ask; nobody is asked yet.
 
         Args:
             address: `s3://BUCKET/PREFIX`, `gs://` or `az://`.
             silent_s: How long the store may say nothing; an answer that comes slowly is waited for.
+            limits: What a listing may have.
 
         Raises:
             ConfigError: If obstore is not installed, or takes no such address.
@@ -73,20 +85,23 @@ class Bucket:
             from obstore.store import from_url
         except ImportError as error:
             raise ConfigError(f"reading {address} needs the extra `buckets`: pip install 'forebay[buckets]'") from error
-        self._errors: Any = (BaseError, OSError, ValueError)
         self._obstore = obstore
         self.place = address
         self.problems: Sequence[str] = ()
+        self._limits = limits
+        self._listed: Sequence[StoredFile] = ()
         self._scheme, _, rest = address.partition("://")
+        _check_endpoints(self._scheme)
         bucket, _, prefix = rest.partition("/")
         self._prefix = prefix.strip("/")  # as the store reads it
         more = _aws() if self._scheme == "s3" else _other(self._scheme)
         self._is_signed = not more.get("config", {}).get("skip_signature")
-        try:
-            self._store: Any = from_url(
+
+        def opened(request_s: float) -> Any:
+            return from_url(
                 f"{self._scheme}://{bucket}",
                 client_options={
-                    "timeout": f"{REQUEST_S:g}s",
+                    "timeout": f"{request_s:g}s",
                     "read_timeout": f"{silent_s:g}s",
                     "connect_timeout": f"{min(CONNECT_S, silent_s):g}s",
                     "allow_http": True,  # where the address of a store says http, it is meant
@@ -102,25 +117,45 @@ class Bucket:
                 },
                 **more,
             )
-        except self._errors as error:
+
+        try:
+            self._store: Any = opened(REQUEST_S)
+            self._listing_store: Any = opened(min(limits.time_s, REQUEST_S))
+        except (BaseError, OSError, ValueError) as error:
             raise SourceRefused(f"{address} cannot be opened: {_words(error)}; {_CREDENTIALS[self._scheme]}") from error
 
     def list(self) -> list[StoredFile]:
         """Return all objects, page by page.
 
         Raises:
-            SourceFailed: If the store cannot be asked now.
+            SourceFailed: If the store cannot be asked now, or has suddenly none.
             SourceRefused: If it does not let us in, or has no such bucket.
         """
-        cut = len(self._prefix) + 1 if self._prefix else 0
-        try:
-            return [
-                StoredFile(found["path"][cut:], found["size"], tag_of(found), found["last_modified"].timestamp())
-                for page in self._obstore.list(self._store, prefix=self._prefix or None, chunk_size=1000)
-                for found in page
-            ]
-        except self._errors as error:
-            raise self._told("be listed", error) from error
+        listing = BucketListing(self._obstore, self._listing_store, self._prefix, self._limits, self._listed)
+        files = answered(listing.run, functools.partial(self._refuse, "be listed"))
+        if self._listed and not files:
+            # A page of HTML with status 200 reads as a listing without objects; a store that lost its disk has none.
+            msg = f"{self.place} is listed as empty, and had {counted(len(self._listed), 'object')}"
+            raise SourceFailed(f"{msg}; unload its models by hand or restart to serve none of it")
+        self._listed = files
+        self.problems = listing.problems
+        return files
+
+    def has(self, path: str) -> bool:
+        """Tell whether an object is there, asked by its key.
+
+        Raises:
+            SourceFailed: If the store cannot be asked now.
+            SourceRefused: If it does not let us in.
+        """
+
+        def refuse(error: BaseException) -> bool:
+            if isinstance(error, FileNotFoundError):
+                return False
+            raise self._told(f"be asked for {as_one_line(path)}", error) from error
+
+        key = self._key(path)
+        return answered(lambda: bool(self._obstore.head(self._store, key)), refuse)
 
     def read(self, path: str, file: StoredFile, start: int, end: int) -> memoryview:
         """Return a part of an object, if it is still the one that was listed.
@@ -130,36 +165,58 @@ class Bucket:
             SourceFailed: If it cannot be read now.
             SourceRefused: If it may not be read.
         """
-        from obstore.exceptions import PreconditionError
-
-        key = f"{self._prefix}/{path}" if self._prefix else path
-        options: dict[str, Any] = {"range": (start, end)}
-        if not file.tag.startswith(_WRITTEN):
-            options["if_match"] = f'"{file.tag}"'
+        key = self._key(path)
+        attempt = functools.partial(self._part, key, file, start, end)
         for left in reversed(range(TRIES)):
-            try:
-                found = self._obstore.get(self._store, key, options=options)
-                # Some stores do not know the condition.
-                if (found.meta["size"], tag_of(found.meta)) != (file.size, file.tag):
-                    raise SourceChanged(f"{key} has changed since it was listed")
-                data = memoryview(found.bytes())
-                if len(data) == end - start:
-                    return data
-                problem: ForebayError = SourceFailed(f"{key} came with {len(data)} bytes instead of {end - start}")
-            except (PreconditionError, FileNotFoundError) as error:
-                raise SourceChanged(f"{key} has changed since it was listed, or is gone") from error
-            except self._errors as error:
-                problem = self._told(f"be read at {key}", error)
-                problem.__cause__ = error
-            if isinstance(problem, SourceRefused) or not left:
-                raise problem
+            found: memoryview | ForebayError = answered(attempt, functools.partial(self._read_error, key))
+            if not isinstance(found, ForebayError):
+                return found
+            if isinstance(found, SourceRefused | SourceChanged) or not left:
+                raise found
         raise AssertionError
 
     def folder(self) -> Path | None:
         """Return None: an object is no file."""
         return None
 
-    def _told(self, what: str, error: Exception) -> ForebayError:
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    def _part(self, key: str, file: StoredFile, start: int, end: int) -> memoryview:
+        options: dict[str, Any] = {"range": (start, end)}
+        if is_etag(file.tag):
+            options["if_match"] = f'"{file.tag}"'
+        found = self._obstore.get(self._store, key, options=options)
+        # Some stores do not know the condition.
+        if (found.meta["size"], tag_of(found.meta)) != (file.size, file.tag):
+            raise SourceChanged(f"{key} has changed since it was listed")
+        data = bytearray()
+        for chunk in found.stream():
+            data += chunk
+            if len(data) > end - start:  # what a store sends has no end of its own
+                raise SourceFailed(f"{key} came with more than the {end - start} bytes that were asked for")
+        if len(data) != end - start:
+            raise SourceFailed(f"{key} came with {len(data)} bytes instead of {end - start}")
+        return memoryview(data)
+
+    def _read_error(self, key: str, error: BaseException) -> ForebayError:
+        from obstore.exceptions import PreconditionError
+
+        if isinstance(error, ForebayError):
+            return error
+        if isinstance(error, PreconditionError | FileNotFoundError):
+            told: ForebayError = SourceChanged(f"{key} has changed since it was listed, or is gone")
+        else:
+            told = self._told(f"be read at {key}", error)
+        told.__cause__ = error
+        return told
+
+    def _refuse(self, what: str, error: BaseException) -> NoReturn:
+        if isinstance(error, SourceFailed):
+            raise SourceFailed(f"{self.place} cannot {what}: {error.message}") from None
+        raise self._told(what, error) from error
+
+    def _told(self, what: str, error: BaseException) -> ForebayError:
         """Return an error of a store as one of ours, in its own words and with the place to mend it."""
         from obstore.exceptions import InvalidPathError
 
@@ -220,21 +277,41 @@ def _has_metadata() -> bool:
     return True
 
 
-def tag_of(found: Any) -> str:
-    """Return what tells the content of an object, as the store says it: its ETag, if it has one.
-
-    Azure lists it without the quotes that it has where the object is read.
-    """
-    tag = (found["e_tag"] or "").strip('"')
-    return tag or _WRITTEN + found["last_modified"].isoformat()
-
-
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """Return what a store has said, without the state of the library that follows it."""
     text, _, state = str(error).partition("\n\nDebug source")
-    found = _XML.search(text)
-    if found is not None:
-        return f"{found[1]}: {found[2].strip().partition(chr(10))[0]}"  # some add lines with the id of the request
+    text, state = text[:_MAX_WORDS], state[:_MAX_WORDS]
+    code, message = _element(text, "Code"), _element(text, "Message")
+    if code and message:
+        return as_one_line(f"{code}: {message.partition(chr(10))[0]}")  # some add lines with the id of the request
     reason = _REASON.search(state)  # of the network: the text ends before it
     why = reason[1] if reason else next((words for sign, words in _BROKEN.items() if sign in state), "")
-    return " ".join(_TIMES.sub("", text).split())[:500] + (f": {why}" if why else "")
+    return as_one_line(_TIMES.sub("", text)) + (f": {as_one_line(why)}" if why else "")
+
+
+def _element(text: str, name: str) -> str:
+    """Return what the first element of this name holds; empty if there is none."""
+    _, _, rest = text.partition(f"<{name}>")
+    inner, end, _ = rest.partition(f"</{name}>")
+    return inner.strip() if end else ""
+
+
+def _check_endpoints(scheme: str) -> None:
+    """Check where the environment says which server is asked: obstore panics over a text that is no address.
+
+    Raises:
+        ConfigError: If one of them is none.
+    """
+    for name in _ENDPOINTS[scheme]:
+        value = os.environ.get(name, "")
+        if value and not _is_endpoint(value):
+            raise ConfigError(f"expected http://HOST:PORT or https://HOST:PORT, got {as_one_line(value)!r} ({name})")
+
+
+def _is_endpoint(value: str) -> bool:
+    try:
+        found = urlsplit(value)
+        is_whole = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
+    except ValueError:  # its port is no number, or its address no address
+        return False
+    return is_whole and value.isascii() and value.isprintable() and not set(value) & set(' "<>\\^`{|}')

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -64,13 +64,25 @@ class Revision(msgspec.Struct, frozen=True, dict=True):
         return max((file.modified_s for file in self.files), default=0.0)
 
 
+_MAX_LINE: Final = 500
+
+
+def as_one_line(text: str, limit: int = _MAX_LINE) -> str:
+    """Return a text of a store as it may stand in a log: on one line, bounded, with nothing that steers a terminal."""
+    short = " ".join(text[: 2 * limit].split())
+    escaped = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in short)
+    return escaped if len(text) <= 2 * limit and len(escaped) <= limit else f"{escaped[:limit]}..."
+
+
 class Catalog(msgspec.Struct, frozen=True):
     """All models that a source has at the moment.
 
     Attributes:
         models: The revisions of each model by the number of the version, in rising order.
         problems: What is there and is no model, or a broken one: which path, and which rule.
+        kind: What the place was taken for; None if it has no model.
     """
 
     models: Mapping[str, Mapping[int, Revision]] = {}
     problems: Sequence[str] = ()
+    kind: Literal["model", "models"] | None = None

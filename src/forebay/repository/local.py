@@ -17,17 +17,19 @@ from forebay.runtimes.saved_model import folder_of
 
 MAX_DEPTH: Final = 32
 """Folders in folders that are looked into."""
+MAX_FILES: Final = 1_000_000
 
 
 class LocalFolder:
     """A folder; see `forebay.repository.source.ModelSource`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_files: int = MAX_FILES) -> None:
         """Name it; it may come into being later."""
         self.place = str(path)
         self.problems: Sequence[str] = ()
         self._path = path.absolute()
-        self._was_there = False
+        self._max_files = max_files
+        self._was: tuple[int, int] | None = None
         self._listed: Sequence[StoredFile] = ()
 
     def list(self) -> list[StoredFile]:
@@ -39,20 +41,29 @@ class LocalFolder:
         found: list[StoredFile] = []
         closed: dict[str, str] = {}
         try:
-            self._walk(str(self._path), "", found, closed, MAX_DEPTH, {_inode(self._path.stat())})
+            inode = _inode(self._path.stat())
+            self._walk(str(self._path), "", found, closed, MAX_DEPTH, {inode})
         except FileNotFoundError as error:
-            if self._was_there or os.path.lexists(self._path):
+            if self._was or os.path.lexists(self._path):
                 raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
             return []
         except OSError as error:
             raise SourceFailed(f"{error.filename} cannot be looked at: {error.strerror}") from error
-        self._was_there = True
+        if (
+            self._listed and not found and not closed and inode != self._was
+        ):  # where a disk was mounted lies an empty folder
+            raise SourceFailed(f"{self._path} is empty, and another folder than the one that had models")
+        self._was = inode
         below = tuple(f"{path}/" for path in closed)
         files = {file.path: file for file in self._listed if f"{file.path}/".startswith(below)}
         files.update((file.path, file) for file in found)
         self._listed = listed = [*files.values()]
         self.problems = [f"{path} cannot be looked at: {reason}" for path, reason in closed.items()]
         return listed
+
+    def has(self, path: str) -> bool:
+        """Return False: what the system has not listed is not there."""
+        return False
 
     def read(self, path: str, file: StoredFile, start: int, end: int) -> bytes:
         """Return a part of a file.
@@ -104,6 +115,11 @@ class LocalFolder:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
+                if len(found) >= self._max_files:
+                    msg = (
+                        f"expected at most {self._max_files} files (--repository-max-files), and {self._path} has more"
+                    )
+                    raise SourceFailed(msg)
                 path = below + entry.name
                 try:
                     about = entry.stat()

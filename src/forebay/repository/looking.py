@@ -9,22 +9,26 @@ from typing import Final
 
 SECOND_LOOK_S: Final = 1.0
 """Pause before the look that settles what the last one has found, if looks are further apart."""
+MAX_PAUSE_S: Final = 60.0
 _PATIENCE: Final = 5
 """A look that takes long is followed by a pause so many times as long."""
 
 
-def pause_after(took_s: float, poll_s: float, *, is_moving: bool = False) -> float | None:
+def pause_after(
+    took_s: float, poll_s: float, *, is_moving: bool = False, max_pause_s: float = MAX_PAUSE_S
+) -> float | None:
     """Return how long to rest after a look; None is until somebody asks for the next one.
 
     Args:
         took_s: How long the look took.
         poll_s: Seconds between two looks; 0 looks only when told to.
         is_moving: Whether it found something that the next look has to find as well.
+        max_pause_s: The longest pause that a look earns by taking long.
     """
     if not poll_s and not is_moving:
         return None
     pause_s = min(poll_s or SECOND_LOOK_S, SECOND_LOOK_S) if is_moving else poll_s
-    return max(pause_s, took_s * _PATIENCE)
+    return max(pause_s, min(took_s * _PATIENCE, max_pause_s))
 
 
 class Looking:

@@ -13,6 +13,7 @@ Not here: models. Who loads and swaps them is told by `watch`, and asks `fetch`.
 from __future__ import annotations
 
 import logging
+import posixpath
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -22,10 +23,11 @@ import msgspec
 from forebay.errors import ForebayError, NotFound
 from forebay.repository.cache import Lease
 from forebay.repository.disk import DiskCache
-from forebay.repository.listing import Catalog, Revision
+from forebay.repository.listing import Catalog, Revision, as_one_line
 from forebay.repository.local import LocalFolder
-from forebay.repository.looking import SECOND_LOOK_S, Looking, pause_after
+from forebay.repository.looking import MAX_PAUSE_S, SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
+from forebay.repository.source import SourceFailed
 from forebay.types.caught import caught
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
@@ -42,8 +44,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.repository")
 
+TIMEOUT_S: Final = 120.0
+"""How long a listing may take."""
 _SHOWN: Final = 10
 """Problems that are told in the log of one look."""
+_KEPT: Final = 1000
+"""Problems that are kept of one look."""
 
 
 class RepositoryStatistics(msgspec.Struct, frozen=True):
@@ -80,7 +86,14 @@ class Repository:
     """
 
     def __init__(
-        self, source: ModelSource, rules: TreeRules, *, poll_s: float = 10.0, disk: DiskCache | None = None
+        self,
+        source: ModelSource,
+        rules: TreeRules,
+        *,
+        poll_s: float = 10.0,
+        timeout_s: float = TIMEOUT_S,
+        max_pause_s: float = MAX_PAUSE_S,
+        disk: DiskCache | None = None,
     ) -> None:
         """Describe it; nothing is asked yet.
 
@@ -88,6 +101,8 @@ class Repository:
             source: Where the files are.
             rules: How they make models.
             poll_s: Seconds between two looks; 0 looks only when told to.
+            timeout_s: How long a listing may take.
+            max_pause_s: The longest pause that a look earns by taking long.
             disk: Where revisions are copied to. None uses the files where they lie, of a source that has them on this
                 machine.
         """
@@ -97,9 +112,12 @@ class Repository:
         self._source = source
         self._rules = rules
         self.poll_s = poll_s
+        self._timeout_s = timeout_s
+        self._max_pause_s = max_pause_s
         self._disk = disk
         self._settling: Settling[tuple[str, int], Revision] = Settling()
         self._listed: Sequence[StoredFile] | None = None
+        self._listing: _Listing | None = None
         self._found = Catalog()
         self._watchers: list[Callable[[], None]] = []
         self._one_looks = threading.Lock()
@@ -180,7 +198,7 @@ class Repository:
             started = time.monotonic()
             self._looks += 1
             try:
-                files = self._source.list()
+                files = self._list()
             except ForebayError:
                 self._failures += 1
                 raise
@@ -189,7 +207,8 @@ class Repository:
             self._looked_s = time.time()
             is_first = self._listed is None
             if files != self._listed:
-                self._found = self._rules.read(files)
+                # While something counts, the place stays what it was taken for: one model, or several.
+                self._found = self._rules.read(files, self._found.kind if self._settling.settled else None)
                 self._listed = files
             flat = {
                 (name, number): revision
@@ -202,7 +221,7 @@ class Repository:
                 self._settling = Settling({key: one for key, one in flat.items() if one.modified_s < old})
             changed = self._settling.look(flat)
             self._look_s = time.monotonic() - started
-            problems = (*self._found.problems, *self._source.problems)
+            problems = self._problems()
             is_new = is_first or bool(changed) or problems != self.catalog.problems
             if is_new:
                 models: dict[str, dict[int, Revision]] = {}
@@ -273,6 +292,47 @@ class Repository:
             None if self._disk is None else self._disk.statistics(),
         )
 
+    def _list(self) -> Sequence[StoredFile]:
+        """Return what the source has; one that does not answer in time is waited for again by the next look.
+
+        Raises:
+            ForebayError: If it cannot be asked.
+        """
+        listing = self._listing = self._listing or _Listing(self._list_whole)
+        if not listing.is_over.wait(self._timeout_s):
+            raise SourceFailed(f"{self.place} was not listed within {self._timeout_s:g} s (--repository-timeout-s)")
+        self._listing = None
+        problem, listing.problem = listing.problem, None  # its traceback will refer to this frame
+        if problem is None:
+            return listing.files
+        try:
+            raise problem
+        finally:
+            del problem
+
+    def _list_whole(self) -> Sequence[StoredFile]:
+        """List the source and ask for what is suddenly missing.
+
+        Raises:
+            SourceFailed: If the source has what its listing lacks.
+        """
+        files = self._source.list()
+        if files == self._listed:
+            return files
+        there = {file.path for file in files}
+        for revision in self._settling.settled.values():
+            paths = (posixpath.join(revision.place, file.path) for file in revision.files)
+            missing = next((path for path in paths if path not in there), None)
+            if missing is not None and self._source.has(missing):
+                raise SourceFailed(
+                    f"{self.place} was listed without {missing}, which is there: the listing is not whole"
+                )
+        return files
+
+    def _problems(self) -> tuple[str, ...]:
+        found = [*self._found.problems, *self._source.problems]
+        return tuple(map(as_one_line, found[:_KEPT]))
+
     def _look_and_tell(self) -> None:
         before = self.problem
         is_new, error = caught(self.look)
@@ -286,7 +346,7 @@ class Repository:
                 on_change()
 
     def _pause_s(self) -> float | None:
-        return pause_after(self._look_s, self.poll_s, is_moving=self._is_settling)
+        return pause_after(self._look_s, self.poll_s, is_moving=self._is_settling, max_pause_s=self._max_pause_s)
 
     @property
     def _is_settling(self) -> bool:
@@ -300,6 +360,23 @@ class Repository:
         if len(new) > _SHOWN:
             log.warning("%s: and %d more like these; /models has all of them", self.place, len(new) - _SHOWN)
         self._told = set(self.catalog.problems)
+
+
+class _Listing:
+    """One listing, in a thread of its own: nothing can end one that hangs."""
+
+    def __init__(self, list_files: Callable[[], Sequence[StoredFile]]) -> None:
+        """Begin it."""
+        self.is_over = threading.Event()
+        self.files: Sequence[StoredFile] = ()
+        self.problem: BaseException | None = None
+        self._list_files = list_files
+        threading.Thread(target=self._run, name="forebay-listing", daemon=True).start()
+
+    def _run(self) -> None:
+        files, self.problem = caught(self._list_files)
+        self.files = files or ()
+        self.is_over.set()
 
 
 def _has(catalog: Catalog, model: str, number: int | None) -> bool:

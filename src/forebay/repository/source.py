@@ -41,6 +41,15 @@ class ModelSource(Protocol):
         """Return all files below the place.
 
         Raises:
+            SourceFailed: If it cannot be asked now, or has lost everything at once.
+            SourceRefused: If it does not let us in.
+        """
+        ...
+
+    def has(self, path: str) -> bool:
+        """Tell whether a file is there that the last listing lacked; asked for by itself.
+
+        Raises:
             SourceFailed: If it cannot be asked now.
             SourceRefused: If it does not let us in.
         """

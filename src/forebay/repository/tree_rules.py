@@ -5,13 +5,14 @@
     NAME/files             a model without versions: it has version 1
 
 So do the repositories of Triton and OVMS; what they hold beside that (`config.pbtxt`, `config.json`) is not read, and
-named as such. A place whose own folders are numbers is one model, and so is one that has files and no folders.
+named as such. A place whose own folders are numbers is one model, unless another folder beside them has versions; and
+so is one that has files and no folders.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -50,18 +51,24 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
     holds: Holds = any_files
     may_be_called: Callable[[str], str] = lambda _name: ""
 
-    def read(self, files: Iterable[StoredFile]) -> Catalog:
-        """Return the models that these files are."""
+    def read(self, files: Iterable[StoredFile], kind: Literal["model", "models"] | None = None) -> Catalog:
+        """Return the models that these files are.
+
+        Args:
+            kind: What the place was taken for before, if something of it is served: a folder more or less must not
+                turn several models into versions of one.
+        """
         problems: list[str] = []
         files = [file for file in files if file.path]
         if any(not file.size for file in files):  # some programs make an empty object where a folder is
             within = {file.path[:at] for file in files for at in _slashes(file.path)}
             files = [file for file in files if file.size or file.path not in within]
         loose, folders = _by_folder(files, problems)
-        is_one = self.kind == "model"
-        if self.kind == "any":
+        taken_for = kind or self.kind
+        is_one = taken_for == "model"
+        if taken_for == "any":
             is_whole = any(file.path == WHOLE for file in loose)
-            is_one = is_whole or any(map(_is_number, folders)) or (bool(loose) and not folders)
+            is_one = is_whole or self._has_only_versions(folders) or (bool(loose) and not folders)
         models: dict[str, dict[int, Revision]] = {}
         if is_one:
             self._add(models, problems, self.name, "", loose, folders)
@@ -73,7 +80,18 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
                     problems.append(f"{name}/ is no name of a model: {wrong}")
                 else:
                     self._add(models, problems, name, name, inner, inner_folders)
-        return Catalog(models, problems)
+        return Catalog(models, problems, ("model" if is_one else "models") if models else None)
+
+    def _has_only_versions(self, folders: Mapping[str, Sequence[StoredFile]]) -> bool:
+        """Tell whether there are versions and no folder beside them that has versions of its own."""
+        others = [name for name in folders if not _is_number(name)]
+        return len(others) < len(folders) and not any(
+            self._is_version(inside) for other in others for inside in _by_folder(folders[other], [])[1].items()
+        )
+
+    def _is_version(self, folder: tuple[str, Sequence[StoredFile]]) -> bool:
+        name, files = folder
+        return _is_number(name) and not self.holds([file.path for file in files])
 
     def _add(
         self,

@@ -262,6 +262,9 @@ class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         poll_s: Time between two looks at what is there; 0 looks at the start and on SIGHUP only.
+        timeout_s: Time that a listing may take; one that takes longer changes nothing, and is made again.
+        max_pause_s: Longest pause between two looks, where a look takes so long that they would be further apart.
+        max_files: Files that the place may have; a listing with more changes nothing.
         versions: Which versions of a model are served: latest, latest:N, all, or some of them, such as 1,3.
         lazy: Load a model when somebody asks for it first, instead of all of them at the start.
         max_models: Versions in memory; the one that was asked least recently leaves for another one.
@@ -272,6 +275,9 @@ class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     poll_s: Annotated[Seconds, Written("--repository-poll-s", "S")] = 10.0
+    timeout_s: Annotated[SomeSeconds, Written("--repository-timeout-s", "S")] = 120.0
+    max_pause_s: Annotated[SomeSeconds, Written("--repository-max-pause-s", "S")] = 60.0
+    max_files: Annotated[Count, Written("--repository-max-files", "N")] = 1_000_000
     versions: Annotated[str, Written("--versions", "VERSIONS"), Checked(_policy)] = "latest"
     lazy: Annotated[bool | None, Written("--lazy", usual="on where --max-models or --max-model-bytes is told")] = None
     max_models: Annotated[Count | None, Written("--max-models", "N")] = None

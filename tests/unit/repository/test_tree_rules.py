@@ -172,3 +172,39 @@ def test_a_revision_is_what_its_files_are():
     other = Revision("net", "1", "net/1", (StoredFile("a", 1, "t", 5.0), StoredFile("b", 2, "v", 9.0)))
     assert one.id == same.id != other.id
     assert (one.size, one.modified_s) == (3, 9.0)
+
+
+# What a place was taken for
+
+
+def test_a_folder_called_by_a_number_beside_models_takes_none_down():  # F100
+    models = ["net/1/a", "other/1/a"]
+    assert list(TreeRules().read(files(*models, "2024/1/a")).models) == ["net", "other", "2024"]
+    assert list(TreeRules().read(files("plain/a", "net/1/a", "2024/notes.txt")).models) == ["plain", "net", "2024"]
+    no_model = TreeRules(holds=lambda paths: "" if "a" in paths else "no a")
+    found = no_model.read(files(*models, "2024/notes.txt"))
+    assert list(found.models) == ["net", "other"]
+    assert list(found.problems) == ["2024/ is no version of a model: no a"]
+
+
+def test_versions_stay_versions_beside_folders_that_have_none():  # F100
+    assert shape(TreeRules(name="net").read(files("1/a", "2/a", "docs/page"))) == {"net": {1: ["a"], 2: ["a"]}}
+    holds = TreeRules(name="net", holds=lambda paths: "" if "a" in paths else "no a")
+    assert list(holds.read(files("1/a", "docs/page", "docs/2024/notes")).models) == ["net"]
+
+
+@pytest.mark.parametrize(
+    "before, more",
+    [
+        (["plain/a"], ["2024/a"]),  # it alone would say that these are versions
+        (["1/a", "2/a"], ["backup/1/a"]),
+        (["a"], ["docs/a"]),
+    ],
+)
+def test_a_place_stays_what_it_was_taken_for(before, more):  # F100
+    rules = TreeRules(name="net")
+    first = rules.read(files(*before))
+    found = rules.read(files(*before, *more), first.kind)
+    assert {name: list(versions) for name, versions in first.models.items()}.items() <= {
+        name: list(versions) for name, versions in found.models.items()
+    }.items()

@@ -18,6 +18,7 @@ import msgspec
 
 from forebay.errors import ConfigError, Unavailable
 from forebay.repository.address import is_address, source_of
+from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.disk import disk_for
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
@@ -65,14 +66,16 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
         Raises:
             ConfigError: If it is not there, does not let us in, or cannot be kept here.
         """
-        source = source_of(self.address, self.below)
+        source = source_of(self.address, self.below, ListingLimits(config.timeout_s, config.max_files))
         rules = TreeRules(
             name=self.name,
             holds=model_problem if self.is_files else lambda _paths: "",
             may_be_called=_why_not,
         )
         disk = disk_for(source, config.folder, config.max_disk_models, config.max_disk_bytes)
-        repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
+        repository = Repository(
+            source, rules, poll_s=config.poll_s, timeout_s=config.timeout_s, max_pause_s=config.max_pause_s, disk=disk
+        )
         with contextlib.suppress(Unavailable):  # its problem is told, and it is tried again at the start
             repository.open()
         if self.overrides.version is not None or (self.overrides.name and len(repository.catalog.models) > 1):

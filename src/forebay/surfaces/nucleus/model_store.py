@@ -66,6 +66,11 @@ class Joined:
         self.problems = [f"{name}/{problem}" for name, source in self._sources.items() for problem in source.problems]
         return [file for name in self._sources for file in self._listed[name]]
 
+    def has(self, path: str) -> bool:
+        """Tell whether a file is there that the last listing lacked."""
+        name, _, rest = path.partition("/")
+        return self._sources[name].has(rest)
+
     def read(self, path: str, file: StoredFile, start: int, end: int) -> bytes | memoryview:
         """Return a part of a file."""
         name, _, rest = path.partition("/")

@@ -12,6 +12,7 @@ import msgspec
 
 from forebay.errors import ForebayError
 from forebay.repository.address import source_of
+from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.cache import Lease
 from forebay.repository.disk import disk_for
 from forebay.repository.listing import Revision, StoredFile
@@ -174,10 +175,12 @@ class StoredModels:
 
     def _opened(self, name: str, address: str) -> Repository:
         config = self._config
-        source = source_of(address, Path())
+        source = source_of(address, Path(), ListingLimits(config.timeout_s, config.max_files))
         rules = TreeRules(kind="model", name=name, holds=_why_no_model)
         disk = disk_for(source, config.folder, config.max_disk_models, config.max_disk_bytes)
-        repository = Repository(source, rules, poll_s=config.poll_s, disk=disk)
+        repository = Repository(
+            source, rules, poll_s=config.poll_s, timeout_s=config.timeout_s, max_pause_s=config.max_pause_s, disk=disk
+        )
         with contextlib.suppress(ForebayError):
             repository.open()
         if self._on_change is not None:
