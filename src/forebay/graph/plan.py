@@ -36,6 +36,7 @@ class PlannedNode(msgspec.Struct, eq=False):
         port: Its output port, if it has just one.
         sets: Ports that are synchronised with each other.
         required: Ports without which it does not run.
+        turns: Ports that read what the node itself writes: a packet comes one moment later, and none is waited for.
         is_simple: Whether every packet that arrives fires it, and nothing else does.
     """
 
@@ -45,6 +46,7 @@ class PlannedNode(msgspec.Struct, eq=False):
     port: str | None
     sets: tuple[frozenset[str], ...]
     required: frozenset[str]
+    turns: frozenset[str]
     is_simple: bool
 
 
@@ -81,6 +83,7 @@ class Plan:
             port=next(iter(spec.outputs)) if len(spec.outputs) == 1 else None,
             sets=spec.sets or (frozenset(spec.inputs),),
             required=frozenset(spec.inputs) - spec.optional if spec.policy == "sync" else frozenset(),
+            turns=frozenset(port for port in spec.back_edges if spec.inputs[port] in spec.outputs.values()),
             is_simple=len(spec.inputs) == 1 and not spec.back_edges,
         )
 

@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of a graph: which node fires next, and where its results go.
 
-Theory of operation. Streams carry packets with rising timestamps; each stream has a *bound*, below which nothing more
-will come. A port is settled at a timestamp when its next packet is not earlier or its bound is higher. A node with the
-policy `sync` fires at the lowest timestamp of its waiting packets once all of its ports (or all of one sync set) are
-settled there; if one of its required ports carries nothing, it is passed over and its outputs are settled instead. So a
-branch that was not taken is known to be empty, and nobody waits for it.
+Theory of operation. Streams carry packets with rising timestamps. Each port has a queue and a *bound*, below which
+nothing more will come. A port is settled at a timestamp when its next packet is not earlier or its bound is higher. A
+node with the policy `sync` is due at the lowest timestamp of its waiting packets once all of its ports (or all of one
+sync set) are settled there. If a required port carries nothing, the node is passed over and its outputs are settled
+instead. So a branch that was not taken is known to be empty, and nobody waits for it.
 
-A run for a request sees one timestamp. A run for a stream of packets (`streams=True`) sees many: a node may work on
-several at a time, if it may, and its results are released in the order of their firings. A loop needs such a run too:
-a packet that comes over a back edge is one moment later than it was written.
+A run for a request sees one timestamp. A run for a stream of packets (`streams=True`) sees many. There packets wait in
+their queues until their node may run once more; of several sets that are due the one with the lowest timestamp goes
+first. Results are released in the order of their timestamps. A node settles its outputs below the lowest timestamp at
+which it runs or may still run. A loop needs such a run, too: what a node writes to itself comes one moment later.
+
+The rules for ports, sets and policies are those of MediaPipe; `tests/graph/mediapipe_rules.py` is a second, naive
+implementation of them.
 
 Sans-I/O: no clock, no loop, no payload. `pool.py` drives it.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,6 +38,8 @@ DONE: Final = 1 << 63
 
 UNSEEN: Final = -(1 << 63)
 """Bound of a stream on which anything may come."""
+
+_timestamp: Final = attrgetter("timestamp")
 
 
 class Firing(msgspec.Struct, eq=False):
@@ -62,26 +70,26 @@ class Emission(msgspec.Struct, eq=False):
 
 
 class _NodeState:
-    """What a node has received and what it has not finished yet."""
+    """What a node has received and what it has not finished yet.
 
-    __slots__ = ("due", "fired", "flights", "held", "released", "running", "waiting")
+    Attributes:
+        waiting: The packets of each port that have not been used.
+        bounds: The bound of each port.
+        fired: The highest timestamp at which it fired or was passed over.
+        flights: Firings whose results have not been released, by timestamp.
+        running: Firings that have not completed.
+        held: Results that wait for those of an earlier firing.
+    """
+
+    __slots__ = ("bounds", "fired", "flights", "held", "running", "waiting")
 
     def __init__(self, node: PlannedNode) -> None:
         self.waiting: dict[str, deque[tuple[int, Any]]] = {port: deque() for port in node.ports}
+        self.bounds = dict.fromkeys(node.ports, UNSEEN)
         self.fired = UNSEEN
-        self.flights: deque[Firing] = deque()
-        self.due: deque[Firing] = deque()
+        self.flights: list[Firing] = []
         self.running = 0
-        self.released: Firing | None = None
-        self.held: dict[Firing, list[_Result]] = {}
-
-
-class _Result(msgspec.Struct, eq=False):
-    """Results of a firing that wait for those of an earlier one."""
-
-    outputs: Mapping[str, Any]
-    at: int
-    more: bool
+        self.held: dict[Firing, Mapping[str, Any]] = {}
 
 
 class GraphRun:
@@ -109,7 +117,7 @@ class GraphRun:
         """
         self.plan = plan
         self.open = 0
-        """Firings that were handed out, or are about to be, and have not completed."""
+        """Firings that are due or running."""
         self.error: Exception | None = None
         self._streams = streams
         self._states: dict[PlannedNode, _NodeState] = {}
@@ -149,39 +157,33 @@ class GraphRun:
             self._ready = []
         return ready
 
-    def complete(
-        self, firing: Firing, outputs: Mapping[str, Any], *, more: bool = False, at: int | None = None
-    ) -> list[Emission]:
+    def complete(self, firing: Firing, outputs: Mapping[str, Any]) -> list[Emission]:
         """Take the results of a firing; returns what left the graph as a result.
 
         Args:
             firing: What `ready` returned.
             outputs: Values by output port; a port that is absent carries nothing.
-            more: Whether further results of the same firing follow.
-            at: Their timestamp, if it is not the firing's.
 
         Raises:
             BadOutcome: If the node has no such port.
             InvalidRequest: If the timestamp is below the stream's bound: what was fed did not leave it room.
         """
-        timestamp = firing.timestamp if at is None else at
         node = firing.node
-        if not more:
-            self.open -= 1
+        self.open -= 1
         if self.error is not None:
             return []
         if len(outputs) > len(node.outputs) or not outputs.keys() <= node.outputs.keys():
             wrong = next(port for port in outputs if port not in node.outputs)
             raise BadOutcome(f"node '{node.spec.name}' has no output '{str(wrong)[:100]}'; it has {list(node.outputs)}")
         if self._streams:
-            self._release(firing, _Result(outputs, timestamp, more))
+            self._release(firing, outputs)
         else:
             for port, value in outputs.items():
-                self._deliver(node.outputs[port], timestamp, value)
-            if not more and len(outputs) < len(node.outputs):
+                self._deliver(node.outputs[port], firing.timestamp, value)
+            if len(outputs) < len(node.outputs):
                 for port, stream in node.outputs.items():
                     if port not in outputs:
-                        self._settle(stream, timestamp + 1)
+                        self._settle(stream, firing.timestamp + 1)
         return self._take_emitted() if self._emitted else []
 
     def abort(self, error: Exception) -> None:
@@ -189,7 +191,6 @@ class GraphRun:
         self.error = self.error or error
         self.open -= len(self._ready)
         self._ready.clear()
-        self.open -= sum(len(state.due) for state in self._states.values())
         self._states.clear()
 
     @property
@@ -225,7 +226,7 @@ class GraphRun:
             for node, state in self._states.items()
             if any(state.waiting.values())
             for port, stream in node.ports.items()
-            if not state.waiting[port] and port not in node.spec.back_edges
+            if not state.waiting[port] and port not in node.turns
         ]
 
     def _input(self, stream: str) -> PlannedStream:
@@ -242,29 +243,23 @@ class GraphRun:
 
     def _deliver(self, stream: PlannedStream, timestamp: int, value: Any) -> None:
         """Put a packet on a stream."""
-        streams = self._streams
         for output in stream.results:
             self._emitted.append(Emission(output, timestamp, value))
-        waits: list[tuple[PlannedNode, _NodeState]] = []
+        if self._streams:
+            self._bounds[stream.name] = timestamp + 1
         for node, port in stream.readers:
-            if node.is_simple and not streams:
+            if node.is_simple and not self._streams:
                 self.open += 1
                 self._ready.append(Firing(node, timestamp, {port: value}))
                 continue
-            state = self._state(node)
-            at = timestamp + 1 if port in node.spec.back_edges else timestamp  # each turn of a loop is a moment later
+            at = timestamp + 1 if port in node.turns else timestamp
             if at == DONE:
                 raise InvalidRequest(
                     f"no timestamp is left for '{node.spec.name}' after {timestamp}; open a new stream"
                 )
-            if node.spec.policy in {"sync", "barrier"}:
-                state.waiting[port].append((at, value))
-                waits.append((node, state))
-            elif node.spec.policy == "immediate" or at > state.fired:
-                self._fire(node, state, at, {port: value})
-        if streams:
-            self._bounds[stream.name] = timestamp + 1
-        for node, state in waits:  # only now: what one of them leads to may ask another what it has received
+            state = self._state(node)
+            state.waiting[port].append((at, value))
+            state.bounds[port] = at + 1
             self._advance(node, state)
 
     def _settle(self, stream: PlannedStream, bound: int) -> None:
@@ -277,8 +272,10 @@ class GraphRun:
             stream, bound = settling[0]
             if bound > self._bounds.get(stream.name, UNSEEN):
                 self._bounds[stream.name] = bound
-                for node, _ in stream.readers:
-                    self._advance(node, self._state(node))
+                for node, port in stream.readers:
+                    state = self._state(node)
+                    state.bounds[port] = bound
+                    self._advance(node, state)
             settling.popleft()
         self._settling = None
 
@@ -288,80 +285,69 @@ class GraphRun:
             state = self._states[node] = _NodeState(node)
         return state
 
-    def _fire(self, node: PlannedNode, state: _NodeState, timestamp: int, inputs: dict[str, Any]) -> None:
-        firing = Firing(node, timestamp, inputs)
-        state.fired = max(state.fired, timestamp)
-        self.open += 1
-        if not self._streams:
-            self._ready.append(firing)
-            return
-        state.flights.append(firing)
-        if state.running == node.spec.max_in_flight:
-            state.due.append(firing)
-        else:
-            state.running += 1
-            self._ready.append(firing)
-        if node.spec.closed_loop and _is_turn(firing):
-            self._require_alone(node, state)
-
-    @staticmethod
-    def _require_alone(node: PlannedNode, state: _NodeState) -> None:
-        """Refuse a further turn of a loop for which something else waits.
-
-        Until there is one, the turn that runs may have been the last: whoever has seen the last result of a loop may go
-        on at once.
-        """
-        if any(not _is_turn(one) for one in state.flights if one is not state.released):
-            msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream"
-            raise InvalidRequest(msg)
-
     def _advance(self, node: PlannedNode, state: _NodeState) -> None:
-        """Fire a node as often as its ports allow, and tell its readers what will not come."""
-        if node.spec.policy == "sync":
-            for ports in node.sets:
-                while self._step(node, state, ports):
-                    pass
-        elif node.spec.policy == "barrier":
-            self._pass(node, state)
+        """Fire a node as often as its ports and `max_in_flight` allow, and tell its readers what will not come."""
+        while state.running != node.spec.max_in_flight and (ports := self._due(node, state)):
+            self._fire(node, state, ports)
         bound = self._bound(node, state)
         if bound > UNSEEN:
             for stream in node.outputs.values():
                 self._settle(stream, bound)
 
-    def _step(self, node: PlannedNode, state: _NodeState, ports: frozenset[str]) -> bool:
-        """Fire a node once if these ports are settled at the timestamp of their earliest packet."""
-        waiting = state.waiting
-        timestamp = min((waiting[port][0][0] for port in ports if waiting[port]), default=None)
-        if timestamp is None:
-            return False
-        bounds, back_edges = self._bounds, node.spec.back_edges
-        for port in ports:
-            if not waiting[port] and port not in back_edges and bounds.get(node.ports[port].name, UNSEEN) <= timestamp:
-                return False
-        inputs = {
-            port: waiting[port].popleft()[1]
-            for port in node.ports
-            if port in ports and _is_at(waiting[port], timestamp)
-        }
-        if all(port in inputs for port in node.required & ports):
-            self._fire(node, state, timestamp, inputs)
-        else:
-            state.fired = max(state.fired, timestamp)
+    def _due(self, node: PlannedNode, state: _NodeState) -> Sequence[str]:
+        """Return the ports whose first packets a node runs with next; none if it waits for more."""
+        waiting, policy = state.waiting, node.spec.policy
+        if policy == "barrier":
+            if self._is_closed(state):
+                for packets in waiting.values():
+                    packets.clear()
+            return tuple(waiting) if all(waiting.values()) else ()
+        if policy == "first":
+            for packets in waiting.values():
+                while packets and packets[0][0] <= state.fired:
+                    packets.popleft()
+        if policy != "sync":
+            timestamp = min((packets[0][0] for packets in waiting.values() if packets), default=DONE)
+            ports = [port for port, packets in waiting.items() if _is_at(packets, timestamp)]
+            return ports[:1] if policy == "first" else ports
+        earliest = DONE
+        due: frozenset[str] = frozenset()
+        for group in node.sets:
+            timestamp = min((waiting[port][0][0] for port in group if waiting[port]), default=DONE)
+            if timestamp < earliest and all(
+                waiting[port] or port in node.turns or state.bounds[port] > timestamp for port in group
+            ):
+                earliest, due = timestamp, group
+        return [port for port in waiting if port in due and _is_at(waiting[port], earliest)]
+
+    def _fire(self, node: PlannedNode, state: _NodeState, ports: Sequence[str]) -> None:
+        """Run a node with the first packets of these ports, or pass it over if it needs more than these."""
+        packets = {port: state.waiting[port].popleft() for port in ports}
+        timestamp = min(at for at, _ in packets.values())
+        state.fired = max(state.fired, timestamp)
+        if any(
+            not group.isdisjoint(ports) and not node.required.isdisjoint(group.difference(ports)) for group in node.sets
+        ):
             if not self._streams:
                 for stream in node.outputs.values():
                     self._settle(stream, timestamp + 1)
-        return True
+            return
+        if node.spec.closed_loop and not node.turns.issuperset(ports):
+            for port in node.turns:
+                if port in packets or state.waiting[port] or any(port in flight.inputs for flight in state.flights):
+                    msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream"
+                    raise InvalidRequest(msg)
+        firing = Firing(node, timestamp, {port: value for port, (_, value) in packets.items()})
+        self.open += 1
+        self._ready.append(firing)
+        if self._streams:
+            state.running += 1
+            insort(state.flights, firing, key=_timestamp)
 
-    def _pass(self, node: PlannedNode, state: _NodeState) -> None:
-        """Fire a node as often as each of its ports has a packet; drop what will never have company."""
-        waiting = state.waiting
-        while all(waiting.values()):
-            timestamp = min(packets[0][0] for packets in waiting.values())
-            self._fire(node, state, timestamp, {port: packets.popleft()[1] for port, packets in waiting.items()})
+    def _is_closed(self, state: _NodeState) -> bool:
+        """Tell whether a barrier lacks packets for ever."""
         over = DONE if self._streams else 1
-        if any(not waiting[port] and self._bounds.get(one.name, UNSEEN) >= over for port, one in node.ports.items()):
-            for packets in waiting.values():
-                packets.clear()
+        return any(not packets and state.bounds[port] >= over for port, packets in state.waiting.items())
 
     def _bound(self, node: PlannedNode, state: _NodeState) -> int:
         """Return the timestamp below which the node will write nothing more."""
@@ -369,55 +355,37 @@ class GraphRun:
             # There is one timestamp: a node that has fired says itself what it has.
             if state.fired != UNSEEN or any(state.waiting.values()):
                 return UNSEEN
-            return min(self._bounds.get(stream.name, UNSEEN) for stream in node.ports.values())
-        if state.flights:
-            return min(flight.timestamp for flight in state.flights)
-        bound = DONE
-        for port, stream in node.ports.items():
-            packets = state.waiting[port]
+            return min(state.bounds.values())
+        bound = state.flights[0].timestamp if state.flights else DONE
+        if node.spec.policy == "barrier" and self._is_closed(state):
+            return bound
+        for port, packets in state.waiting.items():
             if packets:
                 bound = min(bound, packets[0][0])
-            elif port not in node.spec.back_edges:
-                bound = min(bound, self._bounds.get(stream.name, UNSEEN))
+            elif port not in node.turns:
+                bound = min(bound, state.bounds[port])
         return max(bound, state.fired + 1) if node.spec.policy == "first" else bound
 
-    def _release(self, firing: Firing, result: _Result) -> None:
-        """Put the results of a node's firings on its streams in the order in which it fired."""
+    def _release(self, firing: Firing, outputs: Mapping[str, Any]) -> None:
+        """Put the results of a node's firings on its streams in the order of their timestamps."""
         node = firing.node
         state = self._states[node]
-        if not result.more:
-            state.running -= 1
-            if state.due:
-                state.running += 1
-                self._ready.append(state.due.popleft())
-        state.held.setdefault(firing, []).append(result)
-        while state.flights:
-            first = state.flights[0]
-            results = state.held.pop(first, None)
-            if results is None:
-                break
-            state.released = None if results[-1].more else first
-            for one in results:
-                for port, value in one.outputs.items():
-                    self._write(node, port, one.at, value)  # a loop fires the node again before the next one is written
-            if results[-1].more:
-                break
-            state.flights.popleft()
+        state.held[firing] = outputs
+        while state.flights and (results := state.held.pop(state.flights[0], None)) is not None:
+            for port, value in results.items():
+                self._write(node, port, state.flights[0].timestamp, value)
+            del state.flights[0]
+        state.running -= 1
         self._advance(node, state)
 
     def _write(self, node: PlannedNode, port: str, timestamp: int, value: Any) -> None:
         stream = node.outputs[port]
-        if timestamp < self._bounds.get(stream.name, UNSEEN):
+        if timestamp < self._bounds.get(stream.name, UNSEEN) and (stream.readers or stream.results):
             raise InvalidRequest(
                 f"node '{node.spec.name}' wrote to '{stream.name}' at timestamp {timestamp}, which is already at "
                 f"{self._bounds[stream.name] - 1}; send what it reads on a stream, at timestamps further apart"
             )
         self._deliver(stream, timestamp, value)
-
-
-def _is_turn(firing: Firing) -> bool:
-    """Tell whether a loop fired its node."""
-    return not firing.node.spec.back_edges.isdisjoint(firing.inputs)
 
 
 def _is_at(packets: deque[tuple[int, Any]], timestamp: int) -> bool:

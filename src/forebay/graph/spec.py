@@ -23,7 +23,7 @@ Policy = Literal["sync", "first", "immediate", "barrier"]
 
     sync       when all of its ports have said what they carry at a timestamp: packets of one moment belong together
     first      as sync, but the first packet of a timestamp is enough; what comes later for it is dropped
-    immediate  for every packet, as it comes
+    immediate  for every packet; those of one timestamp that wait for the node to be free come together
     barrier    when each of its ports has a packet, whatever their timestamps: the earliest counts
 """
 
@@ -40,10 +40,10 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
             that all are in one.
         optional: Input ports that may be empty when it fires. A node that lacks a packet on any other port does not
             run, and its output streams carry nothing at that timestamp.
-        back_edges: Input ports that are fed by a loop: they close no cycle and hold nothing up.
+        back_edges: Input ports that close a loop, which is no cycle then.
         max_in_flight: How often it may run at a time for one run of the graph; what is due beyond that waits its turn.
             None sets no bound.
-        closed_loop: Whether it is an error that something comes on its other ports while its loop goes on turning.
+        closed_loop: Whether it is an error to run it with anything from its other ports while its loop still turns.
     """
 
     name: str

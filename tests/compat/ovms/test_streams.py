@@ -519,19 +519,31 @@ async def test_one_buffer_for_all_items_corrupts_none(tmp_path):  # O21
     assert [content for _, _, content in brief(answers)] == [bytes([step] * 4) for step in range(1, 6)]
 
 
-async def test_data_for_a_node_that_generates_ends_the_stream(tmp_path):  # O73
+async def test_data_for_a_node_that_generates_past_its_timestamp_ends_the_stream(tmp_path):  # O73
     write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GATED})
     async with serving(tmp_path, name="g") as face:
         module = handler_of(face)
         stream = face.stream("g")
-        stream.send(tensor("input", b"x"))
+        stream.send(tensor("input", b"x"), **at(0))
         await stream.take()  # the generator is blocked in the handler now, or will be
-        stream.send(tensor("input", b"y"))
+        stream.send(tensor("input", b"y"), **at(1))
         module.gate.release()  # not its last step, as it turns out
         _, end = await stream.rest()
         assert "'python_node' is already processing data" in failed(end).message
         assert "open a new stream" in failed(end).message
         module.gate.release()
+
+
+async def test_data_for_a_node_that_generates_waits_for_its_timestamp(tmp_path):  # O73, F93
+    write(tmp_path, {"graph.pbtxt": one_node(loops=True), "model.py": GENERATE})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        stream.send(tensor("input", b"a,b,c"), **at(0))
+        stream.send(tensor("input", b"d,e"), **at(3))
+        stream.close()
+        answers, end = await stream.rest()
+        assert end is None
+        assert brief(answers) == [(number, "output", text.encode()) for number, text in enumerate("abcde")]
 
 
 async def test_a_generator_that_raises_ends_the_stream_after_its_items(tmp_path):  # O82

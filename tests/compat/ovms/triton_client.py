@@ -481,9 +481,9 @@ def an_item_is_sent_before_the_next_is_computed():  # O20, T11
 
 def new_data_for_a_node_that_generates_ends_the_stream():  # O73, T16
     with Stream("forever") as stream:
-        stream.say(b"x")
+        stream.say(b"x", stamp=0)
         stream.take()
-        stream.say(b"y")
+        stream.say(b"y", stamp=1)
         while True:
             result, error = stream.answers.get(timeout=PATIENCE_S)
             if error is not None:
