@@ -120,6 +120,18 @@ class Pictures(Model):
         return [{"thumb_bytes": one.upper(), "name": one} for one in batch]
 
 
+class Part(TypedDict):
+    parts: list[bytes]
+    named: dict[str, bytes]
+
+
+class Nested(Model):
+    """Gives bytes within other things."""
+
+    def predict(self, batch: list[int]) -> list[Part]:
+        return [{"parts": [b"\xff\0"], "named": {"raw": b""}} for _ in batch]
+
+
 class Nans(Model):
     def predict(self, batch: list[float]) -> list[float]:
         return [float("nan") for _ in batch]

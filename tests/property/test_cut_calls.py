@@ -157,9 +157,9 @@ def test_columns_have_the_shape_of_their_lists_and_are_written_as_such(shape, in
         patch.setattr(rest, "_ROWS", 2)
         assert json.loads(rest.encode_columns(answered)) == {"outputs": {"x": array.tolist(), "y": array.tolist()}}
         assert json.loads(rest.encode_columns(answered[:1])) == {"outputs": array.tolist()}
-        assert json.loads(rest.encode_rows(answered[:1], shape[0])) == {"predictions": array.tolist()}
+        assert json.loads(rest.encode_rows(answered[:1])) == {"predictions": array.tolist()}
         rows = [{"x": row, "y": row} for row in array.tolist()]
-        assert json.loads(rest.encode_rows(answered, shape[0])) == {"predictions": rows}
+        assert json.loads(rest.encode_rows(answered)) == {"predictions": rows}
 
 
 def test_rows_of_which_nothing_comes_are_limited_in_json_as_well(whole):

@@ -237,6 +237,7 @@ def _ports(ports: Sequence[Any]) -> tuple[Var, ...]:
                 rows=rows,
                 type=kind.get_type_name(),
                 synonyms=tuple(others),
+                is_scalar=is_known and not len(axes),
             )
         )
     return tuple(found)

@@ -152,5 +152,6 @@ def _vars(infos: Any) -> tuple[Var, ...]:
         shape = None if info.tensor_shape.unknown_rank else [axis.size for axis in info.tensor_shape.dim]
         rows, sample = rows_and_sample(shape)
         kind = TYPE_NAMES.get(info.dtype, str(info.dtype))
-        found.append(Var(name, name, known and known.name, sample, rows=rows, type=kind))
+        datatype, is_scalar = known and known.name, shape == []
+        found.append(Var(name, name, datatype, sample, rows=rows, type=kind, is_scalar=is_scalar, tensor=info.name))
     return tuple(found)

@@ -46,6 +46,8 @@ class Var(msgspec.Struct, frozen=True):
         rows: Length of the first axis, -1 for any; None where there is none, or where it is not known.
         axes: What the file calls its axes, the first one included; "" for one without a name, none where it names none.
         type: What the file or the server calls its type, for messages.
+        is_scalar: Whether it is known to have no axes at all.
+        tensor: What a SavedModel's graph calls it.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Var(msgspec.Struct, frozen=True):
     rows: int | None = None
     axes: tuple[str, ...] = ()
     type: str = ""
+    is_scalar: bool = False
+    tensor: str = ""
 
     @property
     def dtype(self) -> str | None:
@@ -190,7 +194,7 @@ def _bound(described: tuple[Var, ...], file: tuple[Var, ...], what: str) -> tupl
 
 def _as_in(described: tuple[Var, ...], file: tuple[Var, ...]) -> tuple[Var, ...]:
     known = {name: var for var in file for name in (var.name, *var.synonyms)}
-    return tuple(msgspec.structs.replace(known[var.name], alias=var.alias) for var in described)
+    return tuple(msgspec.structs.replace(known[var.name], alias=var.alias, tensor=var.tensor) for var in described)
 
 
 def _different(does: str, ours: tuple[Var, ...], theirs: tuple[Var, ...]) -> str | None:

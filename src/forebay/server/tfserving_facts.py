@@ -22,7 +22,7 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.tensorflow import PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -157,18 +157,19 @@ def _described(app: App, name: str) -> Iterable[dict[str, Any]]:
 
 def _signature(face: TensorFace) -> dict[str, Any]:
     return {
-        "inputs": {one.name: _tensor_info(one, face.unranked) for one in face.inputs},
-        "outputs": {one.name: _tensor_info(one, face.unranked_outputs) for one in face.outputs},
+        "inputs": {one.name: _tensor_info(one, face.unranked, face.input_tensors) for one in face.inputs},
+        "outputs": {one.name: _tensor_info(one, face.unranked_outputs, face.output_tensors) for one in face.outputs},
         "method_name": PREDICT,
+        "defaults": {},
     }
 
 
-def _tensor_info(port: TensorMetadata, unranked: Collection[str]) -> dict[str, Any]:
+def _tensor_info(port: TensorMetadata, unranked: Collection[str], names: Mapping[str, str]) -> dict[str, Any]:
     is_unranked = port.name in unranked
     dims = [] if is_unranked else [{"size": str(axis), "name": ""} for axis in port.shape]
     kind = DATATYPES[port.datatype].tensorflow_name
     return {
         "dtype": f"DT_{kind}",
         "tensor_shape": {"dim": dims, "unknown_rank": is_unranked},
-        "name": f"{port.name}:0",
+        "name": names.get(port.name, ""),
     }

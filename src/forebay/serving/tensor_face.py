@@ -48,6 +48,8 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         optional: Inputs that may be left out.
         unranked: Inputs of any number of axes; of their shape only the first one is said.
         unranked_outputs: The same for outputs.
+        input_tensors: What the graph of a SavedModel calls its inputs, by their names.
+        output_tensors: The same for outputs.
         has_rows: Whether the first axis of all tensors counts samples.
         is_open: Whether it takes tensors of any name.
         is_bare: Whether an only input or output may go without its name where that is a choice of the protocol, as with
@@ -61,6 +63,8 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
     optional: frozenset[str] = frozenset()
     unranked: frozenset[str] = frozenset()
     unranked_outputs: frozenset[str] = frozenset()
+    input_tensors: Mapping[str, str] = EMPTY
+    output_tensors: Mapping[str, str] = EMPTY
     has_rows: bool = True
     is_open: bool = False
     is_bare: bool = False

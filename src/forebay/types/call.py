@@ -35,7 +35,15 @@ _MEDIA_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[ \t]*{_WORD}=(?:{_W
 EMPTY: Final[Mapping[str, Any]] = {}
 
 ROWS: Final = "rows"
-"""Among the params of a request whose body is a list of samples although the endpoint takes one; so is its outcome."""
+"""Among the params of a request whose body is a list of samples although the endpoint takes one; so is its outcome.
+
+Its results are written as rows of TensorFlow Serving's JSON.
+"""
+
+
+def written_in(params: Mapping[str, Any]) -> str:
+    """Return the format of results that params ask for."""
+    return "rows" if ROWS in params else params["out"]
 
 
 class Origin(Protocol):

@@ -49,7 +49,9 @@ TENSORFLOW: Final = ProtoTable(
             "16 uint32* uint32_val, 17 uint64* uint64_val"
         ),
         "TensorInfo": "1 string name, 2 !DataType dtype, 3 TensorShapeProto tensor_shape",
-        "SignatureDef": "1 map:TensorInfo inputs, 2 map:TensorInfo outputs, 3 string method_name",
+        "SignatureDef": (
+            "1 map:TensorInfo inputs, 2 map:TensorInfo outputs, 3 string method_name, 4 map:TensorProto defaults"
+        ),
         "MetaGraphDef": "1 .MetaInfoDef meta_info_def, 5 map:SignatureDef signature_def",
         "MetaGraphDef.MetaInfoDef": "4 string* tags",
         "SavedModel": "1 int64 saved_model_schema_version, 2 MetaGraphDef* meta_graphs",

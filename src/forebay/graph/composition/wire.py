@@ -23,7 +23,7 @@ from forebay.serving.models.schema import WRITTEN, WireType
 from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TENSORS
-from forebay.types.call import ROWS, Failure, Media
+from forebay.types.call import ROWS, Failure, Media, written_in
 from forebay.types.failures import trace_of, words_of
 from forebay.types.first_use import known
 from forebay.workers.objects import Packed
@@ -126,7 +126,7 @@ class Wire:
             return self._tensors.encode([value], item.params)
         if type(value) is Media:
             return value
-        written, error = caught(self._encode[item.params["out"]], value)
+        written, error = caught(self._encode[written_in(item.params)], value)
         if error is None:
             return [written] if ROWS in item.params else written
         try:

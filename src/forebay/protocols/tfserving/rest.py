@@ -2,7 +2,9 @@
 """TensorFlow Serving's JSON: rows (`instances`) or columns (`inputs`), examples, and what is answered.
 
 Bytes that are no text stand as `{"b64": "..."}`, in what comes; in what goes also where the name of an output ends in
-`_bytes`. A tensor says no shape here: it is what the lists are.
+`_bytes`. A tensor says no shape here: it is what the lists are. NaN and infinities stand as `NaN`, `Infinity` and
+`-Infinity`, which no decoder of JSON takes: before a body is read they become texts that nobody else can have written,
+and the data of a tensor is given them back.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import re
+import secrets
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
+from forebay.arrays import json_numbers
 from forebay.arrays.tensors import as_raw, to_array
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols import native
@@ -39,6 +44,8 @@ MAX_FEATURES: Final = 200_000
 """Features of all examples of a request together."""
 MANY_BYTES: Final = 512 * 1024
 """A body of rows that could be far too many; of a shorter one all are made, which takes 20 ms at most, and counted."""
+MAX_ODD_BYTES: Final = 512 * 1024
+"""A body with NaN or infinities, which is looked through for them on the loop."""
 MAX_BYTES: Final = 50_000
 """Values of an input of which one is bytes in base64; each is several steps of Python, on the loop."""
 
@@ -57,6 +64,10 @@ class PredictBody(msgspec.Struct, frozen=True):
     signature_name: str = ""
 
 
+class OddPredictBody(PredictBody, frozen=True):
+    """The same of a body with NaN or infinities, which only tensors can hold."""
+
+
 class _Examples(msgspec.Struct, frozen=True):
     examples: list[dict[str, Any]]
     context: dict[str, Any] = {}
@@ -70,6 +81,12 @@ class _Uncut(msgspec.Struct, frozen=True):
 _AS_THEY_ARE: Final = frozenset({int, float, bool})
 _NO_PREDICT: Final = 'the body is no {"instances": [...]} and no {"inputs": ...}'
 _NO_EXAMPLES: Final = 'the body is no {"examples": [{"feature": value, ...}, ...]}'
+_ODD: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-(?:NaN|Inf(?:inity)?)|NaN|Inf(?:inity)?')
+"""Texts, and numbers that JSON has not."""
+_MARK: Final = secrets.token_hex(8).encode()
+_MARKED: Final = {name: b'"%b%b"' % (_MARK, name) for name in (b"NaN", b"Infinity", b"-Infinity")}
+"""What such numbers are while a body is read."""
+_NUMBERS: Final = {marked[1:-1].decode(): float(name) for name, marked in _MARKED.items()}
 _predict: Final = msgspec.json.Decoder(known(PredictBody))
 _examples: Final = msgspec.json.Decoder(known(_Examples))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
@@ -89,8 +106,14 @@ def decode_predict(body: bytes | memoryview, limit: int = MAX_SAMPLES) -> Predic
         InvalidRequest: If it is neither rows nor columns, or both.
         TooLarge: If it has more rows.
     """
-    may_be_many = len(body) > MANY_BYTES and limit <= MAX_SAMPLES
-    found = _up_to(limit, body) if may_be_many else _read(_predict, body, _NO_PREDICT)
+    try:
+        found = _decoded(body, limit)
+    except InvalidRequest:
+        marked = _with_marks(body)
+        if marked is None:
+            raise
+        plain = _decoded(marked, limit)
+        found = OddPredictBody(plain.instances, plain.inputs, plain.signature_name)
     if found.instances is not None and len(found.instances) > limit:
         raise _too_many(limit)
     if (found.instances is None) == (len(found.inputs) == 0):
@@ -100,6 +123,39 @@ def decode_predict(body: bytes | memoryview, limit: int = MAX_SAMPLES) -> Predic
     if found.instances == []:
         raise InvalidRequest("there are no instances; a sample at least is needed")
     return found
+
+
+def _decoded(body: bytes | memoryview, limit: int) -> PredictBody:
+    may_be_many = len(body) > MANY_BYTES and limit <= MAX_SAMPLES
+    return _up_to(limit, body) if may_be_many else _read(_predict, body, _NO_PREDICT)
+
+
+def _with_marks(body: bytes | memoryview) -> bytes | None:
+    """Return a body whose NaNs and infinities are marked; None if it has none.
+
+    Raises:
+        TooLarge: If it is too long to be looked through.
+    """
+    data = bytes(body)
+    if b"NaN" not in data and b"Inf" not in data:
+        return None
+    if len(data) > MAX_ODD_BYTES:
+        raise TooLarge(f"a body of more than {MAX_ODD_BYTES} bytes has NaN or an infinity; ask over gRPC")
+    return _ODD.sub(_marked, data)
+
+
+def _marked(found: re.Match[bytes]) -> bytes:
+    token = found[0]
+    if token[:1] == b'"':
+        return token
+    name = b"NaN" if token.endswith(b"NaN") else b"Infinity"
+    return _MARKED[b"-Infinity" if name == b"Infinity" and token[:1] == b"-" else name]
+
+
+def _without_marks(data: bytes) -> bytes:
+    for name, marked in _MARKED.items():
+        data = data.replace(marked, name)
+    return data
 
 
 def _up_to(limit: int, body: bytes | memoryview) -> PredictBody:
@@ -132,8 +188,15 @@ def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
         InvalidRequest: If that is not what the body holds.
         TooLarge: If it holds too many.
     """
-    _require_few(bytes(body))
-    found = _read(_examples, body, _NO_EXAMPLES)
+    try:
+        _require_few(bytes(body))
+        found = _read(_examples, body, _NO_EXAMPLES)
+    except InvalidRequest:
+        marked = _with_marks(body)
+        if marked is None:
+            raise
+        _require_few(marked)
+        found = _read(_examples, marked, _NO_EXAMPLES)
     if len(found.context) + sum(map(len, found.examples)) > MAX_FEATURES:
         raise TooLarge(f"the examples have more than {MAX_FEATURES} features together; send fewer at a time")
     shared = {name: _feature(value) for name, value in found.context.items()}
@@ -171,6 +234,9 @@ def rows_as_tensors(instances: Sequence[msgspec.Raw], face: TensorFace) -> list[
         InvalidRequest: If they have not the same fields, or are no lists of one shape.
     """
     only = face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""
+    whole = b",".join(instances)
+    if only and b"{" not in whole:  # as nearly always
+        return [_tensor(only, b"[%b]" % whole, face)]
     columns: dict[str, list[bytes]] = {}
     for place, instance in enumerate(instances):
         row = _row(bytes(instance), only)
@@ -193,34 +259,32 @@ def columns_as_tensors(inputs: msgspec.Raw, face: TensorFace) -> list[Tensor]:
     return [_tensor(name, value, face) for name, value in _row(data, only).items()]
 
 
-def encode_rows(tensors: Sequence[Tensor], count: int) -> bytes:
-    """Write outputs as a row for each sample; a single one goes without its name.
+def encode_rows(tensors: Sequence[Tensor]) -> bytes:
+    """Write outputs as rows along their first axis; a single one goes without its name.
 
     Raises:
-        InvalidRequest: If JSON cannot say a value, or the rows are not those of the samples.
+        InvalidRequest: If they have no such axis, or unlike numbers of rows.
     """
+    count = tensors[0].shape[0] if tensors[0].shape else 0
     for one in tensors:
         if one.shape[:1] != (count,):
             raise InvalidRequest(
-                f"output '{one.name}' has the shape {list(one.shape)} for {count} instances; ask with `inputs` instead"
+                f"output '{one.name}' has the shape {list(one.shape)}, and a first axis of the same length is needed "
+                f"in all outputs of rows (here {count}); ask with `inputs` instead"
             )
     if len(tensors) == 1:
         return b'{"predictions":%b}' % _written(tensors[0])
-    columns = {one.name: _sayable(one) for one in tensors}
+    columns = {one.name: _array(one) for one in tensors}
     parts: list[bytes] = []
     for at in range(0, count, _ROWS):
-        listed = [array[at : at + _ROWS].tolist() for array in columns.values()]
+        listed = [json_numbers.listed(array[at : at + _ROWS]) for array in columns.values()]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*listed, strict=True)]
         parts.append(msgspec.json.encode(rows)[1:-1])
     return b'{"predictions":[%b]}' % b",".join(parts)
 
 
 def encode_columns(tensors: Sequence[Tensor]) -> bytes:
-    """Write outputs as columns; a single one goes without its name.
-
-    Raises:
-        InvalidRequest: If JSON cannot say a value.
-    """
+    """Write outputs as columns; a single one goes without its name."""
     columns = {one.name: msgspec.Raw(_written(one)) for one in tensors}
     return msgspec.json.encode({"outputs": next(iter(columns.values())) if len(columns) == 1 else columns})
 
@@ -268,6 +332,8 @@ def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
         InvalidRequest: If it holds bytes that are none.
         TooLarge: If it holds too many.
     """
+    if _MARK in data:
+        data = _without_marks(data)
     shape, first = _shape(name, data)
     declared = next((one.datatype for one in face.inputs if one.name == name), _kind(first))
     if declared == "BYTES" and b'"b64"' in data:
@@ -318,7 +384,7 @@ def _kind(value: bytes) -> str:
         return "BYTES"
     if value in {b"true", b"false"}:
         return "BOOL"
-    return "FP64" if set(value) & set(b".eE") else "INT64"
+    return "FP64" if set(value) & set(b".eENI") else "INT64"
 
 
 def _flat(name: str, value: Any, depth: int) -> list[Any]:
@@ -333,8 +399,9 @@ def _bytes(name: str, value: Any) -> bytes | str:
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if fields.keys() == {"b64"}:
         try:
-            return base64.b64decode(fields["b64"], validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
+            text = fields["b64"].rstrip("=")
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except (binascii.Error, AttributeError, ValueError) as error:
             raise InvalidRequest(f"input '{name}' has a b64 that is no base64: {error}") from None
     if not isinstance(value, str):
         kind = type(cast("object", value)).__name__
@@ -345,6 +412,7 @@ def _bytes(name: str, value: Any) -> bytes | str:
 def _feature(value: Any) -> list[Any]:
     """Return the values of a feature."""
     values = cast("list[Any]", value) if isinstance(value, list) else [value]
+    values = [_NUMBERS.get(one, one) if type(one) is str else one for one in values]
     if _AS_THEY_ARE.issuperset(map(type, values)):
         return values
     told = [_bytes("of an example", one) if isinstance(one, dict) else one for one in values]
@@ -352,11 +420,7 @@ def _feature(value: Any) -> list[Any]:
 
 
 def columns_in_lists(outputs: list[Tensor]) -> list[Tensor]:
-    """Write the numbers of a slice as lists in JSON, for `encode_columns`; how BYTES are told depends on all of them.
-
-    Raises:
-        InvalidRequest: If JSON cannot say a value.
-    """
+    """Write the numbers of a slice as lists in JSON, for `encode_columns`; the form of BYTES depends on all of them."""
     return [
         one if one.datatype == "BYTES" else msgspec.structs.replace(one, data=_written(one), is_json=True)
         for one in outputs
@@ -369,30 +433,19 @@ def rows_in_lists(outputs: list[Tensor]) -> list[Tensor]:
 
 
 def _written(tensor: Tensor) -> bytes:
-    """Write a tensor as lists in lists: some rows at a time, for millions of lists are many objects."""
+    """Write a tensor as lists in lists."""
     if tensor.is_json:
         return bytes(tensor.data)
-    array = _sayable(tensor)
-    if array.ndim < 2 or len(array) <= _ROWS:
-        return msgspec.json.encode(array.tolist())
-    rows = [msgspec.json.encode(array[at : at + _ROWS].tolist())[1:-1] for at in range(0, len(array), _ROWS)]
-    return b"[%b]" % b",".join(rows)
+    array = _array(tensor)
+    return json_numbers.written(array) if array.dtype.kind != "O" else msgspec.json.encode(array.tolist())
 
 
-def _sayable(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array whose values JSON can say.
-
-    Raises:
-        InvalidRequest: If it cannot say one.
-    """
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array: of numbers, of truth values, or of what BYTES are in JSON."""
     import numpy as np
 
     if tensor.datatype != "BYTES":
-        array = plain_array(tensor)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            msg = f"output '{tensor.name}' holds NaN or an infinity, which JSON cannot say; ask over gRPC"
-            raise InvalidRequest(msg)
-        return array
+        return plain_array(tensor)
     found = to_array(tensor)
     if tensor.name.endswith(BYTES_SUFFIX) or not all(map(_is_text, found.ravel())):
         told: list[Any] = [{"b64": base64.b64encode(value).decode()} for value in found.ravel()]
@@ -411,6 +464,20 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def encode_result(rows: Sequence[Any]) -> bytes:
-    """Write what `classify` or `regress` answers."""
-    return msgspec.json.encode({"results": rows})
+def encode_classes(rows: Sequence[Sequence[tuple[str, float]]]) -> bytes:
+    """Write what `classify` answers."""
+    scores = iter(_scores([score for row in rows for _, score in row]))
+    return msgspec.json.encode({"results": [[(label, next(scores)) for label, _ in row] for row in rows]})
+
+
+def encode_values(values: Sequence[float]) -> bytes:
+    """Write what `regress` answers."""
+    return msgspec.json.encode({"results": _scores(values)})
+
+
+def _scores(values: Sequence[float]) -> list[Any]:
+    """Return numbers as the protocol has them, of 32 bits, and as they are written."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return json_numbers.listed(np.array(values, np.float32))

@@ -255,8 +255,8 @@ def _side(side: Sequence[Var], *, has_rows: bool) -> TensorSide:
 
     def port(var: Var) -> TensorPort:
         rows = () if has_rows or var.rows is None else (var.rows,)
-        shape = None if var.rows is None else (*rows, *var.shape)
-        return TensorPort(var.alias, var.datatype or "BYTES", shape, "array")
+        shape = None if var.rows is None and not var.is_scalar else (*rows, *var.shape)
+        return TensorPort(var.alias, var.datatype or "BYTES", shape, "array", tensor=var.tensor)
 
     return TensorSide([port(var) for var in side], is_record=True)
 

@@ -23,7 +23,7 @@ from forebay.serving.models.schema import FORMATS, WRITTEN, in_one_line, part_en
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.models.unreadable import FILE_BODY, ONE_BODY, refusal
 from forebay.serving.tensor_face import TENSORS
-from forebay.types.call import ROWS, Failure, Last, Media
+from forebay.types.call import ROWS, Failure, Last, Media, written_in
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.user_code import caught
 
@@ -177,7 +177,7 @@ class ModelRunner(BatchRunner):
         for owner, result in zip(batch.owners, batch.samples, strict=True):
             if owner in batch.failures:
                 continue
-            written = self._written(result, items[owner].params["out"])
+            written = self._written(result, written_in(items[owner].params))
             if type(written) is Failure:
                 batch.failures[owner] = written
             else:

@@ -36,6 +36,7 @@ from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from forebay.serving.models import left_out, unsaid
 from forebay.serving.models.array_types import array_type_of, is_array
+from forebay.serving.models.json_rows import row_encoder
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
 from forebay.serving.models.vectors import vector_in_base64
@@ -61,8 +62,8 @@ _NAMED: Final = ("form", "query")
 FORMATS: Final = (*_FORMATS, *_NAMED)
 """What a sample may come in."""
 _OPENAI: Final = (ChatRequest, CompletionRequest, EmbeddingRequest)
-WRITTEN: Final = (*_FORMATS, "base64")
-"""What a result may be written in; base64 is for vectors."""
+WRITTEN: Final = (*_FORMATS, "base64", "rows")
+"""What a result may be written in; base64 is for vectors, rows are those of TensorFlow Serving's JSON."""
 
 
 @final
@@ -133,7 +134,12 @@ class WireType:
         """Return what writes a result; whatever it raises is the model's fault, not the client's."""
         found = self._encoders.get(format)
         if found is None:
-            found = vector_in_base64 if format == "base64" else self._make_encoder(_checked(format))
+            if format == "base64":
+                found = vector_in_base64
+            elif format == "rows" and not self.raw:
+                found = row_encoder(self._adapter, plain)
+            else:
+                found = self._make_encoder(_checked("json" if format == "rows" else format))
             self._encoders[format] = found
         return found
 

@@ -58,6 +58,7 @@ class TensorPort(msgspec.Struct, frozen=True):
         shape: Of one sample; None for any number of axes.
         kind: What the model gets and gives: arrays, Python values, bytes, or values that travel as JSON texts.
         is_optional: Whether it may be left out.
+        tensor: What the graph of a model file calls it, if that says so.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TensorPort(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] | None = ()
     kind: Kind = "plain"
     is_optional: bool = False
+    tensor: str = ""
 
 
 class TensorSide(msgspec.Struct, frozen=True):
@@ -300,6 +302,8 @@ def face_of(given: TensorSide, answer: TensorSide, *, has_rows: bool = True) -> 
         optional=frozenset(port.name for port in given.ports if port.is_optional),
         unranked=frozenset(port.name for port in given.ports if port.shape is None),
         unranked_outputs=frozenset(port.name for port in answer.ports if port.shape is None),
+        input_tensors={port.name: port.tensor for port in given.ports if port.tensor},
+        output_tensors={port.name: port.tensor for port in answer.ports if port.tensor},
         has_rows=has_rows,
         is_open=not given.ports,
     )

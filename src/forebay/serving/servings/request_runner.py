@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from forebay.arrays import json_numbers
 from forebay.arrays.batch import Batch
 from forebay.arrays.libraries import find_kind
 from forebay.arrays.structure import map_leaves
@@ -24,6 +25,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
 from forebay.observe.seldom import SeldomLog
 from forebay.serving.models.array_types import array_of
+from forebay.serving.models.json_rows import row_encoder
 from forebay.serving.models.model import load_module
 from forebay.serving.models.schema import ONLY_AS_KEYS, wrong_key
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
@@ -32,7 +34,7 @@ from forebay.serving.servings.dispatch import Dispatch, Submission
 from forebay.serving.servings.packing import LEARNED
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.tensor_face import TENSORS, TensorFace, tensors_of
-from forebay.types.call import ROWS, Failure, Media
+from forebay.types.call import ROWS, Failure, Media, written_in
 from forebay.workers.user_code import attempt
 
 log = logging.getLogger("forebay.requests")
@@ -188,7 +190,7 @@ class RequestRunner:
             answer = _first_row(answer)
         if type(answer) is Media:
             return answer
-        return _encode(answer, item.params["out"])
+        return _encode(answer, written_in(item.params))
 
     def _stream(self, items: Sequence[Item]) -> Iterator[Sequence[Any]]:
         """Yield the events of one request; streams do not share batches, as each is consumed at its own pace."""
@@ -307,6 +309,8 @@ def _first_row(output: Any) -> Any:
 def _encode(answer: Any, format: str) -> bytes:
     if format == "json":
         return msgspec.json.encode(answer, enc_hook=_listed)
+    if format == "rows":
+        return _rows(answer)
     return msgspec.msgpack.encode(answer, enc_hook=_tensor)
 
 
@@ -320,6 +324,14 @@ def _listed(value: Any) -> Any:
         msg = "the answer holds complex numbers, which JSON cannot say; return their real and imaginary parts"
         raise BadOutcome(msg)
     return _number(array)
+
+
+def _numbers(value: Any) -> Any:
+    array = _on_host(value)
+    return msgspec.Raw(json_numbers.written(array)) if array.dtype.kind in json_numbers.KINDS else _listed(value)
+
+
+_rows: Final = row_encoder(None, _numbers)
 
 
 def _tensor(value: Any) -> Any:

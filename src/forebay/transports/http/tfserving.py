@@ -6,7 +6,8 @@
     about            GET /v1/models/NAME[/versions/V | /labels/L][/metadata]
 
 Rows go to the model as its samples in JSON, so that whatever it takes there can be asked here; its worker reads them.
-Columns, and rows with bytes that JSON cannot say, go as tensors.
+Columns, rows with bytes or numbers that JSON cannot say, and rows for a model file without an axis of samples go as
+tensors.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class _Rows:
         face = face or TensorFace()
         self.only_input = face.inputs[0].name if face.is_bare and len(face.inputs) == 1 else ""
         self.only_output = face.outputs[0].name if face.is_bare and len(face.outputs) == 1 else ""
+        # A file whose samples cannot share a run takes all rows as one tensor; without any axis each row is a request.
+        self.is_whole = face.is_bare and not face.has_rows
+        self.is_whole &= any(one.shape or one.name in face.unranked for one in face.inputs)
         self.takes_bytes = any(one.datatype == "BYTES" for one in face.inputs)
         self.gives_bytes = any(one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs)
 
@@ -92,7 +96,8 @@ class PredictRoute(InferenceRoute):
             )
         told = self._own if named is None else self._rows[named.contract.call]
         rows = asked.instances
-        if told.gives_bytes or (told.takes_bytes and b'"b64"' in bytes(body)):
+        is_odd = isinstance(asked, rest.OddPredictBody)
+        if told.is_whole or told.gives_bytes or is_odd or (told.takes_bytes and b'"b64"' in bytes(body)):
             named = named or facts.asked(self._served)
             return self._of_tensors(rest.rows_as_tensors(rows, named.face), named, ROWS, head, reply, origin)
         if told.is_raw:
@@ -109,7 +114,7 @@ class PredictRoute(InferenceRoute):
         if isinstance(request, TensorRequest):
             tensors = tensors_of(outcome[0], outcome[1:])
             is_columns = request.call is _COLUMNS
-            return [JSON], [rest.encode_columns(tensors) if is_columns else rest.encode_rows(tensors, request.size)]
+            return [JSON], [rest.encode_columns(tensors) if is_columns else rest.encode_rows(tensors)]
         if any(type(one) is Media for one in outcome):
             raise BadOutcome("a prediction is a forebay.Media, which an array in JSON cannot hold")
         name = self._rows[request.params.get(CALL, "")].only_output
@@ -136,14 +141,14 @@ class ExamplesRoute(InferenceRoute):
 
     def __init__(
         self,
-        written: Callable[[Sequence[Tensor], int], Sequence[Any]],
+        written: Callable[[Sequence[Tensor], int], bytes],
         served: Served,
         config: HttpConfig,
         staging: Staging | None = None,
         *,
         is_one_of_several: bool = False,
     ) -> None:
-        """Answer for a version; `written` makes the results of so many examples."""
+        """Answer for a version; `written` writes the results of so many examples."""
         super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
         self._served = served
         self._written = written
@@ -165,7 +170,7 @@ class ExamplesRoute(InferenceRoute):
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
         """Return headers and body of a successful answer."""
-        return [JSON], [rest.encode_result(self._written(tensors_of(outcome[0], outcome[1:]), request.size))]
+        return [JSON], [self._written(tensors_of(outcome[0], outcome[1:]), request.size)]
 
 
 def routes_for(
@@ -183,9 +188,17 @@ def routes_for(
     for one in below:
         found[f"/v1/models/{one}:predict"] = partial(PredictRoute, served, config, staging)
         if served.tensors is not None:
-            for verb, written in (("classify", examples.classes_of), ("regress", examples.values_of)):
+            for verb, written in (("classify", _classes), ("regress", _values)):
                 found[f"/v1/models/{one}:{verb}"] = partial(ExamplesRoute, written, served, config, staging)
     return found
+
+
+def _classes(tensors: Sequence[Tensor], count: int) -> bytes:
+    return rest.encode_classes(examples.classes_of(tensors, count))
+
+
+def _values(tensors: Sequence[Tensor], count: int) -> bytes:
+    return rest.encode_values(examples.values_of(tensors, count))
 
 
 def is_tfserving_path(path: str) -> bool:
