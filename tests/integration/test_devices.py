@@ -9,7 +9,7 @@ from tests.models import devices as where
 from tests.models import model_files
 
 from forebay.errors import ConfigError
-from forebay.runtimes.onnx import OnnxRuntime
+from forebay.runtimes.trial import tried
 from forebay.server.config import Overrides
 from forebay.surfaces.native.model_files import read_model_file
 from forebay.testing import client
@@ -88,7 +88,12 @@ def test_a_model_file_runs_on_its_device(tmp_path, monkeypatch):
     ):
         read_model_file(path, Overrides(devices=("gpu:1",)))
     told = []
-    monkeypatch.setattr(OnnxRuntime, "can_run_on", lambda self, device: told.append(str(device)) or True)
+
+    def tried_here(path, options, devices, limits):
+        told.extend(map(str, devices))
+        return tried(path, options, [], limits)
+
+    monkeypatch.setitem(read_model_file.__globals__, "tried", tried_here)
     target = read_model_file(path, Overrides(devices=("gpu:1", f"cpu:{CORE}")))
     assert told == ["gpu:1"]
     assert target.model.plan.threads is None  # the processors of each worker decide

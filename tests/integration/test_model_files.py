@@ -161,7 +161,7 @@ def test_check_says_what_would_be_served_and_warns_of_what_is_declared_and_not_s
     done = cli("check", model_files.one_inside(tmp_path / "one.onnx"))
     assert done.returncode == 0, done.stderr
     assert "POST /models/one" in done.stdout
-    assert "is run on one request at a time: it cannot be run on 3 samples" in done.stderr
+    assert "is run on one request at a time: its operator ReduceSum computes over all samples" in done.stderr
 
 
 SINGLE = {"x": [1, 2], "flag": True, "count": 3, "weight": 2.5, "word": "a"}

@@ -138,6 +138,60 @@ def across(path):
     return save(path, [("Softmax", ["x"], ["y"], {"axis": 0})], [("x", "FLOAT", ["n", 2])], [("y", "FLOAT", ["n", 2])])
 
 
+def trained(path):
+    """Normalises a batch as training does: by the mean and variance of all that is in it."""
+    return save(
+        path,
+        [("BatchNormalization", ["x", "one", "zero", "zero", "one"], ["y", "m", "v"], {"training_mode": 1})],
+        [("x", "FLOAT", ["n", 2])],
+        [("y", "FLOAT", ["n", 2])],
+        [("one", np.ones(2, np.float32)), ("zero", np.zeros(2, np.float32))],
+    )
+
+
+def quantised(path, *, labels=False):
+    """A network of two layers, quantised as onnxruntime does where no samples are known: one scale for a whole tensor.
+
+    Args:
+        labels: Give the place of the largest number, which a small difference does not change.
+    """
+    from onnxruntime.quantization import quantize_dynamic
+
+    random = np.random.default_rng(1)
+    weights = [random.standard_normal((16, 16)).astype(np.float32) for _ in range(2)]
+    plain = save(
+        path.with_name("plain.onnx"),
+        [("MatMul", ["x", "a"], ["h"]), ("Relu", ["h"], ["r"]), ("MatMul", ["r", "b"], ["y"])]
+        + [("ArgMax", ["y"], ["label"], {"axis": 1, "keepdims": 0})] * labels,
+        [("x", "FLOAT", ["n", 16])],
+        [("label", "INT64", ["n"])] if labels else [("y", "FLOAT", ["n", 16])],
+        [("a", weights[0]), ("b", weights[1])],
+    )
+    quantize_dynamic(plain, path)
+    return path
+
+
+def looping(path, turns):
+    """Goes round as often as it is told by the file."""
+    import onnx
+    from onnx import helper
+
+    info = helper.make_tensor_value_info
+    turn = helper.make_graph(
+        [helper.make_node("Identity", [one], [f"{one}_out"]) for one in ("go", "v")],
+        "turn",
+        [info("i", onnx.TensorProto.INT64, []), info("go", onnx.TensorProto.BOOL, []), info("v", 1, ["n"])],
+        [info("go_out", onnx.TensorProto.BOOL, []), info("v_out", 1, ["n"])],
+    )
+    return save(
+        path,
+        [("Loop", ["turns", "go", "x"], ["y"], {"body": turn})],
+        [("x", "FLOAT", ["n"])],
+        [("y", "FLOAT", ["n"])],
+        [("turns", np.int64(turns)), ("go", np.array(True))],
+    )
+
+
 def table(path):
     """Reads rows of a table of four; another number fails the run."""
     return save(

@@ -117,6 +117,10 @@ class Runtime(Protocol):
         """Tell whether the library installed here knows such a device."""
         ...
 
+    def over_samples(self) -> str:
+        """Name an operator that computes over all samples of a run, as far as the file tells; empty for none."""
+        ...
+
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Return the outputs of these names, in this order; whatever the library raises goes through."""
         ...

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.arrays.tensors import texts_or_bytes
 from forebay.errors import InvalidRequest
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
-from forebay.runtimes.onnx_file import weights_of
+from forebay.runtimes.onnx_file import read_onnx, weights_of
+from forebay.runtimes.operators import over_samples
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_ONNX
 from forebay.types.devices import Device
@@ -69,6 +70,10 @@ class OnnxRuntime:
     def can_run_on(self, device: Device) -> bool:
         """Tell whether the library has a provider for such a device."""
         return bool(_names(self._available, device))
+
+    def over_samples(self) -> str:
+        """Name an operator that computes over all samples of a run; empty if the file has none."""
+        return over_samples(read_onnx(self.file), [var.name for var in self.signature.feeds])
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.runtimes.operators import Operator, OperatorGraph, Program
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -31,62 +32,14 @@ _INT64: Final = 7
 _EXTERNAL: Final = 1
 
 
-class OnnxNode(msgspec.Struct):
-    """An operator.
-
-    Attributes:
-        op: What it computes.
-        domain: Whose operator it is; empty for ONNX's own.
-        name: Its own name.
-        inputs: Names of what it takes; empty for one that is left out.
-        outputs: Names of what it gives.
-        ints: Its attributes that are whole numbers, or lists of them.
-        texts: Its attributes that are texts.
-        graphs: Its attributes that are graphs.
-    """
-
-    op: str = ""
-    domain: str = ""
-    name: str = ""
-    inputs: list[str] = []
-    outputs: list[str] = []
-    ints: dict[str, list[int]] = {}
-    texts: dict[str, str] = {}
-    graphs: dict[str, OnnxGraph] = {}
-
-
-class OnnxGraph(msgspec.Struct):
-    """A graph.
-
-    Attributes:
-        nodes: Its operators, each after those it takes something from.
-        inputs: Names of what it takes; in old files its constants as well.
-        outputs: Names of what it gives.
-        constants: Short lists of whole numbers that are in the file; other constants are None.
-        ranks: Number of axes of those values that the file tells it of.
-    """
-
-    nodes: list[OnnxNode] = []
-    inputs: list[str] = []
-    outputs: list[str] = []
-    constants: dict[str, list[int] | None] = {}
-    ranks: dict[str, int] = {}
-
-
-class OnnxFile(msgspec.Struct):
+class OnnxFile(Program):
     """A file.
 
     Attributes:
-        graph: What it computes.
-        functions: Operators that it defines itself, by domain and name.
-        opset: Version of ONNX's own operators.
         files: Other files that its weights lie in, as it names them.
     """
 
-    graph: OnnxGraph = msgspec.field(default_factory=OnnxGraph)
-    functions: dict[tuple[str, str], OnnxGraph] = {}
-    opset: int = 0
-    files: set[str] = set()
+    files: set[str] = msgspec.field(default_factory=set[str])
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -163,18 +116,18 @@ class _Reader:
             elif field == 20:
                 for part, graph in self._inside(value):
                     if part in {1, 2}:
-                        self._graph(OnnxGraph(), graph, 0)
+                        self._graph(OperatorGraph(), graph, 0)
             elif field == 25:
                 key, function = self._function(value)
                 found.functions[key] = function
         return found
 
-    def _graph(self, graph: OnnxGraph, where: Any, depth: int) -> None:
+    def _graph(self, graph: OperatorGraph, where: Any, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise self._wrong(f"it has graphs in graphs more than {MAX_DEPTH} deep")
         for field, value in self._inside(where):
             if field == 1:
-                graph.nodes.append(self._node(value, graph, depth))
+                graph.operators.append(self._node(value, graph, depth))
             elif field == 5:
                 name, numbers = self._tensor(value)
                 graph.constants[name] = numbers
@@ -191,8 +144,8 @@ class _Reader:
                 if field != 13:
                     (graph.inputs if field == 11 else graph.outputs).append(name)
 
-    def _function(self, where: Any) -> tuple[tuple[str, str], OnnxGraph]:
-        graph = OnnxGraph()
+    def _function(self, where: Any) -> tuple[tuple[str, str], OperatorGraph]:
+        graph = OperatorGraph()
         name = domain = ""
         for field, value in self._inside(where):
             if field == 1:
@@ -202,13 +155,13 @@ class _Reader:
             elif field in {4, 5}:
                 (graph.inputs if field == 4 else graph.outputs).append(self._text(value))
             elif field == 7:
-                graph.nodes.append(self._node(value, graph, 0))
+                graph.operators.append(self._node(value, graph, 0))
             elif field == 11:
-                self._attribute(value, OnnxNode(), 0)
+                self._attribute(value, Operator(), 0)
         return (domain, name), graph
 
-    def _node(self, where: Any, graph: OnnxGraph, depth: int) -> OnnxNode:
-        node = OnnxNode()
+    def _node(self, where: Any, graph: OperatorGraph, depth: int) -> Operator:
+        node = Operator()
         for field, value in self._inside(where):
             if field == 1:
                 node.inputs.append(self._text(value))
@@ -226,10 +179,10 @@ class _Reader:
             graph.constants[node.outputs[0]] = next(iter(node.ints.values()), None)
         return node
 
-    def _attribute(self, where: Any, node: OnnxNode, depth: int) -> None:
+    def _attribute(self, where: Any, node: Operator, depth: int) -> None:
         name = ""
         numbers: list[int] | None = None
-        graphs: list[OnnxGraph] = []
+        graphs: list[OperatorGraph] = []
         text: Any = None
         for field, value in self._inside(where):
             if field == 1:
@@ -243,7 +196,7 @@ class _Reader:
             elif field == 10:
                 self._tensor(value)
             elif field in {6, 11}:
-                graphs.append(OnnxGraph())
+                graphs.append(OperatorGraph())
                 self._graph(graphs[-1], value, depth + 1)
             elif field == 8:
                 numbers = [*(numbers or ()), *self._numbers(value)]

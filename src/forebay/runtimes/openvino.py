@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from forebay.arrays.tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
+from forebay.runtimes.onnx_file import read_onnx
+from forebay.runtimes.openvino_operators import program_of
+from forebay.runtimes.operators import over_samples
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
@@ -89,6 +92,12 @@ class OpenVino:
         kind, _, index = (name := _name(device)).partition(".")
         return name in self._available or (index in {"", "0"} and kind in self._available)
 
+    def over_samples(self) -> str:
+        """Name an operator that computes over all samples of a run; empty if the file has none that is known."""
+        if self.file.suffix == ".onnx":
+            return over_samples(read_onnx(self.file), [name for var in self.signature.feeds for name in _names(var)])
+        return over_samples(*program_of(_core(silent_library("", "")).read_model(str(self.file))))
+
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it.
 
@@ -159,6 +168,10 @@ def read_signature(model: Path) -> Signature:
         core = _core(openvino)
     read: Any = core.read_model(str(model))
     return Signature(_ports(read.inputs), _ports(read.outputs))
+
+
+def _names(var: Var) -> tuple[str, ...]:
+    return var.name, *var.synonyms
 
 
 def _by_name(known: Sequence[Var], ports: Sequence[Any]) -> dict[str, Any]:

@@ -79,6 +79,10 @@ class Paddle:
         """Tell whether it is of a kind that Paddle knows."""
         return device.kind in _KNOWN
 
+    def over_samples(self) -> str:
+        """Name none: its files are not read here, and do not tell which axes count samples either."""
+        return ""
+
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""
         import numpy as np

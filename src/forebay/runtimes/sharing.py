@@ -3,13 +3,20 @@
 
 A first axis that may have any length counts samples, if all inputs and outputs have one. Further axes of any length are
 padded where that changes nothing. No file says either for sure: shapes inside may be fixed all the same, an output may
-count something else, and zeros behind a text move a mean. So the model is asked a few times with made-up values. Where
-it answers for two samples what it answered for each, they are put together; where zeros behind a sample leave what it
-was answered without them, samples of unlike length are. A model that cannot be run on made-up values is believed.
+count something else, and zeros behind a text move a mean. So the model is asked a few times with made-up values.
+Samples are put together where each is answered the same whatever is beside it, also samples of another size and sign;
+where zeros behind a sample leave what it was answered without them, samples of unlike length are as well.
+
+How exact "the same" is: a library sums up in another order where there are more rows, so that a sample by itself and
+one among others may differ by a little. Among others like itself it is computed as among others unlike it: there it may
+differ by no more than two runs on the same values do. What no made-up value shows, because a rounded or chosen output
+hides it, operators tell that are known to compute over all samples (`operators.py`). A model that cannot be run on
+made-up values runs one request at a time.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +41,14 @@ _ONE_SIZE: Final = 16
 _SAME: Final = 1e-3
 """How far numbers may be apart, by the largest of them, that zeros behind a sample are to leave alone."""
 _ALIKE: Final = 0.05
-"""The same for samples with others beside them: libraries sum up in another order then, and a network that is shown
-nonsense may make a per cent of that."""
+"""The same for a sample alone and one among copies of itself: libraries sum up in another order then, and a network
+that is shown nonsense may make a per cent of that."""
+_SCALES: Final = ((1.0, 1.0, 1.0), (1.0, -300.0, 1e-3))
+"""What the numbers of the samples are multiplied with that are run together."""
+_REPEATS: Final = 3
+"""Runs on the same values, which tell how far a model that is not exact answers from itself."""
+MAX_NUMBERS: Final = 1 << 22
+"""Numbers of a sample that are made up: more of them are 16 MB, and little is gained where such share a run."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -59,21 +72,38 @@ class Sharing(msgspec.Struct, frozen=True):
         return any(name is not None for axes in self.feeds.values() for name in axes)
 
 
+class SignaturePlan(msgspec.Struct, frozen=True):
+    """How a signature of a model file is served.
+
+    Attributes:
+        signature: What it takes and gives.
+        sharing: How samples share runs of it.
+    """
+
+    signature: Signature
+    sharing: Sharing = Sharing()
+
+
 def sharing_of(model: ModelFile) -> Sharing:
     """Find out how samples may share a run of a model."""
     signature = model.signature()
     if not _declares_rows(signature):
         return Sharing()
+    if why_not := model.runtime.over_samples():
+        return Sharing(why_not=why_not)
     tries = (_Try(model, sizes) for sizes in (*_SIZES, None))
     found = next((one for one in tries if one.is_possible), None)
     if found is None:
-        return Sharing(has_rows=True)
+        return Sharing(why_not=f"it cannot be run on values that are made up: {_Try(model, None).problem}")
     why_not = found.rows_differ()
     return Sharing(why_not=why_not) if why_not else found.padding()
 
 
 class _Try:
     """A model and made-up values for it.
+
+    Attributes:
+        problem: Why it cannot be run on them; empty if it can be.
 
     Args:
         sizes: Lengths of its free axes, one after the other; None for one length of all, where axes without a name
@@ -90,26 +120,61 @@ class _Try:
         free = list(dict.fromkeys(name for names in self._names.values() for name in names if name is not None))
         self._sizes = {name: sizes[at % len(sizes)] if sizes else _ONE_SIZE for at, name in enumerate(free)}
         self._random = np.random.default_rng(0)
-        self.is_possible = self._ask(self._made(1)) is not None
+        self.problem = ""
+        largest = max(math.prod(self._shape(var, 1)) for var in self._signature.feeds)
+        if largest > MAX_NUMBERS:
+            self.problem = f"a sample has {largest:,} numbers, and up to {MAX_NUMBERS:,} are tried"
+        else:
+            self._ask(self._made(1))
+        self.is_possible = not self.problem
 
     def rows_differ(self) -> str:
         """Return why samples cannot share a run; empty if they can."""
-        samples = [self._made(1) for _ in range(_ROWS)]
-        alone = [self._ask(sample) for sample in samples]
-        together = self._ask({name: self._np.concatenate([one[name] for one in samples]) for name in samples[0]})
+        return next((why for scales in _SCALES if (why := self._rows_differ(scales))), "")
+
+    def _rows_differ(self, scales: Sequence[float]) -> str:
+        """Return how an answer changes with what is beside a sample; empty if none does."""
+        samples = [self._made(1, scale=scale) for scale in scales]
+        together = self._beside(samples)
         if together is None:
-            return f"it cannot be run on {_ROWS} samples"
+            return f"it cannot be run on {_ROWS} samples: {self.problem}"
         for name, array in together.items():
             if array.shape[:1] != (_ROWS,):
                 return f"its output '{name}' has the shape {list(array.shape)} for {_ROWS} samples"
-            for row, one in enumerate(alone):
-                if (
-                    one is not None
-                    and not self._equal(one[name], array[row : row + 1], _ALIKE)
-                    and self._repeats(samples[row])
-                ):
+        for row, sample in enumerate(samples):
+            alone, alike = self._ask(sample), self._beside([sample] * _ROWS)
+            for name, array in together.items():
+                here = slice(row, row + 1)
+                if alone is None or alike is None or array.shape != alike[name].shape:
+                    return f"it cannot be run on copies of a sample: {self.problem or 'they have another shape'}"
+                if self._equal(array[here], alike[name][here], 0.0) and self._equal(alone[name], array[here], _ALIKE):
+                    continue
+                if not self._wavers(name, sample, array[here], alike[name][here], alone[name]):
                     return f"its output '{name}' is another one for a sample that has others beside it"
         return ""
+
+    def _wavers(self, name: str, sample: Mapping[str, Array], array: Array, alike: Array, alone: Array) -> bool:
+        """Tell whether a model that answers otherwise from run to run does so by as much as its answers differ here."""
+        again = [self._beside([sample] * _ROWS) for _ in range(_REPEATS)]
+        rows = [run[name] for run in again if run is not None and run[name].shape[:1] == (_ROWS,)]
+        every = [alike, *(run[at : at + 1] for run in rows for at in range(_ROWS))]
+        if any(one.shape != array.shape for one in (alone, *every)):
+            return False
+        if array.dtype.kind not in "fc":
+            return any(not self._equal(alike, one, 0.0) for one in every)
+        apart = max(self._distance(alike, one) for one in every)
+        return apart > 0 and max(self._distance(alike, array), self._distance(alike, alone)) <= 2 * apart
+
+    def _distance(self, one: Array, two: Array) -> float:
+        """Return how far numbers are apart at most; infinite where only one of two is a number."""
+        with self._np.errstate(all="ignore"):
+            apart = abs(self._np.subtract(one, two, dtype=self._np.float64))
+        apart[(one == two) | ((one != one) & (two != two))] = 0.0  # noqa: PLR0124 - what is no number is unlike itself
+        return float(self._np.nan_to_num(apart, nan=self._np.inf).max(initial=0.0))
+
+    def _beside(self, samples: Sequence[Mapping[str, Array]]) -> dict[str, Array] | None:
+        """Run the model on samples that are put together."""
+        return self._ask({name: self._np.concatenate([one[name] for one in samples]) for name in samples[0]})
 
     def padding(self) -> Sharing:
         """Return which axes can be padded."""
@@ -158,42 +223,45 @@ class _Try:
             return None
         return self._np.pad(array, [(0, size if at in places else 0) for at, size in enumerate(array.shape)])
 
-    def _made(self, rows: int, sign: int = 0) -> dict[str, Array]:
-        """Make values up: whole numbers are 0 and 1, which every table has; with a sign 1, as masks have."""
-        made: dict[str, Array] = {}
-        for var in self._signature.feeds:
-            names = self._names[var.alias]
-            shape = (
-                rows,
-                *[size if name is None else self._sizes[name] for name, size in zip(names, var.shape, strict=True)],
-            )
-            made[var.alias] = self._values(var, shape, sign)
-        return made
+    def _made(self, rows: int, sign: int = 0, scale: float = 1.0) -> dict[str, Array]:
+        """Make values up: whole numbers are 0 and 1, which every table has; with a sign 1, as masks have.
 
-    def _values(self, var: Var, shape: tuple[int, ...], sign: int) -> Array:
+        Args:
+            scale: What numbers are multiplied with; with a small one whole numbers are zeros behind the first, as those
+                of a short text.
+        """
+        return {var.alias: self._values(var, self._shape(var, rows), sign, scale) for var in self._signature.feeds}
+
+    def _shape(self, var: Var, rows: int) -> tuple[int, ...]:
+        names = self._names[var.alias]
+        sizes = [size if name is None else self._sizes[name] for name, size in zip(names, var.shape, strict=True)]
+        return rows, *sizes
+
+    def _values(self, var: Var, shape: tuple[int, ...], sign: int, scale: float) -> Array:
         if var.dtype == "str":
-            return self._np.full(shape, "a", object)
+            return self._np.full(shape, "a" if scale == 1.0 else "b c", object)
         if self._np.dtype(var.dtype).kind == "f":
             found = self._random.uniform(0.5, 1.5, shape) * sign if sign else self._random.standard_normal(shape)
-            return found.astype(var.dtype)
-        found = self._np.ones(shape, var.dtype) if sign else self._random.integers(0, 2, shape).astype(var.dtype)
+            return (found * scale).astype(var.dtype)
+        if abs(scale) < 1:
+            found = self._np.zeros(shape, var.dtype)
+        elif sign or scale < 0:
+            found = self._np.ones(shape, var.dtype)
+        else:
+            found = self._random.integers(0, 2, shape).astype(var.dtype)
         if found.size:
             found.reshape(shape[0], -1)[:, 0] = 1  # a mask that hides everything leaves nothing to compare
         return found
 
     def _ask(self, arrays: Mapping[str, Array]) -> dict[str, Array] | None:
-        """Run the model; None if it cannot be."""
+        """Run the model; None if it cannot be, and `problem` says why."""
         feed = [(var, Value(arrays[var.alias])) for var in self._signature.feeds]
         try:
             values = self._model.run(feed, self._signature.fetches)
-        except ForebayError:
+        except ForebayError as error:
+            self.problem = " ".join(error.message.split())
             return None
         return {var.alias: value.array for var, value in zip(self._signature.fetches, values, strict=True)}
-
-    def _repeats(self, arrays: Mapping[str, Array]) -> bool:
-        """Tell whether the model answers the same to the same."""
-        one, two = self._ask(arrays), self._ask(arrays)
-        return one is not None and two is not None and all(self._equal(one[name], two[name]) for name in one)
 
     def _equal(self, one: Array, two: Array, tolerance: float = _SAME) -> bool:
         if one.shape != two.shape:

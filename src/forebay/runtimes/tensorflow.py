@@ -8,7 +8,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from forebay.arrays.tensors import texts_or_bytes
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
@@ -16,6 +16,11 @@ from forebay.runtimes.signature import Signature, Value
 
 if TYPE_CHECKING:
     from forebay.types.devices import Device
+
+_OVER_SAMPLES: Final = frozenset(
+    {"NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5", "Unique", "UniqueV2", "Where"}
+)
+"""Operations that take all that they are given together, whatever axis they are told."""
 
 
 class TensorFlow:
@@ -74,6 +79,14 @@ class TensorFlow:
         if device.kind not in {"cuda", "gpu"}:
             return False
         return device.index < len(self._tensorflow.config.list_physical_devices("GPU"))
+
+    def over_samples(self) -> str:
+        """Name an operation that computes over all samples of a run; empty if the function has none that is known."""
+        found = self._function.graph.as_graph_def()
+        for node in (*found.node, *(one for function in found.library.function for one in function.node_def)):
+            if node.op in _OVER_SAMPLES or (node.op.startswith("FusedBatchNorm") and node.attr["is_training"].b):
+                return f"its operation {node.op} '{node.name}' computes over all samples of a run"
+        return ""
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""

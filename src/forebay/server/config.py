@@ -208,6 +208,9 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         policy: auto learns the sizes of batches and the waits for them that hold the objective.
         latency_objective_ms: Time that 95 of 100 requests are to be answered in.
         isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
+        trial_s: Time that a model file is run on made-up values before it is served; if it takes longer, it serves one
+            request at a time.
+        max_trial_bytes: Memory of the process that loads a model file first; a file that takes more is refused.
     """
 
     name: Annotated[str | None, Written("--name", "NAME", "its own"), Checked(endpoint_name)] = None
@@ -231,6 +234,11 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[Literal["auto"] | None, Written("--policy")] = None
     latency_objective_ms: Annotated[SomeMilliseconds | None, Written("--latency-objective-ms", "MS")] = None
     isolate_errors: Annotated[bool | None, Written("--isolate-errors")] = None
+    trial_s: Annotated[SomeSeconds, Written("--trial-s", "S")] = 60.0
+    max_trial_bytes: Annotated[
+        Annotated[int, Meta(ge=1 << 26)] | None,
+        Written("--max-trial-bytes", "N", "2 GiB, and five for each byte of its files"),
+    ] = None
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,11 +42,9 @@ def _serve_file(
     path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None, openvino: OpenVinoOptions
 ) -> Served:
     """Serve a model file with OpenVINO, for projects of its server that name some and may have it in memory."""
-    from forebay.surfaces.native import serve_model
-    from forebay.surfaces.native.model_files import read_model_file
+    from forebay.surfaces.native import serve_model_file
 
-    model = read_model_file(path, overrides, loaded, openvino)
-    return serve_model(model.model, overrides, model.spec)
+    return serve_model_file(path, overrides, loaded, openvino)
 
 
 def build(target: str | None, options: Options) -> Project:

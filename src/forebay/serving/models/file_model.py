@@ -18,7 +18,7 @@ import msgspec
 from forebay.errors import BadOutcome, ConfigError, ValidationError
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
-from forebay.runtimes.sharing import Sharing
+from forebay.runtimes.sharing import SignaturePlan
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.array_types import SCALARS, ArrayType, array_of, objects_of
 from forebay.serving.models.methods import endpoint, methods_of, path_like
@@ -32,18 +32,6 @@ from forebay.workers.user_code import caught
 
 _BOUNDED: Final = 32
 """Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""
-
-
-class SignaturePlan(msgspec.Struct, frozen=True):
-    """How a signature of a model file is served.
-
-    Attributes:
-        signature: What it takes and gives.
-        sharing: How samples share runs of it.
-    """
-
-    signature: Signature
-    sharing: Sharing = Sharing()
 
 
 class FilePlan(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ Model files as well: `net.onnx`, `net.xml`; and folders or buckets of them.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -53,12 +54,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from forebay.graph.drawing.draw import Drawable
+    from forebay.runtimes.contract import OpenVinoOptions
+    from forebay.runtimes.model_file import ModelFile
     from forebay.server.config import HttpConfig, Overrides
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
     from forebay.workers.pool import Pool
+
+log = logging.getLogger("forebay")
 
 
 class NativeSurface:
@@ -89,7 +94,7 @@ class NativeSurface:
             options,
             entries,
             lambda options: _entries(target, options),
-            lambda one: serve_target(*one[:3]).served,
+            lambda one: _warned(serve_target(*one[:3])),
         )
         for entry, one in zip(entries, built, strict=True):
             reloading.made(entry, one.served)
@@ -109,6 +114,13 @@ class NativeSurface:
         from forebay.surfaces.native.packing import recipe  # reads YAML, which workers elsewhere need not have
 
         return recipe(target, options, lambda: self.build(target, options))
+
+
+def _warned(built: Built) -> list[Served]:
+    """Log what is odd about a target that is read anew; at the start the command line says it."""
+    for warning in built.warnings:
+        log.warning("%s", warning)
+    return built.served
 
 
 def _finder(app: App, reloading: Reloading) -> Callable[[str, str], Served]:
@@ -218,8 +230,7 @@ def _serve_target(target: str, overrides: Overrides, given: Collection[str]) -> 
 
         def of_files(named: Overrides, folder: Path) -> Served:
             (file,) = model_files([one.name for one in folder.iterdir()])
-            model = read_model_file(folder / file, named)
-            return serve_model(model.model, named, model.spec)
+            return serve_model_file(folder / file, named)
 
         name = overrides.name or name_of(target)
         return Built([], repositories=[RepositoryTarget(target, Path(), name, overrides, of_files, is_files=True)])
@@ -290,6 +301,19 @@ def _repository_of(model: type[Model], overrides: Overrides) -> RepositoryTarget
         return serve_model(model, named, files=files)
 
     return RepositoryTarget(model.repository, folder, settings.name, overrides, of_class)
+
+
+def serve_model_file(
+    path: Path,
+    overrides: Overrides,
+    loaded: Callable[[], ModelFile] | None = None,
+    openvino: OpenVinoOptions | None = None,
+) -> Served:
+    """Build the endpoint of a model file; see `read_model_file`. What is odd about the file is logged."""
+    found = read_model_file(path, overrides, loaded, openvino)
+    for warning in found.warnings:
+        log.warning("%s", warning)
+    return serve_model(found.model, overrides, found.spec)
 
 
 def serve_model(

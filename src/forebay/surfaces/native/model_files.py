@@ -10,10 +10,9 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.runtimes.contract import RunOptions
-from forebay.runtimes.model_file import load_with
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
-from forebay.runtimes.sharing import sharing_of
-from forebay.serving.models.file_model import FileModel, FilePlan, SignaturePlan, class_of, unserved
+from forebay.runtimes.trial import TrialLimits, tried
+from forebay.serving.models.file_model import FileModel, FilePlan, class_of, unserved
 from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.workers.cores import usable_cores
 from forebay.workers.runner import RunnerSpec
@@ -47,7 +46,7 @@ def read_model_file(
     loaded: Callable[[], ModelFile] | None = None,
     openvino: OpenVinoOptions | None = None,
 ) -> ModelTarget:
-    """Load a model file and find out what it takes and gives, and how it can be batched.
+    """Try a model file and find out what it takes and gives, and how it can be batched.
 
     Args:
         overrides: What the person says.
@@ -62,35 +61,23 @@ def read_model_file(
         raise ConfigError(f"the model is '{path}', and no file is there")
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, usable_cores() // workers_of(overrides.workers, devices))
-    file = load_with(path, RunOptions(threads=threads, signature="", openvino=openvino)) if loaded is None else loaded()
-    for device in devices:
-        if device.kind != "cpu" and not file.runtime.can_run_on(device):
-            raise ConfigError(
-                f"{path} cannot run on {device}: what runs it here ({type(file.runtime).__name__}) knows no such device"
-            )
+    limits = TrialLimits(overrides.trial_s, overrides.max_trial_bytes)
+    wanted = [device for device in devices if device.kind != "cpu"]
+    trial = tried(path, RunOptions(threads=threads, signature="", openvino=openvino), wanted, limits)
+    if trial.missing:
+        raise ConfigError(
+            f"{path} cannot run on {trial.missing[0]}: what runs it here ({trial.library}) knows no such device"
+        )
     is_tied = any(device.cores for device in devices)
-    main = SignaturePlan(file.signature())
-    plan = FilePlan(str(path.absolute()), main, None if is_tied else threads, openvino=openvino)
-    class_of(plan)  # what cannot be carried is said before it is tried
-    sharing = sharing_of(file)
-    name, others = file.signatures()
-    told = {
-        one: SignaturePlan(other.signature(), sharing_of(other))
-        for one, other in others.items()
-        if not unserved(other.signature())
-    }
-    plan = msgspec.structs.replace(plan, main=SignaturePlan(file.signature(), sharing), name=name, others=told)
+    others = {name: one for name, one in trial.others.items() if not unserved(one.signature)}
+    plan = FilePlan(
+        str(path.absolute()), trial.main, None if is_tied else threads, trial.name, others, openvino=openvino
+    )
+    model = class_of(plan, loaded)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
-    warnings = [f"{path} is run on one request at a time: {sharing.why_not}"] if sharing.why_not else []
-    warnings += _unreached(path, name, told)
-    if loaded is None:
-        return ModelTarget(class_of(plan), spec, warnings)
-    looked_at = [file]  # the first worker takes it, so that it does not leave the memory between
-
-    def take() -> ModelFile:
-        return looked_at.pop() if looked_at else loaded()
-
-    return ModelTarget(class_of(plan, take), spec, warnings)
+    why_not = trial.main.sharing.why_not
+    warnings = [f"{path} is run on one request at a time: {why_not}"] if why_not else []
+    return ModelTarget(model, spec, [*warnings, *_unreached(path, trial.name, others)])
 
 
 def _unreached(path: Path, name: str, others: Collection[str]) -> list[str]:

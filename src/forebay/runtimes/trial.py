@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model file is loaded and tried in a process of its own first, which has so much memory and time and can be killed.
+
+Theory of operation. A file may say in a hundred bytes that it takes gigabytes, or never ends. So a server does not load
+one that was not loaded here, and has it run on made-up values (`sharing.py`) nowhere else. The process says two things,
+a line each: what the file takes and gives, and how its samples may share a run. If it ends before the first, or takes
+too long, the file is refused. If it ends before the second, the file is served one request at a time. Its memory is
+bounded by the kernel: what asks for more gets none, as where a machine has none left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import ConfigError, ForebayError, revive
+from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.model_file import load_with, reason_of
+from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of
+from forebay.types.devices import Device
+from forebay.types.failures import failure_of
+from forebay.types.first_use import known
+from forebay.workers.parent_death import end_with, end_with_reader
+from forebay.workers.user_code import caught
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.runtimes.model_file import ModelFile
+
+LOAD_S: Final = 300.0
+"""How long the process may take to load a file."""
+_LEAST_BYTES: Final = 2 << 30
+_FOR_A_BYTE: Final = 5
+"""Bytes of memory for each byte of the file and of those in its folder: it is read, turned about and tried."""
+_NO_MEMORY: Final = re.compile(r"bad_?alloc|allocat|MemoryError", re.IGNORECASE)
+"""What libraries say where there is no memory left."""
+_MAX_THREADS: Final = 4
+_MAX_ANSWER: Final = 1 << 26
+_LAST_S: Final = 5.0
+
+
+class TrialLimits(msgspec.Struct, frozen=True):
+    """What a trial may take.
+
+    Attributes:
+        max_s: Time that it may be tried for once it is loaded.
+        max_bytes: Memory of the process; None goes by the size of the files.
+    """
+
+    max_s: float
+    max_bytes: int | None
+
+
+class Trial(msgspec.Struct, frozen=True, tag="tried"):
+    """What a file is.
+
+    Attributes:
+        library: What runs it here.
+        missing: Those of the devices it is to run on that this does not know.
+        main: What is asked where no signature is named.
+        name: What the file calls that; empty if there is no other.
+        others: Its other signatures by name.
+    """
+
+    library: str
+    missing: tuple[str, ...]
+    main: SignaturePlan
+    name: str = ""
+    others: dict[str, SignaturePlan] = {}
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """What the process is told.
+
+    Attributes:
+        server: Id of the process that it ends with.
+    """
+
+    path: str
+    options: RunOptions
+    devices: tuple[Device, ...]
+    max_bytes: int
+    server: int
+
+
+class _Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Why the file cannot be loaded, in the process's own words."""
+
+    kind: str
+    message: str
+
+
+def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: TrialLimits) -> Trial:
+    """Load a file and try it in a process of its own.
+
+    Args:
+        path: The file, or the folder of a SavedModel.
+        options: How it is run.
+        devices: What it is to run on later.
+
+    Raises:
+        ConfigError: If it cannot be loaded, or not within the limits.
+    """
+    path = path.absolute()
+    max_bytes = limits.max_bytes or _LEAST_BYTES + _FOR_A_BYTE * _size(path)
+    options = msgspec.structs.replace(options, threads=min(options.threads or _MAX_THREADS, _MAX_THREADS))
+    order = msgspec.json.encode(_Order(str(path), options, tuple(devices), max_bytes, os.getpid()))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each of its threads takes memory at once
+        start_new_session=True,  # Ctrl+C at the terminal is the server's business
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(order)
+        lines = _Lines(process.stdout.fileno())
+        first = lines.next(LOAD_S)
+        if first is None:
+            why = _ended(process, lines, LOAD_S, max_bytes)
+            raise ConfigError(f"the model is '{path}', and it cannot be loaded: the process that tried to {why}")
+        told = msgspec.json.decode(first, type=known(Trial | _Refused))
+        if isinstance(told, _Refused):
+            raise revive(told.kind, told.message)
+        second = lines.next(limits.max_s)
+        if second is not None:
+            return msgspec.json.decode(second, type=known(Trial))
+        why = f"the process that tried it {_ended(process, lines, limits.max_s, max_bytes)}"
+        return _alone(told, why)
+    finally:
+        process.kill()
+        process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_S)
+
+
+def _alone(told: Trial, why: str) -> Trial:
+    """Return a trial by which no signature's samples share a run."""
+    alone = Sharing(why_not=why)
+    others = {name: SignaturePlan(one.signature, alone) for name, one in told.others.items()}
+    return msgspec.structs.replace(told, main=SignaturePlan(told.main.signature, alone), others=others)
+
+
+def _ended(process: subprocess.Popen[bytes], lines: _Lines, max_s: float, max_bytes: int) -> str:
+    """Return what became of a process that did not say what it was to say."""
+    if not lines.has_ended:
+        return f"took more than {max_s:g} s, and was killed (--trial-s)"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_LAST_S)
+    status = process.returncode
+    if status is None or status >= 0:
+        return f"ended with status {status}; {_memory(max_bytes)}"
+    return f"ended by signal {-status}; {_memory(max_bytes)}"
+
+
+def _memory(max_bytes: int) -> str:
+    return f"it may have {max_bytes:,} bytes of memory (--max-trial-bytes)"
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file and of all beside it, or of all in a folder."""
+    folder = path if path.is_dir() else path.parent
+    size = 0
+    with contextlib.suppress(OSError):
+        for at, _, files in os.walk(folder):
+            for file in files if at == str(folder) or path.is_dir() else ():
+                with contextlib.suppress(OSError):
+                    size += (Path(at) / file).stat().st_size
+    return size
+
+
+class _Lines:
+    """Reads lines from a pipe, for so long and so much.
+
+    Attributes:
+        has_ended: Whether nobody writes there any more.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.has_ended = False
+        self._descriptor = descriptor
+        self._held = b""
+
+    def next(self, timeout_s: float) -> bytes | None:
+        """Return a line; None if it does not come in time, or at all."""
+        until = time.monotonic() + timeout_s
+        heard = select.poll()  # `select` knows no descriptors from 1,024 on
+        heard.register(self._descriptor, select.POLLIN)
+        while b"\n" not in self._held:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or len(self._held) > _MAX_ANSWER:
+                return None
+            if heard.poll(min(left_s, 3600.0) * 1000):
+                found = os.read(self._descriptor, 1 << 16)
+                if not found:
+                    self.has_ended = True
+                    return None
+                self._held += found
+        line, _, self._held = self._held.partition(b"\n")
+        return line
+
+
+def main() -> None:
+    """Try the file that the standard input names, and say on the standard output what it is.
+
+    What libraries print goes to the other output.
+    """
+    answer = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=known(_Order))
+    if not end_with(order.server):
+        end_with_reader(answer.fileno())
+    _bound(order.max_bytes)
+    file, problem = caught(load_with, Path(order.path), order.options)
+    if problem is not None:
+        error = failure_of(problem).error if isinstance(problem, ForebayError) else ConfigError(reason_of(problem))
+        text = _bounded(error.message, order.max_bytes)
+        answer.write(msgspec.json.encode(_Refused(error.kind, text)) + b"\n")
+        return
+    name, others = file.signatures()
+    missing = tuple(str(device) for device in order.devices if not file.runtime.can_run_on(device))
+    told = Trial(
+        type(file.runtime).__name__,
+        missing,
+        SignaturePlan(file.signature()),
+        name,
+        {one: SignaturePlan(other.signature()) for one, other in others.items()},
+    )
+    answer.write(msgspec.json.encode(told) + b"\n")
+    found = {
+        one: SignaturePlan(model.signature(), _sharing(model, order.max_bytes))
+        for one, model in {**others, "": file}.items()
+    }
+    main = found.pop("")
+    answer.write(msgspec.json.encode(msgspec.structs.replace(told, main=main, others=found)) + b"\n")
+    os._exit(0)  # libraries take their time to end, and nothing is left to be done
+
+
+def _sharing(model: ModelFile, max_bytes: int) -> Sharing:
+    sharing, problem = caught(sharing_of, model)
+    if problem is not None:
+        return Sharing(why_not=_bounded(f"it cannot be tried: {reason_of(problem)}", max_bytes))
+    return msgspec.structs.replace(sharing, why_not=_bounded(sharing.why_not, max_bytes))
+
+
+def _bounded(text: str, max_bytes: int) -> str:
+    """Say with a problem how much memory there was, if it is about that."""
+    return f"{text}; {_memory(max_bytes)}" if _NO_MEMORY.search(text) else text
+
+
+def _bound(max_bytes: int) -> None:
+    """Let this process have so much more memory, and let the kernel end it rather than another where there is none."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    used = 0
+    with contextlib.suppress(OSError):
+        if found := re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text()):
+            used = int(found[1]) * 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = used + max_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
