@@ -41,6 +41,22 @@ def test_the_page_works_below_the_prefix_of_a_proxy(zoo):  # F9
     assert str(httpx.URL("http://proxy/api/openapi.json").join(server)) == "http://proxy/api/"
 
 
+@pytest.mark.parametrize("path", ["/docs", "/ui"])
+@pytest.mark.parametrize("more", ["/", "//", "/?a=1"])
+def test_a_page_with_a_slash_at_its_end_leads_to_the_page(zoo, path, more):  # F116
+    answer = zoo.client.get(path + more, headers={"accept": "text/html"})
+    while answer.is_redirect:
+        answer = zoo.client.get(str(answer.url.join(answer.headers["location"])))
+    assert (answer.status_code, answer.url.path) == (200, path)
+
+
+def test_a_browser_guesses_no_type_of_the_page_or_its_files(zoo):  # F134
+    page = zoo.client.get("/docs")
+    for address in ["", *re.findall(r'(?:src|href)="docs/([^"]+)"', page.text)]:
+        answer = zoo.client.get(f"/docs/{address}".rstrip("/"))
+        assert (answer.status_code, answer.headers["x-content-type-options"]) == (200, "nosniff"), address
+
+
 def test_the_page_and_its_own_script_name_no_other_host(zoo):
     for path in ("/docs", "/docs/docs-init.js"):
         assert not re.search(r"https?://|['\"(]//", zoo.client.get(path).text)

@@ -445,12 +445,17 @@ def test_the_page_of_the_document_works_offline(client, path):
     page = client.get(path)
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]  # F134
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+    assert "unsafe" not in policy
     links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert "openapi.json" in links
     for link in links:
         if link != "data:,":
             assert "/" not in link
-            assert client.get(f"/apidoc/{link}").status_code == 200
+            answer = client.get(f"/apidoc/{link}")
+            assert answer.status_code == 200
+            assert link.endswith(".json") or answer.headers["x-content-type-options"] == "nosniff"
 
 
 # B69

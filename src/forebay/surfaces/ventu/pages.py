@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, UnfitResult
 from forebay.surfaces.ventu.media import JSON
+from forebay.transports.http.page_headers import API_PAGE, NOT_GUESSED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forebay.surfaces.ventu.inference import Outcome
     from forebay.surfaces.ventu.media import Serialisation
 
@@ -34,11 +37,13 @@ class Reply(NamedTuple):
     media: str
     body: bytes
     allow: str = ""
+    more: Mapping[str, str] = {}
 
     @property
     def headers(self) -> list[tuple[str, str]]:
         """Its headers."""
         headers = [("content-type", self.media), ("content-length", str(len(self.body)))]
+        headers += self.more.items()
         return [*headers, ("allow", self.allow)] if self.allow else headers
 
     @property
@@ -68,7 +73,8 @@ class ServicePages:
             document: Its OpenAPI document, in JSON.
         """
         self.media = media
-        page = Reply(200, "text/html", resources.files("forebay.surfaces.ventu").joinpath("apidoc.html").read_bytes())
+        text = resources.files("forebay.surfaces.ventu").joinpath("apidoc.html").read_bytes()
+        page = Reply(200, "text/html", text, more=API_PAGE)
         self._posts = {"/inference": Action.INFERENCE}
         self._gets: dict[str, Reply | Action] = {
             "/": Reply(200, media.name, _bytes(media.dumps(HOME))),
@@ -77,14 +83,14 @@ class ServicePages:
             "/apidoc/openapi.json": Reply(200, JSON, document.encode()),
             "/apidoc/redoc": page,
             "/apidoc/swagger": page,
-            "/apidoc/swagger-init.js": Reply(200, "text/javascript", _INIT),
+            "/apidoc/swagger-init.js": Reply(200, "text/javascript", _INIT, more=NOT_GUESSED),
         }
 
     def find(self, method: str, path: str) -> Reply | Action:
         """Return the answer to a request, or what has to be done for it."""
         asset = path.removeprefix("/apidoc/")
         if asset in _ASSETS:
-            known, allowed = Reply(200, _ASSETS[asset], _asset(asset)), "GET"
+            known, allowed = Reply(200, _ASSETS[asset], _asset(asset), more=NOT_GUESSED), "GET"
         elif path in self._posts:
             known, allowed = self._posts[path], "POST"
         elif path in self._gets:

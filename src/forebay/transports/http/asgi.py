@@ -174,7 +174,7 @@ def _without_last_slash(app: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/"):
-            own = {"/", PREFIX + "/"} if path_as_sent(scope).endswith("/") else {"/"}
+            own = {"/", PREFIX + "/", "/docs/"} if path_as_sent(scope).endswith("/") else {"/"}
             if path_of(scope) not in own:
                 scope = {**scope, "path": scope["path"][:-1]}
         await app(scope, receive, send)
@@ -219,7 +219,7 @@ def _paths(pages: ServerPages, protocol: InferencePages) -> list[PathRoute]:
         PathRoute("/metrics", Methods(get=pages.metrics)),
         PathRoute("/trace", Methods(get=pages.trace)),
         PathRoute("/openapi.json", Methods(get=pages.openapi)),
-        PathRoute("/docs", Methods(get=pages.docs)),
+        *(PathRoute(path, Methods(get=pages.docs)) for path in ("/docs", "/docs/")),
         PathRoute("/docs/{asset}", Methods(get=pages.asset)),
     ]
 

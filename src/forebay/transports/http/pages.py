@@ -23,9 +23,10 @@ from forebay.server import stock_report
 from forebay.server.model_index import in_turns
 from forebay.serving.servings import registry
 from forebay.transports.http import kserve_calls, openai, tfserving
-from forebay.transports.http.asgi_calls import failed, id_of, path_of
-from forebay.transports.http.dashboard.page import Dashboard, from_root, wants_page
+from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
+from forebay.transports.http.dashboard.page import Dashboard, from_root, wants_page, without_last_slash
 from forebay.transports.http.management import ACTIONS, Management
+from forebay.transports.http.page_headers import API_PAGE, NOT_GUESSED
 from forebay.transports.http.trace_page import TracePage
 from forebay.types.did_you_mean import meant
 
@@ -45,12 +46,6 @@ _ASSETS: Final = {
     "swagger-ui.css": "text/css",
     "docs-init.js": "text/javascript",
 }
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Of the API page."""
-
 _NAMED: Final = 3
 """Models that a sentence names."""
 
@@ -191,9 +186,11 @@ class ServerPages:
                     self._openapi = document
         return Response(document, media_type="application/json")
 
-    async def docs(self, _request: HttpRequest) -> Response:
+    async def docs(self, request: HttpRequest) -> Response:
         """Return the page that shows the document."""
-        return Response(_file("docs.html"), media_type="text/html", headers={"content-security-policy": _POLICY})
+        if path_as_sent(request.scope).endswith("/"):
+            return without_last_slash(request)
+        return Response(_file("docs.html"), media_type="text/html", headers=API_PAGE)
 
     async def asset(self, request: HttpRequest) -> Response:
         """Return a file of that page."""
@@ -202,7 +199,7 @@ class ServerPages:
         if media_type is None:
             raise NotFound(f"the documentation page has no file '{name[:100]}'")
         body = _asset(name)
-        headers = {"cache-control": "max-age=86400"}
+        headers = {"cache-control": "max-age=86400", **NOT_GUESSED}
         if body[:2] == b"\x1f\x8b":
             if "gzip" in request.headers.get("accept-encoding", ""):
                 headers["content-encoding"] = "gzip"

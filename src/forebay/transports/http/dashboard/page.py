@@ -25,6 +25,7 @@ from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
 from forebay.transports.http.foreign_page import refuse_foreign_page
+from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,16 +49,9 @@ _TYPES: Final = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
 _HEADERS: Final = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": f"{OWN_FILES}; require-trusted-types-for 'script'; trusted-types 'none'",
+    **NOT_GUESSED,
     "cache-control": "no-cache",
 }
 
@@ -75,6 +69,13 @@ def wants_page(request: Request) -> bool:
 def to_page(address: str = PREFIX[1:]) -> Response:
     """Send a browser to the page; the address is relative, so that it holds below the prefix of a proxy."""
     return Response(status_code=307, headers={"location": address, "vary": "accept", "cache-control": "no-store"})
+
+
+def without_last_slash(request: Request) -> Response:
+    """Send a browser to the same page without slashes at its end, from where it finds the page's files."""
+    sent = path_as_sent(request.scope)
+    bare = sent.rstrip("/")
+    return to_page("../" * (len(sent) - len(bare)) + bare.rpartition("/")[2])
 
 
 def from_root(request: Request) -> Response:
@@ -114,8 +115,8 @@ class Dashboard:
             NotFound: If there is none of this name.
         """
         name = request.path_params.get("file", "index.html")
-        if not name:  # with a slash at its end, the browser would look for the page's files one level too deep
-            return to_page(f"..{PREFIX}")
+        if not name:
+            return without_last_slash(request)
         if name not in _files():
             raise NotFound(f"the dashboard has no file '{name[:100]}'")
         body, tag = _file(name)
