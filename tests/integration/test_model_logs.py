@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.observe.model_log import LINES
 
@@ -120,6 +120,40 @@ def test_what_a_model_logs_and_prints_has_its_worker_and_requests(talking, kind)
     assert "a detail" not in server.log
     assert server.call("talks", "fails_to", x_request_id="mine").status_code == 200
     eventually(lambda: any("no text" in one["message"] and one["request_ids"] == ["mine"] for one in server.records))
+
+
+LAST = """
+import atexit, logging, sys
+import forebay
+
+
+class Last(forebay.Model):
+    def load(self):
+        atexit.register(print, "printed at the end")
+        atexit.register(lambda: sys.stderr.write("written at the end\\n"))
+        atexit.register(lambda: logging.getLogger("mine").warning("logged at the end"))
+        print("begun", end="")
+
+    def predict(self, batch):
+        print(", and ended", end="")
+        return batch
+"""
+
+
+def test_what_a_model_prints_and_logs_when_its_process_ends_is_not_lost(serve, tmp_path):  # F116
+    (tmp_path / "model.py").write_text(LAST)
+    server = serve(tmp_path / "model.py", "--worker-kind", "process")
+    assert server.call("last", 1).json() == 1
+    server.process.terminate()
+    assert server.process.wait(PATIENCE_S) == 0
+    server._reader.join(PATIENCE_S)
+    messages = [(one["logger"], one["message"]) for one in server.records if one.get("model") == "last"]
+    assert set(messages) == {
+        ("stderr", "logged at the end"),
+        ("stderr", "written at the end"),
+        ("stdout", "begun, and endedprinted at the end"),
+    }
+    assert len(messages) == 3
 
 
 WHOLE = """

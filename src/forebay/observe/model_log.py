@@ -381,6 +381,11 @@ class Printed:
         for line in lines:
             self.write(line)
 
+    def release(self) -> None:
+        """Write what this thread has begun as a line."""
+        self.stream.write(getattr(self._here, "pending", ""))
+        self._here.pending = ""
+
     def _say(self, who: LogOrigin, text: str) -> None:
         line = printed(self._name, text)
         record = logging.makeLogRecord(
@@ -412,3 +417,15 @@ def capture(lowest: int, others: logging.Handler, *, also: bool = False) -> None
         stream: Any = getattr(sys, name)
         if not isinstance(stream, Printed):
             setattr(sys, name, Printed(name, stream, also=also))
+
+
+def release() -> None:
+    """From now on, write to the streams of this process what this thread logs and prints: its origin has gone."""
+    origin.set(None)
+    if level is None:
+        return
+    for name in STREAM_LEVELS:
+        stream: Any = getattr(sys, name)
+        if isinstance(stream, Printed):
+            stream.release()
+    capture(level, logging.StreamHandler())

@@ -23,7 +23,7 @@ import msgspec
 
 from forebay.errors import BadOutcome, ForebayError
 from forebay.observe.author_metrics import MetricReporter
-from forebay.observe.model_log import capture, origin
+from forebay.observe.model_log import capture, origin, release
 from forebay.types.call import Failure, Media
 from forebay.workers import sigterm
 from forebay.workers.address import parse_address
@@ -328,7 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metrics.report()
         connection.close()
     except (EOFError, ConnectionError, FileNotFoundError):
-        return 0  # the server is gone, and a worker without one has nothing to do
+        pass  # the server is gone, and a worker without one has nothing to do
+    release()  # what `atexit` runs may print
     return 0
 
 

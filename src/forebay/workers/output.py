@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 1 << 16
 
+_followers: dict[int, threading.Thread] = {}
+"""Threads that read, by the process that they follow."""
+
 
 def started(start: Callable[[Mapping[str, int]], subprocess.Popen[bytes]], voice: Voice) -> subprocess.Popen[bytes]:
     """Start a process whose output becomes lines of the log.
@@ -48,8 +51,22 @@ def started(start: Callable[[Mapping[str, int]], subprocess.Popen[bytes]], voice
         process = start(writers)
         ended = os.pidfd_open(process.pid)
         undone.pop_all()
-    threading.Thread(target=_follow, args=(readers, ended, voice), name="forebay-output", daemon=True).start()
+
+    def follow() -> None:
+        _follow(readers, ended, voice)
+        _followers.pop(process.pid, None)
+
+    follower = threading.Thread(target=follow, name="forebay-output", daemon=True)
+    _followers[process.pid] = follower
+    follower.start()
     return process
+
+
+def join(pid: int, timeout_s: float) -> None:
+    """Wait until the last words of a process that has ended are in the log, if it is one that is followed."""
+    follower = _followers.get(pid)
+    if follower is not None:
+        follower.join(timeout_s)
 
 
 def _follow(readers: dict[int, str], ended: int, voice: Voice) -> None:

@@ -261,6 +261,7 @@ class Supervisor:
         if self._load is not None:
             self._see_it_loaded(process, life, self._load)
         status = process.wait()
+        output.join(process.pid, LAST_S)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
