@@ -202,7 +202,7 @@ class Side:
         connection.connection_lost(None)
         self.door.clients.remove(client)
         self.settle()
-        assert connection._lane.held_bytes == 0, "bodies that are gone are counted"
+        assert connection._lane.byte_budget.held_bytes == 0, "bodies that are gone are counted"
         return found
 
     def close(self):

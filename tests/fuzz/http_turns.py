@@ -156,7 +156,7 @@ def crowd(warm, cold, chance, number):
         assert not door.lane.connections, "a connection is kept"
         looked_at = door.lane.awake.union(*door.lane._asleep.values())
         assert not looked_at, "a connection that is gone is looked at"
-        assert door.lane.held_bytes == 0, "bodies that are gone are counted"
+        assert door.lane.byte_budget.held_bytes == 0, "bodies that are gone are counted"
     finally:
         logging.getLogger("forebay").removeHandler(faults)
         for client in clients:

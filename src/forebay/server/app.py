@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import NotFound, Unavailable
+from forebay.server.byte_budget import ByteBudget
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
 from forebay.server.version_loading import bring_up
@@ -67,6 +68,8 @@ class App:
         """What there is, and what may be loaded and unloaded."""
         self.shared_regions: SharedRegions | None = None
         """Shared memory that clients have named; None if they may not."""
+        self.byte_budget = ByteBudget()
+        """What requests and their unsent answers may take in memory, of all ports together."""
         self.labels: dict[str, dict[str, str]] = {}
         """Names that whoever manages the server gave to versions, by model; for clients of TensorFlow Serving."""
         self.problem = ""

@@ -83,14 +83,18 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         host: Address to bind; 0.0.0.0 lets other machines in, and :: also those that come by IPv6.
         port: TCP port; 0 takes a free one.
         max_body_bytes: Longest request body; longer ones get 413.
-        max_buffered_bytes: Bytes of bodies that are still arriving, of all connections together; the connection that
-            holds most of them is then answered 503 and closed.
+        max_buffered_bytes: Bytes of requests and of their answers that clients have not taken yet, of all connections
+            and ports together. Beyond it, connections whose clients do not read are closed, and the largest request
+            that is arriving gets 503.
+        max_connection_bytes: The same for one connection: while it holds more, its next request gets 503; one body may
+            always have `max_body_bytes`.
         max_form_bytes: Longest form (multipart/form-data); its files may lie on disk.
         max_form_parts: Fields and files of a form.
         max_form_disk_bytes: Files of forms that lie on disk may have so much together; more get 503.
         form_memory_bytes: So much of the files of a form is kept in memory; those beyond lie in the folder for
             temporary files (TMPDIR) until the request is answered. Its fields may be as long together, or get 413.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
+        max_head_lines: Headers of a request; more get 431.
         max_connections: Connections at a time; more are answered 503 and closed.
         backlog: Connections that the kernel keeps until the server takes them.
         keep_alive_s: An idle connection is closed after this time.
@@ -116,11 +120,13 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[Port, Written("--http-port", "PORT")] = 8080
     max_body_bytes: Annotated[Count, Written("--max-body-bytes", "N")] = 64 * 1024 * 1024
     max_buffered_bytes: Annotated[Count, Written("--max-buffered-bytes", "N")] = 1024 * 1024 * 1024
+    max_connection_bytes: Annotated[Count, Written("--max-connection-bytes", "N")] = 512 * 1024 * 1024
     max_form_bytes: Annotated[Count, Written("--max-form-bytes", "N")] = 1024 * 1024 * 1024
     max_form_parts: Annotated[Count, Written("--max-form-parts", "N")] = 256
     max_form_disk_bytes: Annotated[Count, Written("--max-form-disk-bytes", "N")] = 8 * 1024 * 1024 * 1024
     form_memory_bytes: Annotated[Count, Written("--form-memory-bytes", "N")] = 1024 * 1024
     max_head_bytes: Annotated[int, Meta(ge=256), Written("--max-head-bytes", "N")] = 64 * 1024
+    max_head_lines: Annotated[Count, Written("--max-head-lines", "N")] = 128
     max_connections: Annotated[Count, Written("--max-connections", "N")] = 16_384
     backlog: Annotated[Count, Written("--backlog", "N")] = 2048
     keep_alive_s: Annotated[SomeSeconds, Written("--keep-alive-s", "S")] = 75.0
@@ -146,10 +152,13 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
         port: TCP port of KServe v2 and TensorFlow Serving over gRPC, which there is only if this is said; 0 takes a
             free one. That of a pipeline is there anyway.
         max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
-        max_buffered_bytes: Bytes of messages that have not come whole yet, and of those that came packed until their
-            calls are over, of all clients together; the call that would exceed it gets RESOURCE_EXHAUSTED. Clients that
-            drip a byte now and then can hold them.
+        max_buffered_bytes: Bytes of messages and of answers that clients have not taken yet, of all connections and
+            ports together. Beyond it, calls whose clients do not read are reset, and the largest message that is
+            arriving gets RESOURCE_EXHAUSTED.
+        max_connection_bytes: The same for one connection: while it holds more, its next calls get RESOURCE_EXHAUSTED;
+            one message may always have `max_message_bytes`.
         max_metadata_bytes: Longest metadata of a call as HTTP/2 counts it: names, values and 32 bytes for each field.
+        max_metadata_fields: Fields of a call's metadata; more get RESOURCE_EXHAUSTED.
         max_calls: Calls at a time, without health checks; more get RESOURCE_EXHAUSTED.
         max_watches: Clients that watch the health at a time; more get RESOURCE_EXHAUSTED.
         max_streams: Calls at a time on one connection; clients wait with more.
@@ -168,7 +177,9 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[Port | None, Written("--grpc-port", "PORT")] = None
     max_message_bytes: Count = 256 * 1024 * 1024
     max_buffered_bytes: Count = 1024 * 1024 * 1024
+    max_connection_bytes: Count = 512 * 1024 * 1024
     max_metadata_bytes: Count = 16 * 1024
+    max_metadata_fields: Count = 128
     max_calls: Annotated[Count, Written("--grpc-max-calls", "N")] = 4096
     max_watches: Annotated[Count, Written("--grpc-max-watches", "N")] = 1024
     max_streams: Annotated[Count, Written("--grpc-max-streams", "N")] = 1024
@@ -354,7 +365,9 @@ def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
         host=http.host,
         max_message_bytes=http.max_body_bytes,
         max_metadata_bytes=http.max_head_bytes,
+        max_metadata_fields=http.max_head_lines,
         max_buffered_bytes=http.max_buffered_bytes,
+        max_connection_bytes=http.max_connection_bytes,
         max_connections=http.max_connections,
         backlog=http.backlog,
         read_timeout_s=http.read_timeout_s,

@@ -68,12 +68,12 @@ class BatchingApp(App):
             read_timeout_s=timeout_s + 1.0,
         )
         face = BatchingHttp(endpoint, max_body_bytes=settings.max_body_bytes)
-        self.listener = HttpListener(http, {}, face, is_any_method=True)
+        self.listener = HttpListener(http, {}, face, byte_budget=self.byte_budget, is_any_method=True)
         self._pages: HttpListener | None = None
         self._pages_at = ""
         if settings.metrics_port is not None:
             http = HttpConfig(host=settings.host, port=settings.metrics_port, allowed_hosts=("*",))
-            self._pages = HttpListener(http, {}, asgi_app(self, http))
+            self._pages = HttpListener(http, {}, asgi_app(self, http), byte_budget=self.byte_budget)
 
     @property
     def summary(self) -> list[str]:

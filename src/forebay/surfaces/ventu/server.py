@@ -59,7 +59,7 @@ def serve(model: Ventu, host: str, port: int, threads: int) -> None:
     face = VentuHttp(endpoint, metrics, max_body_bytes=model.max_body_bytes)
     face.pages = ServicePages(service.media, service.document())
     http = HttpConfig(host=host, port=port, max_body_bytes=model.max_body_bytes, allowed_hosts=("*",))
-    listener = HttpListener(http, {}, face)
+    listener = HttpListener(http, {}, face, byte_budget=app.byte_budget)
 
     def ready(host: str, port: int) -> None:
         log.info("Run HTTP service on %s:%d", host, port)

@@ -17,6 +17,7 @@ from forebay.errors import ForebayError, QueueFull
 from forebay.observe.access_log import CALLED_OFF, EndedCall
 from forebay.observe.ids import next_id
 from forebay.protocols import native
+from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.arriving_body import ArrivingBody
 from forebay.transports.http.connection_state import (
     BODY,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from forebay.types.tensor import Data
 
 
+HELD: Final = "forebay.held"
+"""Where the scope of a request on the slow lane has the bytes that are counted for it."""
 UNREAD: Final = object()
 """Stands with what waits, in place of an app: it is bytes that were not parsed yet."""
 
@@ -80,6 +83,7 @@ class AnsweringConnection(HttpToolsProtocol):
     """
 
     __slots__ = (
+        "_active_bytes",
         "_body",
         "_is_advancing",
         "_lane",
@@ -110,7 +114,7 @@ class AnsweringConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._lane = lane
-        talk = self.talk = ConnectionState(lane.config.max_head_bytes)
+        talk = self.talk = ConnectionState(lane.config.max_head_bytes, lane.config.max_head_lines)
         self.pipeline = talk.waiting
         self.send: Callable[[bytes], None] = nowhere
         self.reply_method = self.reply
@@ -118,7 +122,8 @@ class AnsweringConnection(HttpToolsProtocol):
         self.seen = lane.epoch
         self.arrived = b""
         self.awaits_turn = False
-        self._body = ArrivingBody(lane)
+        self._body = ArrivingBody(lane, self)
+        self._active_bytes = 0
         self.active: Head | None = None
         self.request: Request | None = None
         self._working: RequestResponseCycle | None = None
@@ -154,7 +159,8 @@ class AnsweringConnection(HttpToolsProtocol):
         self.talk.on(LOSE)
         self._stand_alone()
         self.talk.waiting.clear()
-        self._body.drop()
+        self._active_bytes = 0
+        self._body.close()
         if self._working is not None:  # uvicorn tells the cycle that was begun last, which may be one that waits
             self._working.disconnected = True
             self._working.message_event.set()
@@ -184,6 +190,8 @@ class AnsweringConnection(HttpToolsProtocol):
     def read_later(self, rest: bytes) -> None:
         """Keep what came at once behind requests that are answered first, or of which there were many."""
         self._put_off(rest, UNREAD)
+        if len(rest) > SMALL_BYTES:
+            self._body.account.arrive(len(rest))
         if self.is_rest_next():
             self._wait_for_turn()
 
@@ -195,7 +203,12 @@ class AnsweringConnection(HttpToolsProtocol):
     def rest_before(self) -> bytes:
         """Take back what was not parsed yet of what came before."""
         waiting = self.talk.waiting
-        return waiting.popleft()[0] if waiting and waiting[0][1] is UNREAD else b""
+        if not waiting or waiting[0][1] is not UNREAD:
+            return b""
+        rest: bytes = waiting.popleft()[0]
+        if len(rest) > SMALL_BYTES:
+            self._body.account.forget_arriving(len(rest))
+        return rest
 
     def is_rest_next(self) -> bool:
         """Tell whether nothing is due before what was not parsed yet, and there is such; a body may go on with it."""
@@ -229,6 +242,8 @@ class AnsweringConnection(HttpToolsProtocol):
                     break
                 what, app = talk.waiting.pop()
                 if app is None:
+                    if len(what[1]) > SMALL_BYTES:
+                        self._body.account.release(len(what[1]))
                     self._answer(*what)
                 else:
                     self._work_on(what, app)
@@ -284,6 +299,8 @@ class AnsweringConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with what waits; uvicorn's cycle calls this."""
         self.server_state.total_requests += 1
+        if self._working is not None and (held := self._working.scope.pop(HELD, 0)):
+            self._body.account.release(held)
         self._working = None
         if self.transport.is_closing():
             if self.talk.state.reads or self.talk.state.owes:
@@ -329,7 +346,24 @@ class AnsweringConnection(HttpToolsProtocol):
             stream = self._stream = StreamedAnswer(self, self._lane, head)
             request.on_part = stream.part
             request.on_bundle = stream.bundle
+        if len(body) > SMALL_BYTES:
+            self.work(len(body))
         route.endpoint.submit(request)
+
+    def work(self, size: int) -> None:
+        """Count the body of what is answered now."""
+        self._active_bytes = size
+        self._body.account.work(size)
+
+    def worked(self) -> None:
+        """Count it no longer."""
+        size, self._active_bytes = self._active_bytes, 0
+        if size:
+            self._body.account.release(size)
+
+    def count_unread(self) -> None:
+        """Count what the client has not taken of its answers."""
+        self._body.account.set_unread(self.transport.get_write_buffer_size())
 
     def reply(self, request: Request, outcome: Outcome) -> None:
         """Answer what was submitted."""
@@ -342,6 +376,8 @@ class AnsweringConnection(HttpToolsProtocol):
             self._reply_in_full(head, request, outcome)  # if it raises, the request can still be told of that
             return
         self.request = None
+        if self._active_bytes:
+            self.worked()
         prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
         number = b"" if head.id else b"%x" % next(answers)
         first = b"%b%b\r\ncontent-length: %d\r\n\r\n" % (prefix, number, len(outcome))
@@ -421,6 +457,8 @@ class AnsweringConnection(HttpToolsProtocol):
         keep_alive = self.keeps_alive(head) and (stream is None or stream.is_chunked or not stream.has_started)
         if self._lane.tells:
             self._tell(head, status, request, code)
+        if self._active_bytes:
+            self.worked()
         self.active = self.request = self._stream = None
         self._request_id = ""
         self._sent_bytes = 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The body of the message that a connection of the fast lane is reading: whole, joined, or where workers see it.
 
-What is kept of bodies that are still arriving is counted for all connections of the port together.
+It also has the account of the connection, which counts what is kept of the body, and all else that the connection holds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from forebay.workers.landing import Joining, Landing
 
 if TYPE_CHECKING:
+    from forebay.server.byte_budget import ByteAccount, Holder
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Head
     from forebay.workers.landing import Sink
@@ -20,16 +21,25 @@ class ArrivingBody:
     """A body, piece by piece.
 
     Attributes:
-        held_bytes: What is kept of it, as counted in the port.
+        held_bytes: What is kept of it, and of a long head before it.
     """
 
-    __slots__ = ("_lane", "_sink", "_whole", "held_bytes")
+    __slots__ = ("_account", "_lane", "_owner", "_sink", "_whole", "held_bytes")
 
-    def __init__(self, lane: HttpPort) -> None:
+    def __init__(self, lane: HttpPort, owner: Holder) -> None:
         self._lane = lane
+        self._owner: Holder | None = owner
+        self._account: ByteAccount | None = None
         self._whole: bytes | memoryview = b""
         self._sink: Sink | None = None
         self.held_bytes = 0
+
+    @property
+    def account(self) -> ByteAccount:
+        """What the connection holds; most hold too little to have an account."""
+        if self._account is None:
+            self._account = self._lane.byte_budget.open(self._owner, self._lane.max_connection_bytes)
+        return self._account
 
     def begin(self) -> None:
         """Forget what came before."""
@@ -37,11 +47,9 @@ class ArrivingBody:
 
     def hold(self, size: int) -> None:
         """Count what is kept; whoever has most may be refused for it."""
-        lane = self._lane
-        self.held_bytes += size
-        lane.held_bytes += size
-        if lane.held_bytes > lane.config.max_buffered_bytes:
-            lane.make_room()
+        if self._owner is not None:
+            self.held_bytes += size
+            self.account.arrive(size)
 
     def take(self, piece: bytes, head: Head, received: int) -> None:
         """Keep a piece; `received` counts it and all before."""
@@ -79,6 +87,15 @@ class ArrivingBody:
 
     def drop(self) -> None:
         """Forget it; it belongs to somebody else now, or to nobody."""
-        self._lane.held_bytes -= self.held_bytes
+        if self.held_bytes:
+            self.account.forget_arriving(self.held_bytes)
+            self.held_bytes = 0
+        self._whole, self._sink = b"", None
+
+    def close(self) -> None:
+        """Forget it and all else that the connection holds: it is closed."""
         self.held_bytes = 0
+        self._owner = None
+        if self._account is not None:
+            self._account.close()
         self._whole, self._sink = b"", None

@@ -26,6 +26,7 @@ import select
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import Unavailable
+from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.answering import nowhere
 from forebay.transports.http.connection_state import DUE, IDLE, SHUT
 from forebay.transports.http.errors import TooSlow
@@ -79,6 +80,7 @@ class HttpConnection(ReadingConnection):
         """Take the connection, or refuse it if there are too many."""
         lane = self._lane
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=SMALL_BYTES)
         self.send = transport.write
         lane.connections.add(self)
         self._is_among.add(self)
@@ -142,11 +144,9 @@ class HttpConnection(ReadingConnection):
             self._drop(len(data))
 
     def _drop(self, size: int) -> None:
-        """Let go of what nobody reads any more; a client may send so much of it, and then it is cut off."""
+        """Let go of what nobody reads any more."""
         self.seen = self._lane.epoch
-        if self.talk.drop(size):
-            self.transport.close()
-        elif size >= LARGE_READ_BYTES:
+        if size >= LARGE_READ_BYTES:
             self.give_way()
 
     # A client that sends nothing more
@@ -201,6 +201,7 @@ class HttpConnection(ReadingConnection):
             self.seen = epoch  # the time of an idle client begins with its answer
         quiet_s = (epoch - self.seen) * SWEEP_S
         if self._stuck_since is not None:
+            self.count_unread()
             untaken = untaken_bytes(self.transport)
             if untaken != self._untaken:  # slowly, but it does take it
                 self._untaken, self._stuck_since = untaken, epoch
@@ -250,11 +251,13 @@ class HttpConnection(ReadingConnection):
         super().pause_writing()
         self.flow.pause_reading()  # who does not read answers may not ask for more of them
         self._stuck_since = self._lane.epoch
+        self.count_unread()
 
     def resume_writing(self) -> None:
         """The client has room again."""
         super().resume_writing()
         self._stuck_since = None
+        self._body.account.set_unread(0)
         self._let_go()
         self.advance_answers()
 

@@ -41,12 +41,14 @@ MAX_DROPPED_BYTES: Final = 64 * 1024
 MAX_AWAITED_BYTES: Final = 256 * 1024
 """A body for a full queue is read to its end if it is no longer than this, which is what the loop reads at a time."""
 
+LINE_BYTES: Final = 144
+"""What a header takes beside its text: a tuple of two bytes objects in a list."""
+
 LINGER_S: Final = 1.0
 """How long a refused client may be quiet before it is cut off; without it the refusal could be lost."""
-MAX_LINGER_S: Final = 10.0
-"""How long it may go on sending."""
-MAX_LINGER_BYTES: Final = 64 * 1024 * 1024
-"""How much it may go on sending."""
+MAX_LINGER_S: Final = 30.0
+"""How long it may go on sending: many read the answer only once they have sent everything, however long that is. nginx
+has the same time (`lingering_time` in ngx_http_core_module.c) and no limit of bytes either."""
 
 
 class State:
@@ -131,6 +133,7 @@ class ConnectionState:
         body_bytes: Of the body that is being read, so far.
         head_bytes: Of the line and headers that are being read, as far as they were understood.
         pieces: In how many pieces bodies came in the segment that is being read.
+        max_head_lines: How many headers a message may have.
     """
 
     __slots__ = (
@@ -146,13 +149,15 @@ class ConnectionState:
         "body_bytes",
         "head_bytes",
         "max_head_bytes",
+        "max_head_lines",
         "pieces",
         "state",
         "waiting",
     )
 
-    def __init__(self, max_head_bytes: int) -> None:
+    def __init__(self, max_head_bytes: int, max_head_lines: int) -> None:
         self.state = IDLE
+        self.max_head_lines = max_head_lines
         self.waiting: deque[tuple[Any, Any]] = deque()
         self.max_head_bytes = max_head_bytes
         self.body_bytes = 0
@@ -238,14 +243,17 @@ class ConnectionState:
         self.wait(now)
         return came < min_bytes_per_s * patience_s
 
-    def drop(self, size: int) -> bool:
-        """Count what comes after the last answer; tells whether it is too much."""
-        self._arrived += size
-        return self.state is LINGER and self._arrived - self._window_from > MAX_LINGER_BYTES
-
     def has_lingered(self, now: float, quiet_s: float) -> bool:
         """Tell whether a client had its time to read the last answer, counted from `wait`."""
         return self.state is LINGER and (quiet_s > LINGER_S or now - self._window_at > MAX_LINGER_S)
+
+    def head_held(self, lines: int) -> int:
+        """Return what is kept of the head that is being read, which has so many headers so far."""
+        return max(self._raw_head, self.head_bytes) + lines * LINE_BYTES
+
+    def too_many_lines(self) -> HeadTooLarge:
+        """Return the error for a head with too many headers."""
+        return HeadTooLarge(f"the request has more than {self.max_head_lines} headers (--max-head-lines)")
 
     def head_too_large(self) -> HeadTooLarge:
         """Return the error for a head over the limit."""

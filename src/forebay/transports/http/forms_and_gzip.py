@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
+    from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import HttpConfig
     from forebay.transports.http.route import Head
 
@@ -56,13 +57,12 @@ def packed(body: bytes, packing: bytes) -> bytes:
 class Staging:
     """How the bodies of a server are staged, and what all of them take."""
 
-    def __init__(self, config: HttpConfig) -> None:
+    def __init__(self, config: HttpConfig, byte_budget: ByteBudget) -> None:
         """Read the limits."""
         self.config = config
-        limit = config.max_buffered_bytes
-        self.memory = _Budget(limit, f"the bodies that were unpacked have {limit} bytes together")
+        self.memory = byte_budget
         limit = config.max_form_disk_bytes
-        self.disk = _Budget(limit, f"the files of forms that are answered have {limit} bytes together")
+        self.disk = _DiskBudget(limit, f"the files of forms that are answered have {limit} bytes together")
         self._is_told = False
         self._is_without_disk = False
 
@@ -164,8 +164,8 @@ class Staged:
                 raise self._staging.not_kept(error) from error
 
 
-class _Budget:
-    """Bytes of all requests together; used by threads."""
+class _DiskBudget:
+    """Bytes on disk of all requests together; used by threads."""
 
     def __init__(self, limit: int, why: str) -> None:
         self._left = limit

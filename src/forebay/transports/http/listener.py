@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import HttpConfig
     from forebay.transports.http.route import Route
 
@@ -44,6 +45,7 @@ class HttpListener:
         routes: Mapping[bytes, Route],
         asgi: ASGIApp,
         source: str = "",
+        byte_budget: ByteBudget | None = None,
         *,
         is_any_method: bool = False,
     ) -> None:
@@ -53,6 +55,7 @@ class HttpListener:
             routes: What is answered on the fast lane, by target.
             asgi: Answers everything else.
             source: What has set the port, for messages; see `why_not`.
+            byte_budget: What all ports of the server hold together; None if this is the only one.
             is_any_method: All methods are one: those that the parser does not know reach `asgi` as a POST.
 
         Raises:
@@ -61,7 +64,7 @@ class HttpListener:
         self._config = config
         self._source = source
         self._tls = server_context(config.certfile, config.keyfile)
-        self._lane = HttpPort(config, routes, is_any_method=is_any_method)
+        self._lane = HttpPort(config, routes, byte_budget, is_any_method=is_any_method)
         self._state = ServerState()
         app = _quiet(asgi)
         self._uvicorn = Config(

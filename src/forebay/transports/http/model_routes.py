@@ -48,7 +48,7 @@ class ModelRoutes:
         self._app = app
         self._config = config
         self._verbs = frozenset(verbs)
-        self._staging = Staging(config)
+        self._staging = Staging(config, app.byte_budget)
         self._owned: dict[str, dict[bytes, Route]] = {}
         self._speaking: set[str] = set()
         for name in [*app.ready]:

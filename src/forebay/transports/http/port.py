@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from forebay.errors import InternalError, Unavailable
+from forebay.errors import InternalError
 from forebay.observe import access_log
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
+from forebay.server.byte_budget import ByteBudget
 from forebay.transports.http.errors import NotHttp, error_answer
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.http.same_turn import SameTurn, TakesMany
@@ -51,7 +52,8 @@ class HttpPort:
         tells: Whether somebody wants to know of each call that has ended.
         date: The value of the Date header.
         epoch: Sweeps so far; connections note it instead of asking for the time.
-        held_bytes: Of bodies that are still arriving, of all connections together.
+        byte_budget: What requests and unsent answers take, of all connections together.
+        max_connection_bytes: What they may take of one connection.
         hosts: The names that the server may be called by.
         is_any_method: Whether all methods are one, also those that the parser does not know.
         greeted: Connections whose TLS handshake is not over; they count as connections.
@@ -59,8 +61,18 @@ class HttpPort:
         awake: Those that every sweep looks at.
     """
 
-    def __init__(self, config: HttpConfig, routes: Mapping[bytes, Route], *, is_any_method: bool = False) -> None:
+    def __init__(
+        self,
+        config: HttpConfig,
+        routes: Mapping[bytes, Route],
+        byte_budget: ByteBudget | None = None,
+        *,
+        is_any_method: bool = False,
+    ) -> None:
         self.config = config
+        self.byte_budget = ByteBudget() if byte_budget is None else byte_budget
+        self.byte_budget.max_bytes = config.max_buffered_bytes
+        self.max_connection_bytes = max(config.max_connection_bytes, config.max_body_bytes)
         self.is_any_method = is_any_method
         self.routes = routes
         self.heads: dict[bytes, Head] = {}
@@ -69,7 +81,6 @@ class HttpPort:
         self.is_plain = not self.tells
         self.date = b""
         self.epoch = 0
-        self.held_bytes = 0
         self.hosts = Hosts(config)
         self.greeted = 0
         self.connections: set[HttpConnection] = set()
@@ -87,6 +98,7 @@ class HttpPort:
         """Begin to sweep, and to refuse."""
         self._line = self._line or RefusalLine(loop, self.same_turn.tell_refused)
         self._turns = self._turns or ReadingTurns(loop)
+        self.byte_budget.call_soon = loop.call_soon
         self._sweep(loop, state)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
@@ -95,6 +107,7 @@ class HttpPort:
         state.default_headers = [(b"date", self.date)]
         # First: whatever one connection raises, the others are looked at again.
         self._timer = loop.call_later(SWEEP_S, self._sweep, loop, state)
+        self.byte_budget.make_room()
         for connection in [*self.awake, *self._asleep.pop(self.epoch, ())]:
             try:
                 connection.sweep(self.epoch)
@@ -197,12 +210,6 @@ class HttpPort:
         error = NotHttp("this port speaks HTTPS, and plain HTTP came; ask for it with https://")
         return error.message, self.write_answer(*error_answer(error, ""), keep_alive=False)
 
-    def make_room(self) -> None:
-        """Refuse the body that has taken most of the budget, so that the others need not suffer for it."""
-        largest = max(self.connections, key=lambda connection: connection.held_bytes)
-        limit = self.config.max_buffered_bytes
-        largest.give_up(Unavailable(f"the bodies that are arriving have {limit} bytes together; try again later"))
-
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
         access_log.tell(call, writes=self.config.access_log)
@@ -213,6 +220,10 @@ class HttpPort:
             self._failed_at = self.epoch
             log.error("a request could not be read", exc_info=cause)
         return InternalError("the server failed to read the request; this is a defect of forebay")
+
+    def tell_cut_off(self, error: ForebayError, client: tuple[str, int] | None) -> None:
+        """Log that a connection was closed because its client does not read; at most once a second."""
+        self._told.refused(self.epoch, client, "unread", error.message, error.kind)
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None, times: int = 1) -> None:
         """Log a refusal, and further ones for the same reason: at most one a second for each kind of error."""

@@ -10,8 +10,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from forebay.errors import ForebayError
+from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.body_reader import read_bodies
-from forebay.transports.http.answering import AnsweringConnection
+from forebay.transports.http.answering import HELD, AnsweringConnection
 from forebay.transports.http.asgi_calls import TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
@@ -71,8 +72,8 @@ class ReadingConnection(AnsweringConnection):
     ) -> None:
         super().__init__(lane, config, server_state, app_state, _loop)
         self._parser: Any = None
-        self.forget_parser()
         self._reading: Head | None = None
+        self.forget_parser()
         self._lands = False
         self._detour = b""
         self._is_staged = False
@@ -82,6 +83,8 @@ class ReadingConnection(AnsweringConnection):
         """Have none until something must be parsed: it is a third of what a walk of the collector looks at."""
         self._parser = self.parser = None  # type: ignore[assignment]
         self.url = b""  # a connection may be refused before it has asked for anything
+        self._reading = None
+        self.headers = self.cycle = self.scope = None  # type: ignore[assignment]  # all of them hold the last head
 
     def room(self) -> memoryview | None:
         """Return where the rest of the body that is being read is to be put; None if the parser must read it."""
@@ -217,7 +220,9 @@ class ReadingConnection(AnsweringConnection):
             if rest is not None and self._detour:  # outside of the handler, for errors are known by their context
                 self._change_parser(rest)
             talk.end_segment(read, lane.epoch)
-            if read < len(data):
+            if talk.state.is_head:
+                self._hold_head()
+            if read < len(data) and talk.state.reads:
                 self.read_later(data[read:])
             else:
                 self._land()
@@ -226,6 +231,12 @@ class ReadingConnection(AnsweringConnection):
                 self._refuse(refusal_of(error, data) or lane.defect(error), self._reading)
         except ForebayError as error:
             self._refuse(error, self._reading)
+
+    def _hold_head(self) -> None:
+        """Count what is kept of the head that is being read, if it is long."""
+        held = self.talk.head_held(len(self.headers))
+        if held > SMALL_BYTES:
+            self._body.hold(held - self._body.held_bytes)
 
     def _should_wait(self) -> bool:
         """Tell whether enough was read of what came at once: answers come first, or other clients do."""
@@ -266,6 +277,8 @@ class ReadingConnection(AnsweringConnection):
         talk.head_bytes += len(name) + len(value) + 4
         if talk.head_bytes > talk.max_head_bytes:
             raise talk.head_too_large()
+        if len(self.headers) >= talk.max_head_lines:
+            raise talk.too_many_lines()
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -370,9 +383,13 @@ class ReadingConnection(AnsweringConnection):
             return  # the body comes yet: it is only this parser that will not read it
         talk = self.talk
         head = self._reading
+        held = self._body.held_bytes
         body = self._body.taken()
         if head is None:
             cycle = self.cycle
+            if held and not cycle.response_complete:
+                cycle.scope[HELD] = held  # type: ignore[typeddict-unknown-key]
+                self._body.account.work(held)
             super().on_message_complete()
             cycle.more_body = False
             talk.on(END)
@@ -386,6 +403,8 @@ class ReadingConnection(AnsweringConnection):
         if is_next:
             self._answer(head, body, self.headers, self.url)
         else:
+            if len(body) > SMALL_BYTES:
+                self._body.account.work(len(body))
             self._put_off((head, body, self.headers, self.url), None)
 
     # The slow lane
@@ -408,12 +427,21 @@ class ReadingConnection(AnsweringConnection):
             )
         ):
             self.announce_end(self.cycle)
+        self._hold_head()
+        if not self.talk.state.reads:
+            stop_parsing()
 
     # Refused before it was read
 
-    def give_up(self, error: ForebayError) -> None:
-        """Refuse the body that is arriving."""
-        self._refuse(error, self._reading)
+    def refuse_arriving(self, error: ForebayError) -> None:
+        """Refuse the request that is arriving."""
+        if self.talk.state.reads:
+            self._refuse(error, self._reading if self.talk.state.is_inside else None)
+
+    def drop_unread(self, error: ForebayError) -> None:
+        """Cut off a client that does not read its answers."""
+        self._lane.tell_cut_off(error, self.client)
+        self.abort()
 
     def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
         """Answer with an error in turn, read nothing more, and close."""

@@ -15,6 +15,7 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
+from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.connection_state import DUE, IDLE
 from forebay.transports.refusal_pacing import tell_each
 from forebay.types.call import ReplyToAll, Request
@@ -106,6 +107,9 @@ class SameTurn(ReplyToAll):
             connection.arrived = b""
             connection.seen = epoch
             requests.append(request)
+        if head.length > SMALL_BYTES:
+            for connection in arrived:
+                connection.work(head.length)
         endpoint.submit_all(requests, now)
 
     def __call__(self, request: Request, outcome: Outcome) -> None:
@@ -118,7 +122,7 @@ class SameTurn(ReplyToAll):
         lane = self._lane
         if not lane.is_plain or {*map(type, outcomes)} != {bytes}:
             return list(zip(requests, outcomes, strict=True))
-        head, prefix = None, b""
+        head, prefix, is_counted = None, b"", False
         sends: list[Callable[[bytes], None]] = []
         texts: list[bytes] = []
         others: list[tuple[Request, Outcome]] = []
@@ -131,6 +135,9 @@ class SameTurn(ReplyToAll):
             if connection.active is not head:
                 head = connection.active
                 prefix = head.prefix if head.stamp == lane.epoch else lane.write_prefix(head)
+                is_counted = head.length > SMALL_BYTES
+            if is_counted:
+                connection.worked()
             connection.active = connection.request = None
             connection.talk.state = IDLE  # SETTLED
             sends.append(connection.send)

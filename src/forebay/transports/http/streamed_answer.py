@@ -71,6 +71,7 @@ class StreamedAnswer:
         self._begin()
         self._write_chunk(data)
         if self._connection.flow.write_paused:
+            self._connection.count_unread()
             self._connection.stalled.append(release)
         else:
             release()

@@ -80,6 +80,7 @@ class Transport(asyncio.Transport):
         self.written = b""
         self.is_closed = self.has_ended = self.is_paused = False
         self.protocol: Any = None
+        self.unread = 0
 
     def write(self, data):
         assert not self.is_closed
@@ -87,7 +88,10 @@ class Transport(asyncio.Transport):
         self.written += data
 
     def get_write_buffer_size(self):
-        return 0
+        return self.unread
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
 
     def get_extra_info(self, name, default=None):
         return {"peername": ("192.0.2.1", 7), "socket": self}.get(name, default)
@@ -159,6 +163,15 @@ class Client:
                 assert not self.transport.receive(data)
             if brings:
                 self.door.bring()
+        return self
+
+    def leave_unread(self, size):
+        """Has so many bytes of its answers not taken, as the transport tells."""
+        self.transport.unread = size
+        if size and not self.connection.flow.write_paused:
+            self.connection.pause_writing()
+        elif not size:
+            self.connection.resume_writing()
         return self
 
     @property

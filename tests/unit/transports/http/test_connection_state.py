@@ -85,7 +85,7 @@ def read(talk, *, head=50, body=0, asks=ASKED):
 
 
 def test_only_a_segment_of_one_message_from_its_beginning_on_may_be_remembered():
-    talk = ConnectionState(1000)
+    talk = ConnectionState(1000, 100)
     talk.begin_segment()
     read(talk)
     assert talk.may_be_remembered
@@ -119,13 +119,13 @@ def test_only_a_segment_of_one_message_from_its_beginning_on_may_be_remembered()
 
 
 def test_an_impossible_event_is_a_defect():
-    talk = ConnectionState(1000)
+    talk = ConnectionState(1000, 100)
     with pytest.raises(KeyError):
         talk.on(SETTLED)
 
 
 def test_a_head_counts_while_it_arrives():
-    talk = ConnectionState(1000)
+    talk = ConnectionState(1000, 100)
     talk.begin_segment()
     talk.begin()
     talk.end_segment(600, 1.0)
@@ -135,7 +135,7 @@ def test_a_head_counts_while_it_arrives():
 
 
 def test_a_head_that_begins_late_in_a_segment_is_not_charged_for_what_was_before_it():
-    talk = ConnectionState(1000)
+    talk = ConnectionState(1000, 100)
     talk.begin_segment()
     read(talk, body=5000)
     talk.begin()
@@ -144,7 +144,7 @@ def test_a_head_that_begins_late_in_a_segment_is_not_charged_for_what_was_before
 
 
 def test_what_frames_a_body_may_not_be_longer_than_the_body_for_long():
-    talk = ConnectionState(1000)
+    talk = ConnectionState(1000, 100)
     talk.begin_segment()
     talk.begin()
     talk.on(READ)
@@ -163,7 +163,7 @@ def test_what_frames_a_body_may_not_be_longer_than_the_body_for_long():
 
 
 def test_a_message_must_come_with_a_certain_rate_and_nothing_else_must():
-    talk = ConnectionState(1000)
+    talk = ConnectionState(1000, 100)
     assert not talk.is_too_slow(1000.0, 30.0, 240)
     talk.begin_segment()
     talk.begin()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.protocols.native import Contract, UnsupportedMedia
+from forebay.server.byte_budget import ByteBudget
 from forebay.server.config import HttpConfig
 from forebay.transports.http.forms_and_gzip import MAX_MEMBERS, Staging
 from forebay.transports.http.route import Head
@@ -41,7 +42,8 @@ def head(boundary="XX", packing=b"", *, form=True, shares_disk=True):
 
 
 def staging(**limits):
-    return Staging(HttpConfig(**{"form_memory_bytes": MEMORY, "max_form_bytes": 100_000, **limits}))
+    config = HttpConfig(**{"form_memory_bytes": MEMORY, "max_form_bytes": 100_000, **limits})
+    return Staging(config, ByteBudget(config.max_buffered_bytes))
 
 
 def read(staged, pieces):

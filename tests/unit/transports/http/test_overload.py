@@ -159,7 +159,7 @@ def test_a_large_body_for_a_full_queue_is_refused_at_its_head(doors):  # F69
     assert client.state is REFUSED
     assert client.transport.written == b""  # in its turn
     client.send(b"x" * MAX_AWAITED_BYTES)
-    assert door.lane.held_bytes == 0  # nobody keeps what still comes
+    assert door.lane.byte_budget.held_bytes == 0  # nobody keeps what still comes
     door.lane.refusals.tell()
     assert client.statuses == [429]
     assert b"connection: close\r\n" in client.transport.written
