@@ -507,10 +507,10 @@ def main(seconds: float, seed: int, enough: int = 20) -> int:
         shared = port.listener._port
         assert shared is not None
         deadline = awake() + HANG_S
-        while (shared.calls or shared.buffered_bytes or shared.connections) and awake() < deadline:
+        while (shared.calls or shared.byte_budget.held_bytes or shared.connections) and awake() < deadline:
             time.sleep(0.01)
-        if shared.calls or shared.buffered_bytes:
-            fuzz.differ(f"left behind: {shared.calls} calls, {shared.buffered_bytes} bytes")
+        if shared.calls or shared.byte_budget.held_bytes:
+            fuzz.differ(f"left behind: {shared.calls} calls, {shared.byte_budget.held_bytes} bytes")
         if port.surprises:
             fuzz.differ("the server was surprised", *map(str, port.surprises[:3]))
     counts = ", ".join(f"{count} {name}" for name, count in fuzz.counts.items())

@@ -188,11 +188,11 @@ def talk(pieces: list[bytes], *, lands: bool, at_once: bool = False) -> Talk:
             await transport.goes_on()
         for _ in range(20):
             await asyncio.sleep(0)
-        held = port.buffered_bytes
+        held = port.byte_budget.held_bytes
         connection.connection_lost(None)
         os.close(transport.file)
         assert port.calls == 0
-        assert port.buffered_bytes == 0
+        assert port.byte_budget.held_bytes == 0
         port.stop()
         return held, transport.written, transport.looks
 
@@ -322,7 +322,7 @@ def test_calls_whose_messages_land_in_one_turn_begin_together_and_none_that_was_
         assert not begun
         await asyncio.sleep(0)
         assert begun == [b"\0", b"\3"]
-        assert port.calls == port.buffered_bytes == 0
+        assert port.calls == port.byte_budget.held_bytes == 0
         port.stop()
         for transport in transports:
             os.close(transport.file)

@@ -188,6 +188,13 @@ class ByteBudget:
         """Tell whether more is held than the budget allows."""
         return self.held_bytes + self._staged_bytes > self.max_bytes
 
+    def exceeded(self) -> Unavailable:
+        """Return the error for a request that exceeds the budget."""
+        return Unavailable(
+            f"requests and unread answers may have {self.max_bytes} bytes together (--max-buffered-bytes), this one "
+            "would exceed them; try again later"
+        )
+
     def make_room_soon(self) -> None:
         """Release bytes in the next turn of the loop."""
         if not self._is_due:
@@ -207,12 +214,7 @@ class ByteBudget:
                 break
         if for_arriving and self.arriving and self.is_exceeded():
             largest = max(self.arriving, key=lambda account: account.arriving)
-            largest.refuse_arriving(
-                Unavailable(
-                    f"requests and unread answers may have {self.max_bytes} bytes together (--max-buffered-bytes), and "
-                    "they have; try again later"
-                )
-            )
+            largest.refuse_arriving(self.exceeded())
         while self.unread_bytes > self.max_bytes:
             if not self._drop_slowest(self.unread, now):
                 break
@@ -239,10 +241,7 @@ class ByteBudget:
         """
         with self._lock:
             if self.held_bytes + self._staged_bytes + size > self.max_bytes:
-                raise Unavailable(
-                    f"requests and unread answers may have {self.max_bytes} bytes together (--max-buffered-bytes), and "
-                    "they have once this one is unpacked; try again later"
-                )
+                raise self.exceeded()
             self._staged_bytes += size
 
     def give(self, size: int) -> None:

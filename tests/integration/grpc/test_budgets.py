@@ -212,21 +212,21 @@ def test_what_is_unpacked_counts_while_it_is_held(open_port, eventually, method)
     if method == "Deaf":  # it takes no message, so nothing is unpacked for it
         with Wire(port) as wire:
             wire.send(squeezed(bytes(12 * MIB), method=method)).settle()
-            assert shared.buffered_bytes < MIB
-        eventually(lambda: shared.buffered_bytes == 0)
+            assert shared.byte_budget.held_bytes < MIB
+        eventually(lambda: shared.byte_budget.held_bytes == 0)
         return
     with Wire(port) as wire:
         wire.send(squeezed(bytes(12 * MIB), method=method))
         eventually(lambda: port.echo.hanging == 1)
-        assert shared.buffered_bytes == 12 * MIB
+        assert shared.byte_budget.held_bytes == 12 * MIB
         wire.send(squeezed(bytes(12 * MIB), stream=3, method=method))
         assert wire.answer(3).status == RESOURCE_EXHAUSTED
         wire.send(frame(RST_STREAM, number(CANCEL), stream=1))
         eventually(lambda: port.echo.hanging == 0)
-        assert shared.buffered_bytes == 0
+        assert shared.byte_budget.held_bytes == 0
         wire.send(squeezed(bytes(12 * MIB), stream=5, method=method))
         eventually(lambda: port.echo.hanging == 1)
-    eventually(lambda: shared.buffered_bytes == 0)
+    eventually(lambda: shared.byte_budget.held_bytes == 0)
 
 
 def test_a_message_that_would_be_too_long_is_never_unpacked_that_far(open_port, spy):  # F12
@@ -259,7 +259,7 @@ def test_calls_that_end_while_their_message_is_unpacked_leave_nothing(port, even
             wire.send(frame(RST_STREAM, number(CANCEL), stream=stream))
         wire.send(call("Echo", b"x", stream=99))
         assert wire.answer(99).message == b"x"
-    eventually(lambda: shared.buffered_bytes == 0 and port.echo.hanging == 0 and shared.calls == 0)
+    eventually(lambda: shared.byte_budget.held_bytes == 0 and port.echo.hanging == 0 and shared.calls == 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

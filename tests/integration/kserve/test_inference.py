@@ -375,7 +375,7 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
 
     def left():
         in_flight = sum(port.endpoint_of(name).in_flight for name in models if name != "nothing")
-        return in_flight, shared.calls, len(shared.tasks), shared.buffered_bytes
+        return in_flight, shared.calls, len(shared.tasks), shared.byte_budget.held_bytes
 
     infer(channel, number("picky", 2))
     threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))

@@ -91,7 +91,7 @@ def test_a_thousand_streams_that_are_dropped_leave_nothing(port, channel):
     def left():
         pool = endpoint.pool if not hasattr(endpoint.pool, "graph") else endpoint.pool.graph.endpoints[0].pool
         taken = pool.statistics().slots - pool.statistics().idle
-        return endpoint.in_flight, taken, shared.calls, len(shared.tasks), shared.buffered_bytes
+        return endpoint.in_flight, taken, shared.calls, len(shared.tasks), shared.byte_budget.held_bytes
 
     eventually(lambda: left() == (0, 0, 0, 0, 0))
     threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.server.app import App
+from forebay.server.byte_budget import ByteBudget
 from forebay.transports.http.port import HttpPort
 from forebay.transports.server import Server
 
@@ -75,6 +76,7 @@ def test_a_sweep_that_raises_ends_the_connection_and_not_the_sweeps(caplog):
 
     lane = HttpPort.__new__(HttpPort)
     lane.epoch = 0
+    lane.byte_budget = ByteBudget()
     broken, looked = Broken(), Looked()
     lane.awake = [broken, looked, broken]  # type: ignore[assignment]
     lane._asleep = {}

@@ -270,7 +270,7 @@ def _grpc(
         max_message_bytes=max_message_bytes,
         max_buffered_bytes=max(http.max_buffered_bytes, 2 * max_message_bytes),
     )
-    return GrpcListener(grpc, [face.service()], lambda: not app.problems(), source)
+    return GrpcListener(grpc, [face.service()], lambda: not app.problems(), source, byte_budget=app.byte_budget)
 
 
 def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) -> ModelStore:

@@ -84,7 +84,9 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     grpc = _grpc(config, http, options.grpc)
     kserve = KServe(app)
     rpc_services = [*services(hosted.service), kserve.service()]
-    rpc = GrpcListener(grpc, rpc_services, lambda: not app.problems(), rpc_source, kserve.is_model_ready)
+    rpc = GrpcListener(
+        grpc, rpc_services, lambda: not app.problems(), rpc_source, kserve.is_model_ready, app.byte_budget
+    )
     service = hosted.service
     presence = _Presence(rpc, http.port if has_http else None)
 

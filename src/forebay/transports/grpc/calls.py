@@ -81,7 +81,10 @@ class OpenCall:
     _room: asyncio.Future[None] | None = None
     _streak = 0
     _received = 0
+    _arriving = 0
     _held = 0
+    _kept = 0
+    _queued = 0
     _allowed = STREAM_WINDOW
 
     def __init__(self, connection: GrpcConnection, stream: int, head: CallHead, window: int, epoch: int) -> None:
@@ -211,9 +214,53 @@ class OpenCall:
     def forget(self) -> None:
         """Free what the call holds; it is over."""
         if self._inbox is not None:
-            self._connection.port.buffered_bytes -= len(self._inbox) + self._held
+            account = self._connection.account
+            account.forget_arriving(self._arriving)
+            account.release(self._held + self._kept)
             self._inbox = None
-            self._held = 0
+            self._arriving = self._held = self._kept = 0
+        if self._queued:
+            self._connection.queue(-self._queued)
+            self._queued = 0
+
+    # What it holds
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What has come of messages that were not taken yet."""
+        return self._arriving
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What its client has not taken of its answers."""
+        return self._queued + (0 if self.outgoing is None else self.outgoing.unsent_bytes)
+
+    def queue(self, size: int) -> None:
+        """Count bytes of answers that wait in the method until they are yielded; a negative size as they are."""
+        if not self.is_done:
+            self._queued += size
+            self._connection.queue(size)
+
+    def keep_message(self) -> int:
+        """Count the message that was taken last until `release_message`, not until the next one; returns its size."""
+        size, self._held = self._held, 0
+        self._kept += size
+        return size
+
+    def release_message(self, size: int) -> None:
+        """Count such a message no longer: its request was answered."""
+        if self._inbox is not None:
+            self._kept -= size
+            self._connection.account.release(size)
+
+    def worked(self) -> None:
+        """Count its only message no longer: it is answered."""
+        if self._held and not self.head.is_stream:
+            self._hold(0)
+
+    def refuse_arriving(self, text: str) -> None:
+        """End the call: the server holds too much."""
+        self._refuse(BadMessage(Status.RESOURCE_EXHAUSTED, text))
 
     # What the client sends
 
@@ -307,11 +354,11 @@ class OpenCall:
 
     def _received_more(self, inbox: MessageBuffer, size: int) -> None:
         """Act on what has come."""
-        port = self._connection.port
-        port.buffered_bytes += size
-        if port.buffered_bytes > port.config.max_buffered_bytes:
-            self._refuse(_full())
-        elif self.head.is_stream:
+        self._arriving += size
+        self._connection.account.arrive(size)
+        if self.is_done:  # it was refused
+            return
+        if self.head.is_stream:
             self._wake(self._arrival)
         else:
             self._receive_only(inbox)
@@ -368,24 +415,19 @@ class OpenCall:
         while True:
             async with port.unpacking:
                 self._hold(unpacking.size + STEP_BYTES)
+                port.byte_budget.make_room()
+                if port.byte_budget.is_exceeded():
+                    raise BadMessage(Status.RESOURCE_EXHAUSTED, port.byte_budget.exceeded().message)
                 message = await port.loop.run_in_executor(port.unpackers, unpacking.step, STEP_BYTES)
                 self._hold(unpacking.size)
             if message is not None:
                 return message
 
     def _hold(self, size: int) -> None:
-        """Count what the unpacked message takes.
-
-        Raises:
-            BadMessage: If it is more than may be held.
-        """
-        port = self._connection.port
-        if self._inbox is None:  # the call is over
-            return
-        port.buffered_bytes += size - self._held
-        self._held = size
-        if port.buffered_bytes > port.config.max_buffered_bytes:
-            raise _full()
+        """Count what the message takes that is being unpacked or answered."""
+        if self._inbox is not None:  # else the call is over
+            self._connection.account.work(size - self._held)
+            self._held = size
 
     def _refuse(self, error: BadMessage) -> None:
         """End the call by what its client has sent."""
@@ -424,7 +466,11 @@ class OpenCall:
         try:
             message = inbox.take()
         finally:
-            self._connection.port.buffered_bytes -= before - len(inbox)
+            taken = before - len(inbox)
+            self._arriving -= taken
+            self._connection.account.forget_arriving(taken)
+        if message is not None and not isinstance(message, Unpacking) and len(message) > SMALL_BYTES:
+            self._hold(len(message))
         if isinstance(message, Unpacking) and message.packed_bytes <= SMALL_BYTES:
             unpacking = message
             whole = unpacking.step(SMALL_BYTES)
@@ -535,10 +581,6 @@ def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
     call.request_id = str(given.get("x-request-id", ""))[:128]
     call.parent = str(given.get("traceparent", ""))
     return call
-
-
-def _full() -> BadMessage:
-    return BadMessage(Status.RESOURCE_EXHAUSTED, "the server holds as many bytes of messages as it may")
 
 
 def too_long(size: int, limit: int) -> tuple[Status, str]:

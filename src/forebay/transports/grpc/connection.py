@@ -23,6 +23,7 @@ import socket
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
+from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.body_reader import TURN_BYTES as LONG_READ_BYTES
 from forebay.transports.body_reader import read_bodies
 from forebay.transports.grpc import frames, statuses
@@ -40,6 +41,7 @@ from forebay.workers.untaken import untaken_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.errors import Unavailable
     from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.sending import Outgoing
@@ -66,10 +68,14 @@ class GrpcConnection(asyncio.Protocol):
     Attributes:
         port: What it shares with the others.
         peer: Who is there, as `ADDRESS:PORT`.
+        account: What it holds.
+        kept_bytes: What is kept of frames and header blocks that have not come whole, if that is much.
     """
 
     def __init__(self, port: GrpcPort) -> None:
         self.port = port
+        self.account = port.byte_budget.open(self, port.max_connection_bytes)
+        self.kept_bytes = 0
         self.peer = ""
         self._calls: dict[int, OpenCall] = {}
         self._transport: asyncio.Transport | None = None
@@ -113,17 +119,20 @@ class GrpcConnection(asyncio.Protocol):
         self._transport = None
         self.port.connections.discard(self)
         self._cancel_all()
+        self.account.close()
         del self._receiver  # it refers to the connection: without it that is freed at once
 
     def pause_writing(self) -> None:
         """Read nothing more from a client that does not take its answers."""
         self._is_paused = True
+        self._count_unread()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client has room again."""
         self._is_paused = False
+        self._count_unread()
         self._awake = self._seen = self.port.epoch
         if not self._awaits_turn:
             self._read_on()
@@ -135,6 +144,7 @@ class GrpcConnection(asyncio.Protocol):
         self._seen = self.port.epoch
         if self._is_paused or self._receiver.left <= 0:
             self._receiver.feed(data)
+            self.keep(self._receiver.kept_bytes)
         else:
             self._read(data)
         if len(data) >= LARGE_READ_BYTES:
@@ -263,6 +273,8 @@ class GrpcConnection(asyncio.Protocol):
             out.clear()
             self._written += len(data)
             transport.write(data)
+        if sender.unsent_bytes or self.account.unread:
+            self._count_unread()
         if sender.ready and sender.can_send and not self._is_paused:
             self._schedule()
         if self.is_leaving and not self._calls and not self._is_deaf:
@@ -313,6 +325,7 @@ class GrpcConnection(asyncio.Protocol):
     def send_message(self, call: OpenCall, pieces: Sequence[Piece], size: int) -> Outgoing:
         """Send a message as the client has room for it; `size` is that of all its pieces."""
         call.sent_bytes += size
+        call.worked()
         outgoing = self._sender.put(call, pieces, size, self.port.epoch)
         self.begin_answer(call, b"")
         self._schedule()
@@ -360,12 +373,64 @@ class GrpcConnection(asyncio.Protocol):
         self._receiver.end_early(stream)
         self.send(frames.rst_stream(stream, reason))
 
+    # What it holds
+
+    def keep(self, size: int) -> None:
+        """Count what is kept of frames and header blocks that have not come whole."""
+        size = size if size > SMALL_BYTES else 0
+        more, self.kept_bytes = size - self.kept_bytes, size
+        if more > 0:
+            self.account.arrive(more)
+        elif more:
+            self.account.forget_arriving(-more)
+
+    def queue(self, size: int) -> None:
+        """Count answers that wait in the method of a call."""
+        self._sender.unsent_bytes += size
+        self._schedule()
+
+    def _count_unread(self, *, dropped: int = 0) -> None:
+        """Count what the client has not taken of its answers."""
+        transport = self._transport
+        if transport is not None:
+            buffered = transport.get_write_buffer_size()
+            size = self._sender.unsent_bytes + (buffered if buffered > SMALL_BYTES else 0)
+            self.account.set_unread(size, dropped=dropped)
+
+    def refuse_arriving(self, error: Unavailable) -> None:
+        """Refuse the call with the most bytes of messages that were not taken yet."""
+        call = max(self._calls.values(), key=lambda call: call.arriving_bytes, default=None)
+        if call is not None and call.arriving_bytes:
+            call.refuse_arriving(error.message)
+        else:  # a header block that does not end; frames may be being read, which does not end here
+            self.keep(0)
+            self.port.loop.call_soon(self._refuse, Reason.ENHANCE_YOUR_CALM, error.message)
+
+    def drop_unread(self, error: Unavailable) -> None:
+        """Reset the call with the most answers that wait for the longest, or cut off the connection if none waits."""
+        epoch = self.port.epoch
+
+        def weight(call: OpenCall) -> int:
+            return call.unsent_bytes * (1 if call.outgoing is None else epoch - call.outgoing.moved + 1)
+
+        call = max(self._calls.values(), key=weight, default=None)
+        size = 0 if call is None else call.unsent_bytes
+        self.port.cut_off(self.peer, error)
+        if call is None or not size:
+            self.abort()
+            self.account.close()
+        else:
+            self.reset(call.stream, Reason.ENHANCE_YOUR_CALM)
+            self._count_unread(dropped=size)
+
     # Limits
 
     def sweep(self, epoch: int) -> None:
         """Cut off what is slow or stuck; called once a second."""
         config, receiver = self.port.config, self._receiver
         self._manners.next_second()
+        if self._transport is not None and (self.account.unread or self._transport.get_write_buffer_size()):
+            self._count_unread()
         if self._is_stuck(epoch):
             if epoch - self._moved > config.write_timeout_s:
                 self.abort()

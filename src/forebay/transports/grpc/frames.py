@@ -131,6 +131,11 @@ class Http2FrameReader:
         """Whether something that has come was not read."""
         return self._at < len(self._data)
 
+    @property
+    def unread_bytes(self) -> int:
+        """How much has come that was not read."""
+        return len(self._data) - self._at
+
     def feed(self, data: bytes) -> None:
         """Take what has come."""
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data

@@ -117,14 +117,18 @@ class HeadReader:
         guesses: How often it may still tell what there is instead; each sweep of the port allows for some more.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method], api_keys: Sequence[str], max_bytes: int) -> None:
+    def __init__(
+        self, methods: Mapping[bytes, Method], api_keys: Sequence[str], max_bytes: int, max_fields: int = 128
+    ) -> None:
         """Describe the port.
 
         Args:
             methods: What is served, by path.
             api_keys: If any, what is not public needs one of them.
             max_bytes: Longest list of fields.
+            max_fields: Most fields in it; each binary value of a field that has several counts as one.
         """
+        self._max_fields = max_fields
         self._methods = methods
         self._names: dict[str, list[str]] = {}
         """What the methods of each service are called."""
@@ -149,6 +153,10 @@ class HeadReader:
         if size > self._max_bytes:
             msg = f"the metadata is {size} bytes long, {self._max_bytes} are allowed"
             head.refuse(Status.RESOURCE_EXHAUSTED, msg)
+            return head
+        count = len(fields) + sum(value.count(b",") for name, value in fields if name.endswith(b"-bin"))
+        if count > self._max_fields:
+            head.refuse(Status.RESOURCE_EXHAUSTED, f"the metadata has {count} fields, {self._max_fields} are allowed")
             return head
         # HTTP/2 calls spaces around a value malformed; gRPC has them stripped, and grpcio sends them.
         fields = [(name, value if name[:1] == b":" else value.strip(b" \t")) for name, value in fields]

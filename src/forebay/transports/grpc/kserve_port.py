@@ -46,7 +46,13 @@ class KServePort:
         kserve = KServe(self._app, is_managed=self._is_managed)
         services = [kserve.service(), *TfServing(self._app, is_managed=self._is_managed).services()]
         is_ready = lambda: not self._app.problems()  # noqa: E731
-        self._listener = GrpcListener(self._config, services, is_ready, is_model_ready=kserve.is_model_ready)
+        self._listener = GrpcListener(
+            self._config,
+            services,
+            is_ready,
+            is_model_ready=kserve.is_model_ready,
+            byte_budget=self._app.byte_budget,
+        )
         host, port = await self._listener.start()
         log.info("gRPC at %s:%d", f"[{host}]" if ":" in host else host, port)
         return host, port

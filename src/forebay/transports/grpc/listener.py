@@ -21,6 +21,7 @@ from forebay.transports.tls_files import server_context
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.service import GrpcService
 
@@ -45,6 +46,7 @@ class GrpcListener:
         is_ready: Callable[[], bool],
         source: str = "",
         is_model_ready: Callable[[str], bool | None] = lambda _: None,
+        byte_budget: ByteBudget | None = None,
     ) -> None:
         """Describe the listener; `start` binds it.
 
@@ -53,6 +55,7 @@ class GrpcListener:
             is_ready: What the health service tells: whether calls can be answered now.
             source: What has set the port, for messages; see `why_not`.
             is_model_ready: What it tells of a model; None if there is none of that name.
+            byte_budget: What all ports of the server hold together; None if this is the only one.
         """
         self.address: tuple[str, int] | None = None
         self.port = config.port
@@ -61,6 +64,7 @@ class GrpcListener:
         self._is_ready = is_ready
         self._is_model_ready = is_model_ready
         self._source = source
+        self._byte_budget = byte_budget
         self._health: Any = None
         self._port: GrpcPort | None = None
         self._door: TlsDoor | Acceptor | None = None
@@ -83,9 +87,9 @@ class GrpcListener:
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         services += Reflection(services).services()
-        heads = HeadReader(by_path(services), config.api_keys, config.max_metadata_bytes)
+        heads = HeadReader(by_path(services), config.api_keys, config.max_metadata_bytes, config.max_metadata_fields)
         loop = asyncio.get_running_loop()
-        port = GrpcPort(config, heads, loop)
+        port = GrpcPort(config, heads, loop, self._byte_budget)
         connect = lambda: GrpcConnection(port)  # noqa: E731
         if (tls := server_context(config.certfile, config.keyfile)) is None:
             door = Acceptor(adopting(connect))

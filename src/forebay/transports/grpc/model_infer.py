@@ -88,11 +88,13 @@ class BegunInfer(TensorRequest, gc=False, eq=False):
         plan: What was found out about it.
         stream: The stream it came by; None if it is all of its call.
         name: What the client calls it.
+        kept_bytes: What is counted of its message.
     """
 
     plan: Any = None
     stream: Any = None
     name: str = ""
+    kept_bytes: int = 0
 
     def cancel(self) -> None:
         """Call it off."""

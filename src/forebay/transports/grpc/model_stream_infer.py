@@ -74,6 +74,7 @@ class InferStream:
                 else:
                     if asked is not None and not asked.done:
                         self._open.add(asked)
+                        asked.kept_bytes = self._call.keep_message()
                 while self._is_full():
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
@@ -113,6 +114,7 @@ class InferStream:
         while True:
             while self._out:
                 message, release = self._out.popleft()
+                self._call.queue(-_size(message))
                 yield message
                 if release is not None:
                     release()
@@ -134,6 +136,7 @@ class InferStream:
     def answered(self, asked: BegunInfer, outcome: Outcome) -> None:
         """Send an answer, or the end of one that came in parts."""
         self._open.discard(asked)
+        self._call.release_message(asked.kept_bytes)
         if type(outcome) is Failure:
             self._put(_error(outcome.error, asked.name))
         elif not asked.plan.served.contract.streams:
@@ -157,7 +160,8 @@ class InferStream:
         if self._session is not None:
             self._session.cancel()
         while self._out:
-            _, release = self._out.popleft()
+            message, release = self._out.popleft()
+            self._call.queue(-_size(message))
             if release is not None:
                 release()
 
@@ -173,6 +177,7 @@ class InferStream:
 
     def _put(self, message: Written, release: Callable[[], object] | None = None) -> None:
         self._out.append((message, release))
+        self._call.queue(_size(message))
         self._wake()
 
     def _wake(self) -> None:
@@ -205,6 +210,10 @@ class InferStream:
     def _make_room(self) -> None:
         if self._room is not None and not self._room.done() and not self._is_full():
             self._room.set_result(None)
+
+
+def _size(message: Written) -> int:
+    return len(message) if isinstance(message, bytes) else sum(map(len, message))
 
 
 def _error(error: ForebayError, id: str) -> bytes:

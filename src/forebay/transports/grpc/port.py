@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.observe import access_log
 from forebay.observe.refusal_log import RefusalLog
+from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
 from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.even_frames import FrameRooms
@@ -53,7 +54,8 @@ class GrpcPort:
         connections: Those that are open.
         calls: How many are open, without those that need no key.
         public_streams: How many of those without a key are streams.
-        buffered_bytes: What is held of messages that were not taken yet, and all that was unpacked.
+        byte_budget: What messages and unsent answers take, of all connections together.
+        max_connection_bytes: What they may take of one connection.
         frame_rooms: Where the connection that is being read has frames put.
         tasks: Those of methods that run.
         refusals: Where calls that came to a full queue wait for their status.
@@ -63,8 +65,18 @@ class GrpcPort:
         max_small_bytes: Longest answer, with its prefix, that fits in one frame.
     """
 
-    def __init__(self, config: GrpcConfig, heads: HeadReader, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        config: GrpcConfig,
+        heads: HeadReader,
+        loop: asyncio.AbstractEventLoop,
+        byte_budget: ByteBudget | None = None,
+    ) -> None:
         self.config = config
+        self.byte_budget = ByteBudget() if byte_budget is None else byte_budget
+        self.byte_budget.max_bytes = config.max_buffered_bytes
+        self.byte_budget.call_soon = loop.call_soon
+        self.max_connection_bytes = max(config.max_connection_bytes, config.max_message_bytes)
         self.heads = heads
         self.loop = loop
         self.epoch = 0
@@ -73,7 +85,6 @@ class GrpcPort:
         self.tells = config.access_log or bool(access_log.listeners)
         self.calls = 0
         self.public_streams = 0
-        self.buffered_bytes = 0
         self.frame_rooms = FrameRooms()
         self.tasks: set[asyncio.Task[None]] = set()
         self.refusals = RefusalLine(loop, self.tell_refused)
@@ -94,6 +105,7 @@ class GrpcPort:
         # First: whatever one connection raises, the others are looked at again.
         self._timer = self.loop.call_later(SWEEP_S, self.sweep)
         self.heads.guesses = MAX_GUESSES
+        self.byte_budget.make_room()
         for connection in list(self.connections):
             try:
                 connection.sweep(self.epoch)
@@ -120,6 +132,10 @@ class GrpcPort:
     def refused(self, peer: str, text: str) -> None:
         """Write a line of the log about a client that was refused, at most one a second for each reason."""
         self._told.refused(self.epoch, peer, text, text)
+
+    def cut_off(self, peer: str, error: ForebayError) -> None:
+        """Write a line of the log about a client that does not read, at most one a second."""
+        self._told.refused(self.epoch, peer, "unread", error.message, error.kind)
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
         """Write such a line about a client that did not become a connection."""

@@ -105,6 +105,11 @@ class Receiver:
         """The sweep after which what is kept of a frame or of a header block began to come; None if nothing is."""
         return self._held_since if self._reader.has_unread or self._block is not None else None
 
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of frames and of a header block that have not come whole."""
+        return self._reader.unread_bytes + (0 if self._block is None else len(self._block))
+
     def feed(self, data: bytes) -> None:
         """Take what has come."""
         self._reader.feed(data)
@@ -155,6 +160,8 @@ class Receiver:
         if (self._reader.has_cut or self.left <= 0) and self._block is None:
             self._held_since = self._port.epoch
         self._segment = b""
+        if self._reader.has_unread or self._block is not None or connection.kept_bytes:
+            connection.keep(self.kept_bytes)
 
     def room(self) -> memoryview | None:
         """Return where what comes next may be put: the rest of a long frame; None if it has to be read.
@@ -308,6 +315,7 @@ class Receiver:
             or connection.is_leaving
             or len(self._calls) >= port.config.max_streams
             or port.calls >= port.config.max_calls
+            or (connection.account.unread and connection.account.is_full())
         ):
             return None
         self._count_data(size)
@@ -420,6 +428,8 @@ class Receiver:
         elif port.calls >= port.config.max_calls and not head.is_public:
             text = f"all {port.config.max_calls} calls that may run at a time do; try again later"
             self._turn_away_now(stream, head, text, is_last=bool(is_last))
+        elif self._connection.account.is_full() and not head.is_public:
+            self._turn_away_now(stream, head, self._connection.account.full().message, is_last=bool(is_last))
         elif head.is_public and (text := self._why_not_public(head)) is not None:
             self._turn_away_now(stream, head, text, is_last=bool(is_last))
         else:

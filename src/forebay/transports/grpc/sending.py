@@ -43,16 +43,17 @@ class Sender:
         max_frame_bytes: Longest frame it is sent.
         ready: Calls that have something to send, in the order of their turns.
         sent: Frames so far, without those of short answers.
+        unsent_bytes: What all calls still have to send.
     """
 
-    __slots__ = ("first_window", "max_frame_bytes", "out", "ready", "sent", "window")
+    __slots__ = ("first_window", "max_frame_bytes", "out", "ready", "sent", "unsent_bytes", "window")
 
     def __init__(self) -> None:
         self.out: list[bytes | memoryview] = []
         self.window = frames.FIRST_WINDOW
         self.first_window = frames.FIRST_WINDOW
         self.max_frame_bytes = frames.MIN_FRAME_BYTES
-        self.sent = 0
+        self.sent = self.unsent_bytes = 0
         self.ready: OrderedDict[OpenCall, None] = OrderedDict()
 
     @property
@@ -73,6 +74,7 @@ class Sender:
         outgoing.pieces.append(memoryview(prefix(size) + first[:cut]))
         outgoing.pieces.extend(memoryview(piece) for piece in (first[cut:], *pieces[1:]) if len(piece))
         outgoing.unsent_bytes += PREFIX_BYTES + size
+        self.unsent_bytes += PREFIX_BYTES + size
         self.wake(call)
         return outgoing
 
@@ -88,6 +90,7 @@ class Sender:
         if outgoing is not None:
             self.ready.pop(call, None)
             outgoing.pieces.clear()
+            self.unsent_bytes -= outgoing.unsent_bytes
             outgoing.unsent_bytes = 0
 
     def pump(self, max_bytes: int, epoch: int) -> None:
@@ -113,6 +116,7 @@ class Sender:
             call.window -= size
             max_bytes -= size
             outgoing.unsent_bytes -= size
+            self.unsent_bytes -= size
             outgoing.moved = epoch
             if outgoing.pieces:
                 ready[call] = None

@@ -61,6 +61,18 @@ class Call(Protocol):
         """Do the same with a message that lies in several places, from which it is sent; nobody writes there again."""
         ...
 
+    def queue(self, size: int) -> None:
+        """Count bytes of answers that wait in the method until they are yielded; a negative size as they are."""
+        ...
+
+    def keep_message(self) -> int:
+        """Count the message that was taken last until `release_message`, not until the next one; returns its size."""
+        ...
+
+    def release_message(self, size: int) -> None:
+        """Count such a message no longer: its request was answered."""
+        ...
+
     def fail(self, error: ForebayError, own: Mapping[type[ForebayError], Status] = NONE) -> None:
         """Answer the call with the status of an error, its service's own if it has one; nothing if it has ended."""
         ...

@@ -299,7 +299,8 @@ class AnsweringConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with what waits; uvicorn's cycle calls this."""
         self.server_state.total_requests += 1
-        if self._working is not None and (held := self._working.scope.pop(HELD, 0)):
+        scope: dict[str, Any] = {} if self._working is None else cast("dict[str, Any]", self._working.scope)
+        if held := scope.pop(HELD, 0):
             self._body.account.release(held)
         self._working = None
         if self.transport.is_closing():
@@ -360,6 +361,14 @@ class AnsweringConnection(HttpToolsProtocol):
         size, self._active_bytes = self._active_bytes, 0
         if size:
             self._body.account.release(size)
+
+    def refuse_arriving(self, error: ForebayError) -> None:
+        """Refuse the request that is arriving."""
+
+    def drop_unread(self, error: ForebayError) -> None:
+        """Cut off a client that does not read its answers."""
+        self._lane.tell_cut_off(error, self.client)
+        self.abort()
 
     def count_unread(self) -> None:
         """Count what the client has not taken of its answers."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The body of the message that a connection of the fast lane is reading: whole, joined, or where workers see it.
 
-It also has the account of the connection, which counts what is kept of the body, and all else that the connection holds.
+It also has the account of the connection, which counts the body and all else that the connection holds.
 """
 
 from __future__ import annotations

@@ -438,11 +438,6 @@ class ReadingConnection(AnsweringConnection):
         if self.talk.state.reads:
             self._refuse(error, self._reading if self.talk.state.is_inside else None)
 
-    def drop_unread(self, error: ForebayError) -> None:
-        """Cut off a client that does not read its answers."""
-        self._lane.tell_cut_off(error, self.client)
-        self.abort()
-
     def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
         """Answer with an error in turn, read nothing more, and close."""
         talk = self.talk

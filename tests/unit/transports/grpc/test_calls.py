@@ -80,7 +80,7 @@ async def until(is_so):
 
 @contextlib.asynccontextmanager
 async def serving(service):
-    listener = GrpcListener(GrpcConfig(max_metadata_bytes=1 << 16), [service], lambda: True)
+    listener = GrpcListener(GrpcConfig(max_metadata_bytes=1 << 16, max_metadata_fields=2000), [service], lambda: True)
     host, port = await listener.start()
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(OPENING)
@@ -121,7 +121,7 @@ def test_a_method_that_takes_many_messages_leaves_time_to_others():
             for _ in range(count // 3000):
                 writer.write(part)
             writer.write(frames.frame(frames.DATA, frames.END_STREAM, 1, EMPTY * (count % 3000)))
-            await until(lambda: port.buffered_bytes == count * len(EMPTY))
+            await until(lambda: port.byte_budget.held_bytes == count * len(EMPTY))
             loop.call_soon(next_turn)
             has_all.set()
             answered = b""
