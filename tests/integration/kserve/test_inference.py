@@ -278,6 +278,21 @@ def test_an_error_is_told_before_another_message_comes(channel):
     assert not asking.close()
 
 
+def test_answers_come_in_the_order_of_their_requests():  # F87
+    """Of four workers each answers after the next one; an error in between waits as well."""
+    with KServed("in_order.py", Overrides(worker_kind="thread", workers=4)) as port:
+        asking = Asking(port.connect())
+        for value in range(40):
+            asking.send(number("later", value, id=str(value)))
+            if value % 10 == 9:
+                asking.send(number("nothing", 0, id=f"wrong {value}"))
+        found = [asking.answer() for _ in range(44)]
+        assert not asking.close()
+    expected = [name for value in range(40) for name in [str(value), *[f"wrong {value}"] * (value % 10 == 9)]]
+    assert [one.infer_response.id for one in found] == expected
+    assert [output(one.infer_response).item() for one in found if not one.error_message] == list(range(40))
+
+
 def test_an_answer_that_is_all_of_it_says_so(channel):
     """A client that wants to know waits for the last answer of every model, not only of one that streams."""
     asking = Asking(channel)

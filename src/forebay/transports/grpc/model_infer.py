@@ -262,6 +262,7 @@ class InferMethods:
             call.on_cancel = asked.cancel  # before, for it may be refused at once: an ended call refers to no request
         else:
             asked.stream = stream
+            stream.enter(asked)
             if served.contract.streams:
                 asked.on_part = partial(stream.part, asked)
         served.endpoint.submit(asked)

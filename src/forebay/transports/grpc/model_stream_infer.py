@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call of `ModelStreamInfer`: a reader, which begins requests, and what is ready to be sent.
 
-A part of an answer is done with when the client has room for more, so nobody computes ahead of a client that takes
-nothing.
+Answers leave in the order of their requests, as Triton's do, so that a client need not look at ids; an answer that
+is ready sooner waits. The parts of a model that streams leave as they come. A part is done with when the client has
+room for more, so nobody computes ahead of a client that takes nothing.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class InferStream:
         self._inference = inference
         self._call = call
         self._open: set[BegunInfer] = set()
+        self._line: dict[object, Written | None] = {}
+        """Requests that are answered in order, with the answers of those that are ready."""
+        self._waiting = 0
+        """Answers in the line."""
         self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
         self._has_all = False
         self.has_begun = False
@@ -70,7 +75,7 @@ class InferStream:
                 try:
                     asked = await self._inference.begin_for(self, self._call, message)
                 except ForebayError as error:
-                    self._put(_error(error, self.id))
+                    self._put_in_line(object(), _error(error, self.id))
                 else:
                     if asked is not None and not asked.done:
                         self._open.add(asked)
@@ -85,6 +90,11 @@ class InferStream:
             if self._session is not None:
                 self._session.close()
             self._wake()
+
+    def enter(self, asked: BegunInfer) -> None:
+        """Take note of a request before it can be answered."""
+        if not asked.plan.served.contract.streams:
+            self._line[asked] = None
 
     def join(self, served: Served) -> None:
         """Let all requests of the stream go to one session."""
@@ -131,16 +141,16 @@ class InferStream:
 
     def part(self, asked: BegunInfer, outcome: Any, release: Callable[[], object]) -> None:
         """Send a part of an answer; `release` is called when the client has room for another."""
-        self._send(asked, outcome, release, is_final=False)
+        self._put(self._message(asked, outcome, is_final=False), release)
 
     def answered(self, asked: BegunInfer, outcome: Outcome) -> None:
         """Send an answer, or the end of one that came in parts."""
         self._open.discard(asked)
         self._call.release_message(asked.kept_bytes)
-        if type(outcome) is Failure:
+        if asked in self._line:
+            self._put_in_line(asked, self._answer(asked, outcome))
+        elif type(outcome) is Failure:
             self._put(_error(outcome.error, asked.name))
-        elif not asked.plan.served.contract.streams:
-            self._send(asked, outcome, None, is_final=True)
         elif _wants_final(asked):
             config = asked.plan.served.endpoint.config
             last = written.response(
@@ -159,21 +169,46 @@ class InferStream:
             asked.cancel()
         if self._session is not None:
             self._session.cancel()
+        for waiting in self._line.values():
+            if waiting is not None:
+                self._call.queue(-_size(waiting))
+        self._line.clear()
+        self._waiting = 0
         while self._out:
             message, release = self._out.popleft()
             self._call.queue(-_size(message))
             if release is not None:
                 release()
 
-    def _send(self, asked: BegunInfer, outcome: Any, release: Callable[[], object] | None, *, is_final: bool) -> None:
-        """Send an answer or a part of one, and whether it was all if the client wants to know."""
+    def _answer(self, asked: BegunInfer, outcome: Outcome) -> Written:
+        """Return the message of a whole answer."""
+        if type(outcome) is Failure:
+            return _error(outcome.error, asked.name)
+        return self._message(asked, outcome, is_final=True)
+
+    def _message(self, asked: BegunInfer, outcome: Any, *, is_final: bool) -> Written:
+        """Return an answer or a part of one, and whether it was all if the client wants to know."""
         parameters = {_IS_FINAL: is_final} if _wants_final(asked) else EMPTY
         try:
             message = self._inference.response(asked, outcome, parameters)
         except ForebayError as error:
-            self._put(_error(error, asked.name), release)
-        else:
-            self._put(written.stream_response(message), release)
+            return _error(error, asked.name)
+        return written.stream_response(message)
+
+    def _put_in_line(self, place: object, message: Written) -> None:
+        """Send an answer behind those of earlier requests, and whatever waited for it."""
+        self._line[place] = message
+        self._call.queue(_size(message))
+        self._waiting += 1
+        while self._line:
+            first = next(iter(self._line))
+            ready = self._line[first]
+            if ready is None:
+                break
+            del self._line[first]
+            self._waiting -= 1
+            self._out.append((ready, None))
+        self._wake()
 
     def _put(self, message: Written, release: Callable[[], object] | None = None) -> None:
         self._out.append((message, release))
@@ -205,7 +240,7 @@ class InferStream:
 
     def _is_full(self) -> bool:
         pending = 0 if self._session is None or self._has_ended else self._session.pending
-        return len(self._open) + len(self._out) + pending >= MAX_IN_FLIGHT
+        return len(self._open) + self._waiting + len(self._out) + pending >= MAX_IN_FLIGHT
 
     def _make_room(self) -> None:
         if self._room is not None and not self._room.done() and not self._is_full():
