@@ -287,9 +287,15 @@ def test_targets_are_known_by_what_is_in_them(tmp_path):
         tmp_path,
         {"a/graph.pbtxt": "", "b/config.json": '{"model_config_list": []}', "c/config.json": "{}", "d.json": "3"},
     )
-    known = ["a", "a/graph.pbtxt", "b", "b/config.json"]
-    assert [getattr(surface_of(str(tmp_path / one)), "name", None) for one in known] == ["ovms"] * 4
-    assert [surface_of(str(tmp_path / one)) for one in ("c", "c/config.json", "d.json")] == [None] * 3
+    known = ["a", "a/graph.pbtxt", "b", "b/config.json", "c/config.json"]
+    assert [getattr(surface_of(str(tmp_path / one)), "name", None) for one in known] == ["ovms"] * 5
+    assert [surface_of(str(tmp_path / one)) for one in ("c", "d.json")] == [None] * 2
+
+
+def test_an_empty_configuration_is_told_what_it_lacks(tmp_path, capsys):  # F97
+    write(tmp_path, {"config.json": "{}"})
+    assert main(["check", str(tmp_path / "config.json")]) == 2
+    assert "there is no model_config_list; it is needed" in capsys.readouterr().err
 
 
 def test_a_graph_beside_a_json_file_of_somebody_else_is_the_target(tmp_path):

@@ -113,7 +113,9 @@ def test_streams_without_a_tag_are_numbered_among_themselves(read):  # O46, O57
             ' output_stream: ["back", "A:output"] }',
         )
     )
-    assert dict(layout.spec.outputs) == {"output": "input", "back": "plain"}
+    nodes = {node.name: dict(node.inputs) for node in layout.spec.nodes}
+    assert [nodes[name]["in"] for name in layout.spec.outputs.values()] == ["input", "plain"]
+    assert list(layout.passing.values()) == ["output", "back"]
 
 
 BROKEN = {

@@ -37,6 +37,22 @@ async def said(face, name):
     return bytes(answer.outputs[0].data).decode()
 
 
+async def test_a_graph_that_failed_to_load_leaves_with_its_name(tmp_path):  # F96
+    broken = {"b/graph.pbtxt": one_node(), "b/model.py": "raise ValueError('broken')"}
+    write(
+        tmp_path, {"config.json": config(a={}, b={}), "a/graph.pbtxt": one_node(), "a/model.py": handler("1"), **broken}
+    )
+    async with serving(tmp_path) as face:
+        assert sorted(one["name"] for one in face.app.describe_all()) == ["a", "b"]
+        write(tmp_path, {"config.json": config(a={})})
+        assert await face.reload()
+        assert [one["name"] for one in face.app.describe_all()] == ["a"]
+        with pytest.raises(NotFound):
+            await said(face, "b")
+        assert await said(face, "a") == "1 1"
+        assert not await face.reload()
+
+
 async def test_only_what_changed_is_loaded_anew(tmp_path, monkeypatch):  # O110, O111, O113; T24: the other way round
     files = {"config.json": config(a={}, b={})}
     for name in "ab":

@@ -61,6 +61,17 @@ def test_whoever_wants_its_buffer_gets_it():  # O24
         assert (view.strides, view.shape) == (expected.strides, expected.shape)
 
 
+def test_it_is_true_and_equal_to_itself_alone():  # F95
+    first, second = Tensor("x", b"\0\0"), Tensor("x", b"\0\0")
+    assert first
+    assert Tensor("x", np.zeros((0, 3)))
+    assert first == first  # noqa: PLR0124
+    assert first != second
+    assert {first: 1, second: 2}[first] == 1
+    assert first in [second, first]
+    assert (first == np.array([0, 1], np.uint8)).tolist() == [True, False]
+
+
 def test_numpy_computes_with_it():
     made = Tensor("x", np.ones((2, 3)), shape=(6,))
     assert (made + 1).tolist() == [[2, 2, 2], [2, 2, 2]]

@@ -28,7 +28,7 @@ class OvmsSurface:
         path = Path(target)
         if path.is_dir():
             return (path / GRAPH_FILE).is_file() or looks_like_config(path / "config.json")
-        return path.suffix == ".pbtxt" or (path.suffix == ".json" and looks_like_config(path))
+        return path.suffix == ".pbtxt" or (path.suffix == ".json" and looks_like_config(path, takes_empty=True))
 
     def build(self, target: str, options: Options) -> Project:
         """Read the graphs; none of their code is run here.

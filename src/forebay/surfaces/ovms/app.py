@@ -117,10 +117,18 @@ class OvmsApp(App):
                 gone += [(name, version) for version in versions.ready if version not in left]
             if left and not set(left) & versions.weights.keys():
                 self.share(name, {max(left, key=int): 1})
+        failed = [
+            (model["name"], one["version"])
+            for model in self.describe_all()
+            for one in model["versions"]
+            if one["state"] == "failed" and (model["name"], one["version"]) not in wanted
+        ]
         for name, version in gone:
             await self.unload(name, version)
+        self.forget_failed(lambda name: [version for one, version in wanted if one == name])
+        for name, version in (*gone, *failed):
             self.retired.setdefault(name, {})[version] = retired(version)
-        return bool(gone)
+        return bool(gone or failed)
 
     def uses(self, graph: GraphEntry, models: Collection[str]) -> bool:
         """Tell whether a graph was built with sessions of one of these models, or wants one that was not there."""

@@ -19,6 +19,7 @@ from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
 from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, tensors_of
 from forebay.surfaces.ovms.handlers import UNARY
+from forebay.surfaces.ovms.tensor import CONVERTED
 from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
 from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.datatypes import DATATYPES
@@ -154,6 +155,13 @@ class GraphCalls:
             if tensor.name in self._declared:
                 _check_declared(tensor, self._declared[tensor.name])
             known = DATATYPES.get(tensor.datatype)
+            if min(tensor.shape, default=0) < 0:
+                elements(tensor.name, tensor.shape)  # raises
+            if tensor.name in self.layout.numbers and (known is None or not known.size):
+                found = tensor.datatype[:80]
+                raise InvalidRequest(
+                    f"input '{tensor.name}' is of the type '{found}'; {CONVERTED} hold numbers or BOOL"
+                )
             if tensor.is_json:
                 if known is None or known.name in {"FP16", "BF16"}:
                     kind = tensor.datatype[:80]

@@ -92,8 +92,12 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
     shapes_at: Mapping[str, Mapping[str, str]] = {}
 
 
-def looks_like_config(path: Path) -> bool:
-    """Tell whether a JSON file is a configuration of the original."""
+def looks_like_config(path: Path, *, takes_empty: bool = False) -> bool:
+    """Tell whether a JSON file is a configuration of the original.
+
+    Args:
+        takes_empty: Whether `{}` is one, which the reader refuses with what it lacks.
+    """
     try:
         raw = path.read_bytes()[: yaml.MAX_BYTES]
     except OSError:
@@ -102,7 +106,10 @@ def looks_like_config(path: Path) -> bool:
         found: Any = json.loads(raw)
     except (ValueError, RecursionError):  # whoever reads it says where the slip is
         return any(f'"{key}"'.encode() in raw for key in (MODELS, GRAPHS))
-    return isinstance(found, dict) and not {MODELS, GRAPHS}.isdisjoint(cast("dict[str, Any]", found))
+    if not isinstance(found, dict):
+        return False
+    keys = cast("dict[str, Any]", found).keys()
+    return not keys.isdisjoint({MODELS, GRAPHS}) or (takes_empty and not keys)
 
 
 def file_of(target: Path) -> Path:

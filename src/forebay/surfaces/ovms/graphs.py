@@ -22,6 +22,7 @@ from forebay.surfaces.ovms.layout import GraphLayout
 from forebay.surfaces.ovms.linker import read_layout
 from forebay.surfaces.ovms.model_nodes import InferenceRunner
 from forebay.surfaces.ovms.model_versions import ModelEntry
+from forebay.surfaces.ovms.passing import PassingRunner
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
@@ -89,6 +90,8 @@ def serve_graph(
         runner = _Missing() if model is None else InferenceRunner(node, model, models)
         at_a_time = 1 if model is None else model.options.requests
         endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, at_a_time, overrides.stuck_s)
+    for name, called in layout.passing.items():
+        endpoints[name] = _endpoint(f"{entry.name}/{name}", PassingRunner(called), threads, overrides.stuck_s)
     pool = GraphPool(
         layout.spec,
         {name: Node(endpoint=endpoint) for name, endpoint in endpoints.items()},
@@ -162,6 +165,7 @@ def _model(node: InferenceNode, known: Sequence[ModelEntry]) -> ModelEntry | Non
 
 def _labels(layout: GraphLayout) -> Mapping[str, Sequence[str]]:
     labels = {name: [node.handler.rpartition("/")[2]] for name, node in layout.python.items()}
+    labels |= {name: ["reads the tensor"] for name in layout.passing}
     return labels | {name: [f"model {node.servable}"] for name, node in layout.inference.items()}
 
 

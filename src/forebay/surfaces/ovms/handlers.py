@@ -23,7 +23,7 @@ from forebay.graph.values import Outputs
 from forebay.surfaces.ovms import shim
 from forebay.surfaces.ovms.layout import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
-from forebay.surfaces.ovms.tensor import PyTensor, check_writable, sealed, written
+from forebay.surfaces.ovms.tensor import PyTensor, check_numbers, check_writable, sealed, written
 from forebay.surfaces.ovms.values import ExecutionFailed, as_python, wants_in_json
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, text_of, trace_of
@@ -228,13 +228,16 @@ class HandlerRunner:
                 msg = f"{self._where} returned the tensor '{one.name}' twice in one list; each has one place in time"
                 raise ExecutionFailed(msg)
             leaving = node.leaving.get(one.name)
+            try:
+                if one.name in node.converted:
+                    check_numbers(one)
+                if leaving is not None:
+                    check_writable(one)
+            except RequestError as error:
+                raise ExecutionFailed(f"{self._where}: {error.message}") from None
             if leaving is None:
                 ports[port] = sealed(one) if is_kept else one
                 continue
-            try:
-                check_writable(one)
-            except RequestError as error:
-                raise ExecutionFailed(f"{self._where}: {error.message}") from None
             called = next((name for name in leaving if wants_in_json(name, params)), "") if params.get(UNARY) else ""
             ports[port] = as_json(written(one, called)) if called else sealed(one)
         return ports

@@ -38,6 +38,7 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
         reads: What `execute` is given, in this order.
         writes: Its ports by the name of the stream.
         leaving: Those of its streams that leave the graph, and what answers call them.
+        converted: Those of its streams that a converter to OpenVINO tensors reads.
         loop: The port on which its loop comes back; empty without one.
         turn: The port by which it leaves.
     """
@@ -49,6 +50,7 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
     reads: tuple[Read, ...]
     writes: dict[str, str]
     leaving: dict[str, tuple[str, ...]]
+    converted: frozenset[str] = frozenset()
     loop: str = ""
     turn: str = ""
 
@@ -104,8 +106,10 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
         spec: Nodes and streams.
         python: The nodes with handlers, by name.
         inference: The nodes with models, by name.
+        passing: The nodes between an input and an output of the graph, and what answers call their tensor.
         inputs: Names of the streams that requests fill, in the order of the file.
         images: Those of them that are images.
+        numbers: Those of them that become OpenVINO tensors.
         outputs: What answers are made of, in the order of the file.
         missing: Outputs that nothing writes: the graph is there, and each request fails.
         side_packets: Parameters that each request must have.
@@ -118,8 +122,10 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
     spec: GraphSpec
     python: dict[str, PythonNode]
     inference: dict[str, InferenceNode]
+    passing: dict[str, str]
     inputs: tuple[str, ...]
     images: frozenset[str]
+    numbers: frozenset[str]
     outputs: tuple[GraphOutput, ...]
     missing: tuple[str, ...]
     side_packets: tuple[str, ...]

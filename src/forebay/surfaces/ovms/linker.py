@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `graph.pbtxt` becomes a graph of ours.
 
-Converters and pass-throughs are no nodes here: their output is another name of their input, and whoever reads it makes
-of the value what it needs. A session is no node either; the nodes that infer with it know their model.
+Converters and pass-throughs are no nodes here: their output is another name of their input, and its reader makes of the
+value what it needs. Only where a tensor would go from an input of the graph to an output unread is there a node, which
+reads it. A session is no node either; the nodes that infer with it know their model.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -16,7 +18,7 @@ from typing import Final
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.graph.spec import GraphSpec, NodeSpec, Policy, check
+from forebay.graph.spec import OUT, GraphSpec, NodeSpec, Policy, check
 from forebay.surfaces.ovms.graph_pbtxt import CalculatorNode, GraphFile, Handler, StreamPort, meant, read_graph
 from forebay.surfaces.ovms.layout import (
     IMAGE,
@@ -43,6 +45,8 @@ CALCULATORS: Final[Mapping[str, str | None]] = {
     PASSING: None,
 }
 LOOPBACK: Final = "LOOPBACK"
+IN: Final = "in"
+"""The input port of a node between an input and an output of the graph."""
 RESOURCES: Final = "PYTHON_NODE_RESOURCES"
 _POLICIES: Final[Mapping[str, Policy]] = {
     "DefaultInputStreamHandler": "sync",
@@ -106,6 +110,7 @@ class _Linker:
         self._sessions: dict[str, CalculatorNode] = {}
         self._names: dict[str, CalculatorNode] = {}
         self._written: dict[str, StreamPort] = {}
+        self._converters: list[CalculatorNode] = []
         self._warnings: list[str] = []
 
     def link(self) -> GraphLayout:
@@ -114,6 +119,7 @@ class _Linker:
         for node in file.nodes:
             self._enter(node)
         self._check_reads()
+        converted = frozenset(self._resolved(node.inputs[0]).stream for node in self._converters)
         python: dict[str, PythonNode] = {}
         inference: dict[str, InferenceNode] = {}
         specs: list[NodeSpec] = []
@@ -130,11 +136,19 @@ class _Linker:
             leaving[alias.stream] = (*leaving.get(alias.stream, ()), alias.called or port.name)
         for name, node in self._names.items():
             if node.calculator == PYTHON:
-                python[name] = self._python(node, leaving)
+                python[name] = self._python(node, leaving, converted)
                 specs.append(self._spec(name, node, takes_any=True))
             else:
                 inference[name] = self._inference(name, node)
                 specs.append(self._spec(name, node, takes_any=False))
+        passing: dict[str, str] = {}
+        sources = {port.name: alias.stream for port, alias in outputs}
+        for port, alias in outputs:
+            if alias.stream in {one.name for one in file.inputs}:
+                name = self._free(f"{PASSING}:{port.name}")
+                passing[name] = alias.called or port.name
+                specs.append(NodeSpec(name=name, inputs={IN: alias.stream}, outputs={OUT: name}, max_in_flight=1))
+                sources[port.name] = name
         loops = any(node.loop for node in python.values())
         has_queue = file.queue_size != 0 and os.environ.get("OVMS_GRAPH_QUEUE_OFF") != "1"
         if has_queue and loops:
@@ -143,7 +157,7 @@ class _Linker:
             name=self._name,
             inputs=tuple(port.name for port in file.inputs),
             # A graph none of whose outputs is written is there all the same; no request gets into it.
-            outputs={port.name: alias.stream for port, alias in outputs} or {"": file.inputs[0].name},
+            outputs=sources or {"": file.inputs[0].name},
             nodes=tuple(specs),
         )
         self._check(spec)
@@ -152,8 +166,10 @@ class _Linker:
             spec=spec,
             python=python,
             inference=inference,
+            passing=passing,
             inputs=spec.inputs,
             images=frozenset(port.name for port in file.inputs if port.tag.startswith(IMAGE)),
+            numbers=converted.union(port.name for port in file.inputs if port.tag.startswith(OV_TENSOR)),
             outputs=tuple(GraphOutput(port.name, alias.called or port.name) for port, alias in outputs),
             missing=missing,
             side_packets=tuple(port.name for port in file.side_inputs if port.name != "py"),
@@ -220,11 +236,12 @@ class _Linker:
             if name in self._names:
                 line = self._names[name].line
                 file.fail(node.lines["name"], f"there is another node '{name}' at line {line}; a name is given once")
-            number = 0
-            while not name or name in self._names:
-                number += 1
-                name = f"{node.calculator}_{number}"
-            self._names[name] = node
+            self._names[name or self._free(node.calculator)] = node
+
+    def _free(self, name: str) -> str:
+        """Return a name that no node has."""
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        return next(one for one in numbered if one not in self._names)
 
     def _enter_session(self, node: CalculatorNode) -> None:
         if node.options is None or not node.options.get("servable_name"):
@@ -253,6 +270,8 @@ class _Linker:
             if not called:
                 msg = f"{shown} needs the option tag_to_output_tensor_names with the key {PY_TENSOR}"
                 self._file.fail(node.lines["node_options"], msg)
+        else:
+            self._converters.append(node)
         self._aliases[node.outputs[0].name] = _Alias(node.inputs[0].name, called)
 
     def _enter_pass_through(self, node: CalculatorNode) -> None:
@@ -286,7 +305,9 @@ class _Linker:
         alias = self._resolved(port)
         return Read(port.key, alias.called or port.name, bool(alias.called))
 
-    def _python(self, node: CalculatorNode, leaving: Mapping[str, tuple[str, ...]]) -> PythonNode:
+    def _python(
+        self, node: CalculatorNode, leaving: Mapping[str, tuple[str, ...]], converted: frozenset[str]
+    ) -> PythonNode:
         fail = self._file.fail
         options = node.options
         if options is None:
@@ -315,6 +336,7 @@ class _Linker:
             reads=tuple(map(self._read, ports)),
             writes=writes,
             leaving={name: leaving[name] for name in writes if name in leaving},
+            converted=converted.intersection(writes),
             loop=loop,
             turn=turn,
         )

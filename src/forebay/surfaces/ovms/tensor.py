@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _NATIVE: Final = "@=<" if sys.byteorder == "little" else "@=>"
 _WHOLE: Final = {("l", 4): "INT32", ("L", 4): "UINT32", ("l", 8): "INT64", ("L", 8): "UINT64"}
 _BY_FORMAT: Final = {row.struct: row.name for row in DATATYPES.values() if row.struct}
+CONVERTED: Final = "OpenVINO tensors"
 _TYPED: Final = {row.name: np.dtype(row.struct) for row in DATATYPES.values() if row.struct}
 """The types whose elements a handler sees; all others come as bytes."""
 
@@ -112,6 +113,15 @@ class PyTensor(np.ndarray[Any, Any]):
         """As `__array_ufunc__`, for all other functions of NumPy."""
         return func(*map(_plain_in, args), **{name: _plain_in(value) for name, value in kwargs.items()})
 
+    def __bool__(self) -> bool:
+        """Be true, whatever it holds."""
+        return True
+
+    # Equal to itself alone, as any object; beside an array, NumPy compares the elements.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
     def __repr__(self) -> str:
         """Print what it is, not what it holds."""
         return f"Tensor({self._name!r}, shape={self._shape}, datatype={self._datatype!r}, size={self.size})"
@@ -191,6 +201,19 @@ def check_writable(tensor: PyTensor) -> None:
         raise ValidationError(
             f"the tensor '{tensor.name}' is of the type {tensor.datatype!a}, which is no text"
         ) from None
+
+
+def check_numbers(tensor: PyTensor) -> None:
+    """Check that a tensor can become one of OpenVINO's.
+
+    Raises:
+        ValidationError: If its type holds no numbers, an axis is negative, or its buffer has another size.
+    """
+    known = DATATYPES.get(tensor.datatype)
+    if known is None or not known.size:
+        found = tensor.datatype[:80]
+        raise ValidationError(f"the tensor '{tensor.name}' is of the type '{found}'; {CONVERTED} hold numbers or BOOL")
+    check_size(tensor.name, tensor.datatype, tensor.shape, tensor.size)
 
 
 def written(tensor: PyTensor, name: str) -> Tensor:
