@@ -101,6 +101,7 @@ class PacketStream:
     Attributes:
         on_progress: Called whenever packets were worked off, with the lowest timestamp that anything still runs or
             waits at, and with `GraphRun.lacking`; what it raises ends the run.
+        held: Parts that its client has not taken; while there are many, nothing further begins.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class PacketStream:
         self.on_progress = on_progress
         self.waiting: deque[tuple[Mapping[str, Any], int]] = deque()
         self.is_closed = False
+        self.held = 0
         self.on_fed: Callable[[], None] = lambda: None
 
     def feed(self, packets: Mapping[str, Any], timestamp: int) -> None:
@@ -136,7 +138,6 @@ class _Run(msgspec.Struct, eq=False):
         hops: What nodes are working on.
         is_entering: Whether `submit` has not returned yet.
         stream: What feeds it, if its request is a stream.
-        held: Parts that its client has no room for; while there are many, nothing further begins.
     """
 
     batch: EntryBatch
@@ -148,7 +149,6 @@ class _Run(msgspec.Struct, eq=False):
     hops: set[_Hop]
     is_entering: bool = True
     stream: PacketStream | None = None
-    held: int = 0
 
 
 def _whole_body(item: Item) -> Mapping[str, Any]:
@@ -330,7 +330,7 @@ class GraphPool:
     def _launch(self, run: _Run) -> None:
         """Hand everything that is due to its nodes; ends the run when nothing is."""
         state, stream = run.state, run.stream
-        if run.held > CREDIT:
+        if stream is not None and stream.held > CREDIT:
             return
         while firings := state.ready():
             for firing in firings:
@@ -430,15 +430,16 @@ class GraphPool:
             self._emit(run, emissions)
 
     def _emit(self, run: _Run, emissions: list[Emission]) -> None:
-        if run.stream is None:
+        stream = run.stream
+        if stream is None:
             for emission in emissions:
                 run.results[emission.output] = emission.value
             return
         on_steps = run.batch.on_steps
         assert on_steps is not None
         for emission in emissions:
-            run.held += 1
-            on_steps([[emission]], lambda: self._released(run))
+            stream.held += 1
+            on_steps([[emission]], lambda: self._released(run, stream))
 
     def _hand(self, run: _Run, parts: Sequence[Any], taken: Callable[[], object]) -> None:
         """Hand parts of a node that streams to the client of the graph."""
@@ -449,11 +450,11 @@ class GraphPool:
         run.batch.has_streamed = True
         on_steps([[part] for part in parts], taken)
 
-    def _released(self, run: _Run) -> None:
+    def _released(self, run: _Run, stream: PacketStream) -> None:
         """Go on once the client has room again."""
-        run.held -= 1
-        if run.held == CREDIT and run.entry in self._runs:
-            self._fed(run, cast("PacketStream", run.stream))
+        stream.held -= 1
+        if stream.held == CREDIT and run.entry in self._runs:
+            self._fed(run, stream)
 
     def _finish(self, run: _Run) -> None:
         if self._streams:

@@ -59,6 +59,11 @@ class Session(Protocol):
         """Requests that have not been worked off, and for which it need not read on."""
         ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs: only a further request would lead to an answer."""
+        ...
+
     def send(self, asked: InferRequest, /) -> None:
         """Take a request.
 

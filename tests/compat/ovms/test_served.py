@@ -2,12 +2,17 @@
 """Graphs behind the real command, asked over HTTP as the Open Inference Protocol has it."""
 
 import json
+import queue
+import re
 import signal
 import struct
+from typing import Any
 
+import grpc
 import httpx
 import pytest
 from tests.compat.ovms.conftest import config, graph_text, one_node, python_node, write
+from tests.integration.kserve.served import M
 from tests.waiting import PATIENCE_S, eventually
 
 LENGTH = "Inference-Header-Content-Length"
@@ -269,3 +274,25 @@ def test_graphs_have_no_versions(server):  # O117
         assert httpx.get(url).json()["versions"] == ["1"]
         assert httpx.get(f"{url}/ready").status_code == 200
     assert httpx.post(f"{server.url}/v2/models/nobody/versions/7/infer", json={}).status_code == 404
+
+
+def test_a_server_that_stops_waits_for_no_stream_that_rests(tmp_path, serve):  # F97
+    write(tmp_path, {"graph.pbtxt": one_node(), "model.py": TOLD})
+    server = serve(tmp_path, "--name", "g", "--grpc-port", "0", "--drain-s", "3600")
+    found = re.search(r"gRPC at ([\d.:]+)", server.log)
+    assert found is not None
+    asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with grpc.insecure_channel(found[1]) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter(asked.get, None))
+        request = M.ModelInferRequest(model_name="g")
+        request.inputs.add(name="input", datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(b"x")
+        asked.put(request.SerializeToString())
+        assert M.ModelStreamInferResponse.FromString(next(call)).infer_response.raw_output_contents == [b"x"]
+        server.signal()
+        assert server.wait() == 0
+        with pytest.raises(grpc.RpcError) as ended:
+            next(call)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the server is stopping; open a new stream" in ended.value.details()
+        asked.put(None)

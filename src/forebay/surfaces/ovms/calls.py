@@ -302,6 +302,7 @@ class GraphStream:
         self._request: Request | None = None
         self._asked: list[_Asked] = []
         self._lacking: Sequence[str] = ()
+        self._is_idle = True
         self._last = -(2**63)
         self._has_ended = False
 
@@ -312,6 +313,11 @@ class GraphStream:
         None while they all wait for packets that have not been read.
         """
         return 0 if self._lacking else len(self._asked)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs: only a further request would lead to an answer."""
+        return self._has_ended or self._request is None or (self._is_idle and not self._packets.held)
 
     def send(self, asked: InferRequest) -> None:
         """Let a request enter.
@@ -332,6 +338,7 @@ class GraphStream:
             raise InvalidRequest(f"no timestamp is left after {self._last}; open a new stream")
         self._last = max(self._last, timestamp)
         insort(self._asked, _Asked(timestamp, asked.id, asked.parameters.get(WANTS_FINAL) is True), key=_when)
+        self._is_idle = False
         self._lacking = ()  # until the run says what it makes of this
         self._packets.feed(packets, timestamp)  # which may end the stream, and there is no request then either
         if is_first:
@@ -393,6 +400,7 @@ class GraphStream:
         if lacking and len(asked) > MAX_WAITING:
             raise TooLarge(f"more than {MAX_WAITING} requests of this stream wait for packets on {listed(lacking)}")
         self._lacking = lacking
+        self._is_idle = lowest is None or bool(lacking)
         self._on_progress()
 
 

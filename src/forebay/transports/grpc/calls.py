@@ -59,11 +59,13 @@ class OpenCall:
         refusal: Why it is refused, if it came to a full queue.
         sent_bytes: Of its messages, if they are counted.
         trailers: The header block after the last message; None while that is not known.
+        on_leave: Called once when the server is about to stop; a stream that may rest sets it.
     """
 
     # What most calls never change stands here and not in __init__, which is on the hot path.
     deadline = NEVER
     on_cancel: Callable[[], object] | None = None
+    on_leave: Callable[[], object] | None = None
     is_half_closed = False
     is_done = False
     is_public = False

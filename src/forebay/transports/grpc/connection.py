@@ -518,6 +518,9 @@ class GrpcConnection(asyncio.Protocol):
         if not self.is_leaving and not self._is_deaf:
             self.is_leaving = True
             self._say_goodbye(Reason.NO_ERROR, "the server is stopping")
+            for call in list(self._calls.values()):
+                if call.on_leave is not None:
+                    call.on_leave()
 
     def give_up(self) -> None:
         """End the calls that still run, and close."""

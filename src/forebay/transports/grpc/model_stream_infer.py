@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ForebayError, InvalidRequest
+from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.protocols.kserve import written
 from forebay.protocols.kserve.calls import InferRequest
 from forebay.transports.grpc.statuses import of_error
@@ -61,9 +61,11 @@ class InferStream:
         self.joined: Served | None = None
         self._session: Session | None = None
         self._has_ended = False
+        self._is_leaving = False
         self._failed: ForebayError | None = None
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
+        call.on_leave = self._leave
 
     async def read(self, messages: AsyncIterator[Data]) -> None:
         """Begin the requests of the client; what is wrong with one is told, and the next is read."""
@@ -136,6 +138,8 @@ class InferStream:
                     self._failed = None  # its traceback refers to this stream
             if self._has_all and not self._open and (self._session is None or self._has_ended):
                 return
+            if self._is_leaving and not self._open and (self._session is None or self._session.is_idle):
+                raise Unavailable("the server is stopping; open a new stream")
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 
@@ -238,11 +242,18 @@ class InferStream:
         self._wake()
         self._make_room()
 
+    def _leave(self) -> None:
+        """End as soon as nothing is inside: the server is about to stop."""
+        self._is_leaving = True
+        self._wake()
+
     def _is_full(self) -> bool:
         pending = 0 if self._session is None or self._has_ended else self._session.pending
         return len(self._open) + self._waiting + len(self._out) + pending >= MAX_IN_FLIGHT
 
     def _make_room(self) -> None:
+        if self._is_leaving:
+            self._wake()
         if self._room is not None and not self._room.done() and not self._is_full():
             self._room.set_result(None)
 

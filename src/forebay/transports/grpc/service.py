@@ -30,10 +30,12 @@ class Call(Protocol):
         deadline: Monotonic seconds at which the client stops waiting; infinity if it never does.
         on_cancel: Called once if the client goes away, calls it off or its deadline passes before it is answered; a
             method that answers later sets it.
+        on_leave: Called once when the server is about to stop: a stream that rests need not wait for its client.
     """
 
     deadline: float
     on_cancel: Callable[[], object] | None
+    on_leave: Callable[[], object] | None
 
     @property
     def peer(self) -> str:
