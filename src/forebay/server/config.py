@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from forebay.repository.version_policy import VersionPolicy
 from forebay.serving.models.model import Model
+from forebay.types.element_limits import MAX_ELEMENTS, MAX_TENSOR_ELEMENTS, ElementLimits
 from forebay.types.names import endpoint_name, version_name
 from forebay.types.settings import (
     Checked,
@@ -93,6 +94,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_form_disk_bytes: Files of forms that lie on disk may have so much together; more get 503.
         form_memory_bytes: So much of the files of a form is kept in memory; those beyond lie in the folder for
             temporary files (TMPDIR) until the request is answered. Its fields may be as long together, or get 413.
+        max_tensor_elements: Elements of the tensors of a request, and of its arrays of samples; more get 413.
+        max_elements: All other elements of a request: objects and their members, arrays that are no tensors; more get
+            413.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
         max_head_lines: Headers of a request; more get 431.
         max_connections: Connections at a time; more are answered 503 and closed.
@@ -125,6 +129,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_form_parts: Annotated[Count, Written("--max-form-parts", "N")] = 256
     max_form_disk_bytes: Annotated[Count, Written("--max-form-disk-bytes", "N")] = 8 * 1024 * 1024 * 1024
     form_memory_bytes: Annotated[Count, Written("--form-memory-bytes", "N")] = 1024 * 1024
+    max_tensor_elements: Annotated[Count, Written("--max-tensor-elements", "N")] = MAX_TENSOR_ELEMENTS
+    max_elements: Annotated[Count, Written("--max-elements", "N")] = MAX_ELEMENTS
     max_head_bytes: Annotated[int, Meta(ge=256), Written("--max-head-bytes", "N")] = 64 * 1024
     max_head_lines: Annotated[Count, Written("--max-head-lines", "N")] = 128
     max_connections: Annotated[Count, Written("--max-connections", "N")] = 16_384
@@ -143,6 +149,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: Annotated[bool, Written("--dashboard")] = True
     shared_memory: Annotated[bool, Written("--shared-memory")] = False
 
+    @property
+    def elements(self) -> ElementLimits:
+        """How many elements a request may have."""
+        return ElementLimits(self.max_tensor_elements, self.max_elements)
+
 
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The gRPC port; what has no flag here is as for HTTP, or comes from the configuration of a pipeline.
@@ -157,6 +168,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
             arriving gets RESOURCE_EXHAUSTED.
         max_connection_bytes: The same for one connection: while it holds more, its next calls get RESOURCE_EXHAUSTED;
             one message may always have `max_message_bytes`.
+        max_tensor_elements: Elements of the tensors of a message; more get RESOURCE_EXHAUSTED.
+        max_elements: All other elements of a message: map entries, repeated fields; more get RESOURCE_EXHAUSTED.
         max_metadata_bytes: Longest metadata of a call as HTTP/2 counts it: names, values and 32 bytes for each field.
         max_metadata_fields: Fields of a call's metadata; more get RESOURCE_EXHAUSTED.
         max_calls: Calls at a time, without health checks; more get RESOURCE_EXHAUSTED.
@@ -178,6 +191,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: Count = 256 * 1024 * 1024
     max_buffered_bytes: Count = 1024 * 1024 * 1024
     max_connection_bytes: Count = 512 * 1024 * 1024
+    max_tensor_elements: Count = MAX_TENSOR_ELEMENTS
+    max_elements: Count = MAX_ELEMENTS
     max_metadata_bytes: Count = 16 * 1024
     max_metadata_fields: Count = 128
     max_calls: Annotated[Count, Written("--grpc-max-calls", "N")] = 4096
@@ -191,6 +206,11 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     keyfile: str | None = None
     api_keys: tuple[str, ...] = ()
     access_log: bool = False
+
+    @property
+    def elements(self) -> ElementLimits:
+        """How many elements a message may have."""
+        return ElementLimits(self.max_tensor_elements, self.max_elements)
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,6 +283,7 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
         hang_s: A worker that owes an answer for this time is dropped and its batch handed on.
         max_connections: Connections at a time; each thread of a worker has one.
         max_frame_bytes: Longest frame that is read from a worker.
+        max_elements: The most values in such a frame.
     """
 
     address: Annotated[str | None, Written("--attach", "ADDRESS")] = None
@@ -274,6 +295,7 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     hang_s: Annotated[Seconds | None, Written("--worker-hang-s", "S", "half of the timeout")] = None
     max_connections: Annotated[Count, Written("--max-worker-connections", "N")] = 256
     max_frame_bytes: Annotated[int, Meta(ge=1024), Written("--max-worker-frame-bytes", "N")] = 256 * 1024 * 1024
+    max_elements: Annotated[Count, Written("--max-worker-elements", "N")] = MAX_ELEMENTS
 
 
 class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,6 +390,8 @@ def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
         max_metadata_fields=http.max_head_lines,
         max_buffered_bytes=http.max_buffered_bytes,
         max_connection_bytes=http.max_connection_bytes,
+        max_tensor_elements=http.max_tensor_elements,
+        max_elements=http.max_elements,
         max_connections=http.max_connections,
         backlog=http.backlog,
         read_timeout_s=http.read_timeout_s,

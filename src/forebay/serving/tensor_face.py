@@ -115,6 +115,7 @@ class TensorFace(msgspec.Struct, frozen=True, kw_only=True):
         if missing and not self.is_open:
             raise InvalidRequest(f"input '{missing[0]}' is missing; the model takes {_named(self.inputs)}")
         given = {one.name: one for one in self.outputs}
+        require_once(outputs)
         for name in outputs:
             if given and name not in given:
                 raise InvalidRequest(_unknown("output", name, given))
@@ -201,6 +202,19 @@ class JoinedTensors:
                 for (name, datatype, row, is_json), joined in zip(self._forms, self._joined, strict=True)
             ]
         )
+
+
+def require_once(outputs: Sequence[str]) -> None:
+    """Refuse a call that wants an output twice; its answer could become any number of times as long as the output.
+
+    Raises:
+        InvalidRequest: Naming it, as Triton does.
+    """
+    seen: set[str] = set()
+    for name in outputs:
+        if name in seen:
+            raise InvalidRequest(f"output '{name[:80]}' already exists in request; name each output once")
+        seen.add(name)
 
 
 def tensors_of(specs: Sequence[Sequence[Any]], data: Sequence[Any]) -> list[Tensor]:

@@ -2,20 +2,26 @@
 """Clients that send more than a turn of the event loop should read take turns: a few read on in each, the others wait.
 
 A turn is as long as all that is read in it, and everybody else waits for its end. What one client may send in it is
-bounded by its connection; this bounds what all of them send, however many they are.
+bounded by its connection; this bounds what all of them send, however many they are. Long bodies are counted in the same
+turns, a step in each (`types/element_limits.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from forebay.types.caught import answered
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
+
+    from forebay.types.element_limits import Steps
+
+T = TypeVar("T")
 
 log = logging.getLogger("forebay")
 
@@ -38,6 +44,21 @@ class ReadingTurns:
             self._is_due = True
             self._loop.call_soon(self._next)
 
+    def run(self, steps: Steps[Any], done: Callable[[Exception | None], object]) -> None:
+        """Run a step in each turn, and call `done` with the error of one, or with None after the last one."""
+
+        def step() -> None:
+            try:
+                next(steps)
+            except StopIteration:
+                done(None)
+            except Exception as error:  # noqa: BLE001 - whoever waits for the steps is told
+                done(error)
+            else:
+                self.wait(step)
+
+        self.wait(step)
+
     def _failed(self, error: BaseException) -> None:
         log.error("a client's turn to read on has failed; the others have theirs", exc_info=error)
 
@@ -48,3 +69,32 @@ class ReadingTurns:
         self._is_due = bool(waiting)
         if waiting:
             self._loop.call_soon(self._next)
+
+
+_turns: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReadingTurns]] = WeakKeyDictionary()
+
+
+def turns_of(loop: asyncio.AbstractEventLoop) -> ReadingTurns:
+    """Return the turns of an event loop, which all of its ports share."""
+    found = _turns.get(loop)
+    if found is None:
+        found = _turns[loop] = ReadingTurns(loop)
+    return found
+
+
+async def in_turns(steps: Steps[T]) -> T:
+    """Run a step in each turn.
+
+    Raises:
+        ForebayError: What a step raises.
+    """
+    loop = asyncio.get_running_loop()
+    turns = turns_of(loop)
+    while True:
+        turn = loop.create_future()
+        turns.wait(lambda turn=turn: turn.done() or turn.set_result(None))
+        await turn
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

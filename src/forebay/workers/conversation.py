@@ -145,6 +145,7 @@ class Conversation:
         seats: int = 0,
         speak: Callable[[int | None], object] = lambda _left: None,
         ahead: int = 0,
+        max_elements: int | None = None,
     ) -> None:
         """Wait for the worker to speak.
 
@@ -156,6 +157,7 @@ class Conversation:
             speak: Called when there is something to say to a worker with seats, with the name of the batch that is
                 called off, if it is that: send what `go` returns, soon.
             ahead: Rows that may wait in the worker for a seat.
+            max_elements: The most values in a frame; None where the worker is forebay's own.
         """
         self.seating: Seating | None = None
         self._seats = seats
@@ -175,7 +177,7 @@ class Conversation:
         self.pid = 0
         self._max_frame_bytes = max_frame_bytes
         self._check = check
-        self._reader = frames.FrameReader(self._copy, max_frame_bytes)
+        self._reader = frames.FrameReader(self._copy, max_frame_bytes, max_elements=max_elements)
         self._shared: Shared | None = None
         self._copied = 0
         self._can_share = False

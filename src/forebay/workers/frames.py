@@ -13,7 +13,9 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from forebay.errors import InvalidRequest
+from forebay.errors import InvalidRequest, TooLarge
+from forebay.types.element_limits import at_once
+from forebay.types.msgpack_elements import msgpack_elements
 
 VERSION = 1
 """Version of the protocol, said in the first frame; the server refuses any other."""
@@ -71,6 +73,18 @@ def require_version(version: Any) -> None:
         raise InvalidRequest(msg)
 
 
+def require_few(frame: bytes | memoryview, most: int) -> None:
+    """Count the values in a frame before any is made.
+
+    Raises:
+        InvalidRequest: If there are more than that.
+    """
+    try:
+        at_once(msgpack_elements(frame, most, "a frame"))
+    except TooLarge as error:
+        raise InvalidRequest(error.message) from None
+
+
 class FrameReader:
     """Cuts a stream of bytes into messages.
 
@@ -78,6 +92,7 @@ class FrameReader:
         view: Turns offset and length in the shared arena into a buffer.
         max_bytes: Longest frame taken.
         view_landed: Turns path and inode of a file, an offset and a length into a buffer.
+        max_elements: The most values in a frame; None where the other side is forebay's own.
     """
 
     def __init__(
@@ -85,11 +100,13 @@ class FrameReader:
         view: Callable[[int, int], Any] | None = None,
         max_bytes: int = MAX_FRAME_BYTES,
         view_landed: Callable[[str, int, int, int], Any] | None = None,
+        max_elements: int | None = None,
     ) -> None:
         self._buffer = bytearray()
         self._view = view
         self._view_landed = view_landed
         self._max_bytes = max_bytes
+        self._max_elements = max_elements
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
 
     @property
@@ -101,7 +118,8 @@ class FrameReader:
         """Add bytes and yield every message that is complete.
 
         Raises:
-            InvalidRequest: If a frame is too long or is not msgpack; the connection is of no use after that.
+            InvalidRequest: If a frame is too long, has too many values or is not msgpack; the connection is of no use
+                after that.
         """
         buffer = self._buffer
         size = len(data) - HEADER
@@ -121,6 +139,8 @@ class FrameReader:
             yield self._decode(frame)
 
     def _decode(self, frame: bytes | memoryview) -> Any:
+        if self._max_elements is not None and len(frame) > self._max_elements:
+            require_few(frame, self._max_elements)
         try:
             return self._decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

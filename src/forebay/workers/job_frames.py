@@ -14,6 +14,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge
+from forebay.types.element_limits import MAX_ELEMENTS
+from forebay.workers.frames import require_few
 
 READY: Final = b"\0\0\0\0"
 """A frame without a payload: the worker asks for jobs and has no answer to give."""
@@ -36,10 +38,12 @@ class JobFrameReader:
 
     Args:
         max_bytes: Longest payload taken.
+        max_elements: The most values in one.
     """
 
-    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES, max_elements: int = MAX_ELEMENTS) -> None:
         self._buffer = bytearray()
+        self._max_elements = max_elements
         self._max_bytes = min(max_bytes, _LONGEST)
 
     @property
@@ -51,7 +55,8 @@ class JobFrameReader:
         """Add bytes and yield every payload that is complete; that of a `READY` is empty.
 
         Raises:
-            InvalidRequest: If a longer payload than allowed is announced; the connection is of no use after that.
+            InvalidRequest: If a longer payload than allowed is announced, or one has more values; the connection is of
+                no use after that.
         """
         buffer = self._buffer
         buffer += data
@@ -64,6 +69,7 @@ class JobFrameReader:
                 return
             payload = bytes(memoryview(buffer)[_HEADER:end])
             del buffer[:end]
+            require_few(payload, self._max_elements)
             yield payload
 
 

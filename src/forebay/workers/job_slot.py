@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
+from forebay.types.element_limits import MAX_ELEMENTS
 from forebay.types.failures import without_frames
 from forebay.workers.address import peer_of
 from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut_jobs, decode_answer, encode_jobs
@@ -67,12 +68,13 @@ class JobSlot(asyncio.Protocol):
     Args:
         pool: Whom it works for.
         max_bytes: Longest answer that is read from it.
+        max_elements: The most values in an answer.
     """
 
-    def __init__(self, pool: Crew, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, pool: Crew, max_bytes: int = MAX_FRAME_BYTES, max_elements: int = MAX_ELEMENTS) -> None:
         self._pool = pool
         self._transport: asyncio.Transport | None = None
-        self._reader = JobFrameReader(max_bytes)
+        self._reader = JobFrameReader(max_bytes, max_elements)
         self._asked = False
         self._ids: list[str | None] = []
         """The id of each entry of the batch; None for one that was not sent."""

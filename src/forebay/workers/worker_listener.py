@@ -40,6 +40,8 @@ JOBS = b"\0\0\0\0"
 """What a worker that speaks the batching protocol says first."""
 HELLO_BYTES = 1 << 20
 """Longest hello."""
+HELLO_ELEMENTS = 100_000
+"""Values in one."""
 BACKLOG = 128
 
 
@@ -338,7 +340,7 @@ class Visitor(asyncio.Protocol):
 
 def _told_in(frame: bytes) -> dict[str, Any]:
     """Return what a worker says about itself in its hello."""
-    (message,) = frames.FrameReader(max_bytes=HELLO_BYTES).feed(frame)
+    (message,) = frames.FrameReader(max_bytes=HELLO_BYTES, max_elements=HELLO_ELEMENTS).feed(frame)
     if not isinstance(message, list) or not message:
         raise InvalidRequest("a frame is no message")
     hello = cast("list[Any]", message)

@@ -123,6 +123,7 @@ class WorkerSlot(asyncio.Protocol):
         pool: Dialled,
         max_frame_bytes: int = frames.MAX_FRAME_BYTES,
         check: Callable[[EntryBatch, Sequence[Any]], None] | None = None,
+        max_elements: int | None = None,
     ) -> None:
         """Make a slot.
 
@@ -131,12 +132,18 @@ class WorkerSlot(asyncio.Protocol):
             max_frame_bytes: Longest frame that is read.
             check: Given a batch and its outcomes, or the parts of one step, raises `InvalidRequest` if they are not of
                 the types the endpoint answers with; None where the worker is forebay's own.
+            max_elements: The most values in a frame; None where the worker is forebay's own.
         """
         self._pool = pool
         self._check = check
         self._transport: asyncio.Transport | None = None
         self._conversation = Conversation(
-            max_frame_bytes, None if check is None else self._check_outcomes, pool.seats, self._speak, pool.ahead
+            max_frame_bytes,
+            None if check is None else self._check_outcomes,
+            pool.seats,
+            self._speak,
+            pool.ahead,
+            max_elements,
         )
         self._speaks = False
         self.worker: Any = None

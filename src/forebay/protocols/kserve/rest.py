@@ -14,15 +14,19 @@ from forebay.protocols import native
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.places import place_of, place_wanted
 from forebay.protocols.samples import samples_of
+from forebay.types import element_limits
 from forebay.types.call import EMPTY
 from forebay.types.datatypes import datatype_of
+from forebay.types.element_limits import at_once, too_many
 from forebay.types.first_use import known
+from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.protocols.kserve.places import Place
+    from forebay.types.element_limits import ElementLimits, Steps
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; raw tensors follow."""
@@ -66,24 +70,50 @@ class _Error(msgspec.Struct):
     error: str
 
 
+_Scalar = bool | int | float | str | None
+_Said = _Scalar | msgspec.UnsetType
+
+
+class _Placed(msgspec.Struct, omit_defaults=True):
+    """Parameters of inputs and outputs that mean something here; nothing is made of others, which may be anything."""
+
+    shared_memory_region: _Said = msgspec.UNSET
+    shared_memory_offset: _Said = msgspec.UNSET
+    shared_memory_byte_size: _Said = msgspec.UNSET
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Those that were said, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not msgspec.UNSET}
+
+
+class _InputParameters(_Placed):
+    binary_data_size: _Said = msgspec.UNSET
+
+
+class _OutputParameters(_Placed):
+    binary_data: _Said = msgspec.UNSET
+    classification: _Said = msgspec.UNSET
+
+
 class _Input(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
     data: msgspec.Raw = msgspec.Raw()
-    parameters: dict[str, Any] | None = None
+    parameters: _InputParameters | None = None
 
 
 class _Wanted(msgspec.Struct):
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: _OutputParameters | None = None
 
 
 class _Request(msgspec.Struct):
     inputs: list[_Input]
     outputs: list[_Wanted] | None = None
     id: str | None = None
-    parameters: dict[str, bool | int | float | str | None] | None = None
+    parameters: dict[str, _Scalar] | None = None
 
 
 class _Uncut(msgspec.Struct):
@@ -195,13 +225,18 @@ def decode_response(body: bytes, length: str | None = None) -> InferResponse:
 
 
 def decode_request(
-    body: bytes | memoryview, length: str | None = None, read: Callable[[Place], Data] | None = None
+    body: bytes | memoryview,
+    length: str | None = None,
+    read: Callable[[Place], Data] | None = None,
+    *,
+    is_counted: bool = False,
 ) -> InferRequest:
     """Read a request; its data stays where it is, as a view of the body.
 
     Args:
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
         read: Reads what lies in shared memory; without it nothing may.
+        is_counted: Whether `counting` has looked at it.
 
     Raises:
         InvalidRequest: If it is none, or its parts do not agree.
@@ -209,8 +244,8 @@ def decode_request(
         ForebayError: What `read` raises.
     """
     at = head_size(length, len(body))
-    if at > _SHORT_BYTES:
-        _require_few(bytes(body[:at]))
+    if not is_counted:
+        at_once(counting(body, length))
     try:
         found = _request.decode(body[:at])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -218,7 +253,7 @@ def decode_request(
     behind = memoryview(body)
     tensors: list[Tensor] = []
     for one in found.inputs:
-        said = one.parameters or EMPTY
+        said = one.parameters.said if one.parameters else EMPTY
         size, shape = said.get("binary_data_size"), tuple(one.shape)
         has_list = bytes(memoryview(one.data)[:5]) not in {b"", b"null"}  # what is null was not said
         place = place_of(f"input '{one.name}'", said)
@@ -249,9 +284,10 @@ def decode_request(
         raise InvalidRequest(msg)
     parameters = found.parameters or {}
     outputs = found.outputs or ()
-    places = {one.name: place_wanted(one.name, one.parameters) for one in outputs if one.parameters}
+    wanted = {one.name: one.parameters.said for one in outputs if one.parameters}
+    places = {name: place_wanted(name, said) for name, said in wanted.items()}
     placed = {name: place for name, place in places.items() if place is not None}
-    forms = {one.name: one.parameters.get("binary_data") for one in outputs if one.parameters}
+    forms = {name: said.get("binary_data") for name, said in wanted.items()}
     binary = {name: form is True for name, form in forms.items() if form is not None}
     return InferRequest(
         model="",
@@ -312,36 +348,78 @@ _request: Final = msgspec.json.Decoder(known(_Request))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
 _uncut_side: Final = msgspec.json.Decoder(known(_UncutSide))
 _MAX_DIGITS: Final = 16
+MAX_ITEMS: Final = 100_000
+"""Elements of a request beside its data: of shapes and parameters. The loop makes objects of them."""
 _SHORT_BYTES: Final = 64 * 1024
 """JSON that cannot hold more than is possible anyway."""
 
 
-def _require_few(text: bytes) -> None:
-    """Count what the loop would have to look at, before anything is made of it.
+def counting(
+    body: bytes | memoryview, length: str | None = None, limits: ElementLimits = element_limits.DEFAULT
+) -> Steps[None]:
+    """Count what would be made of a request, before anything is.
+
+    Args:
+        length: As for `decode_request`.
 
     Raises:
+        InvalidRequest: If the length is none.
         TooLarge: If there is too much.
     """
-    if text.count(b":") <= MAX_PARAMETERS:  # each name of a field has one, and texts among the data may
+    at = head_size(length, len(body))
+    if at <= _SHORT_BYTES:
         return
+    text = bytes(body[:at])
+    yield from json_elements(text, limits.tensors + limits.elsewhere, limits.elsewhere)
+    whole = yield from upper_bound(text)
+    if whole.items <= MAX_ITEMS and whole.members - whole.objects <= MAX_PARAMETERS:
+        return  # names of fields have a colon each, and texts among the data may
     try:
-        found = _uncut.decode(text)
-        sides = [bytes(side) for side in (found.inputs, found.outputs) if bytes(side) != b"null"]
-        full = [side for side in sides if side[1:-1].strip()]
-        tensors = [one for side in full for one in samples_of(side, native.PARAMS["json", "json"], MAX_TENSORS)]
-        fields = [[*map(bytes, msgspec.structs.astuple(_uncut_side.decode(one)))] for one in tensors]
-    except TooLarge:
-        raise TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time") from None
+        sides, tensors, data, names = _parts(text)
     except (msgspec.DecodeError, InvalidRequest, RecursionError, UnicodeDecodeError):
         return  # whoever reads all of it says better what is wrong
-    inside = sum(_names(bytes(one), said[0]) - sum(map(bool, said)) for one, said in zip(tensors, fields, strict=True))
-    if _names(text, *sides) + inside > MAX_PARAMETERS:
-        raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
+    inside = beside = whole
+    for count in (upper_bound, outside_texts):
+        inside = yield from _counted(count, data)
+        beside = yield from _counted(count, [text, *tensors])
+        beside -= inside + (yield from _counted(count, sides))
+        is_few = beside.items <= MAX_ITEMS and beside.members - beside.objects - names <= MAX_PARAMETERS
+        if is_few and inside.items <= limits.tensors:
+            return
+    if inside.items > limits.tensors:
+        raise too_many("the data of the inputs", "elements", limits.tensors)
+    if beside.items > MAX_ITEMS:
+        raise too_many("the request", "elements beside its data, in shapes and parameters", MAX_ITEMS)
+    raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
 
 
-def _names(text: bytes, *without: bytes) -> int:
-    """Count what may be names of fields; what was said before it was said again is not `without`, and counts."""
-    return text.count(b":") - sum(part.count(b":") for part in without)
+def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[Data]) -> Steps[JsonElements]:
+    found = JsonElements()
+    for piece in pieces:
+        found += yield from count(piece)
+    return found
+
+
+def _parts(text: bytes) -> tuple[list[bytes], list[memoryview], list[memoryview], int]:
+    """Cut a request into what it says of inputs and outputs, these one by one, and their data.
+
+    Returns:
+        These three, and how many names of fields the inputs and outputs have that belong there.
+
+    Raises:
+        TooLarge: If there are too many inputs or outputs.
+        MsgspecError, InvalidRequest: If it is none.
+    """
+    found = _uncut.decode(text)
+    sides = [bytes(side) for side in (found.inputs, found.outputs) if bytes(side) != b"null"]
+    full = [side for side in sides if side[1:-1].strip()]
+    try:
+        tensors = [one for side in full for one in samples_of(side, native.PARAMS["json", "json"], MAX_TENSORS)]
+    except TooLarge:
+        raise TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time") from None
+    fields = [_uncut_side.decode(one) for one in tensors]
+    names = sum(len(memoryview(said)) > 0 for one in fields for said in msgspec.structs.astuple(one))
+    return sides, tensors, [memoryview(one.data) for one in fields], names
 
 
 def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:

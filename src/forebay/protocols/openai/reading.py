@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
-from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS, Choices, Stop, Stops, StreamOptions, Tokens
+from forebay.openai.request_fields import (
+    MAX_CHOICES,
+    MAX_INPUTS,
+    MAX_STOPS,
+    Choices,
+    Stop,
+    Stops,
+    StreamOptions,
+    Tokens,
+)
 from forebay.protocols import native, samples
 from forebay.serving.models.unreadable import refusal
+from forebay.types.element_limits import at_once
 from forebay.types.first_use import known
+from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
     from forebay.errors import ForebayError
@@ -23,6 +34,10 @@ PATHS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
 """Where models answer below `/v1`."""
 MAX_COPIED_BYTES: Final = 1 << 25
 """What the samples of one request may have together where they repeat each other."""
+MAX_STOP_BYTES: Final = 1 << 16
+"""Longest `stop`, with room for each character to be escaped."""
+MAX_MEMBERS: Final = 20_000
+"""Names in a body that is said anew for each of its samples."""
 MAX_CHECKED_BYTES: Final = 1 << 18
 """Longest body of several prompts that is looked at before its stream begins; of longer ones the worker tells."""
 
@@ -32,7 +47,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     n: Choices | None = None
-    stop: Stop | Stops | None = None
+    stop: msgspec.Raw = msgspec.Raw()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -50,7 +65,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stops(self) -> list[str]:
         """Where answers end."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if len(memoryview(self.stop)) == 0:
+            return []
+        found = _stops.decode(b'{"stop":%b}' % bytes(self.stop)).stop
+        return [found] if isinstance(found, str) else list(found or ())
 
     @property
     def limit(self) -> int | None:
@@ -68,12 +86,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return self.encoding_format == "base64"
 
 
+class _Stops(msgspec.Struct, frozen=True):
+    """Where answers end, on its own: how long it is has to be known before anything is made of it."""
+
+    stop: Stop | Stops | None
+
+
 class _Several(msgspec.Struct, frozen=True):
     """A body with several prompts."""
 
     prompt: list[str | Tokens]
 
 
+_stops: Final = msgspec.json.Decoder(known(_Stops))
 _several: Final = msgspec.json.Decoder(known(_Several))
 _asked: Final = msgspec.json.Decoder(known(Asked))
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -89,6 +114,9 @@ def read(body: bytes) -> Asked:
     """
     try:
         asked = _asked.decode(body)
+        if len(memoryview(asked.stop)) > MAX_STOP_BYTES:
+            raise _invalid("stop", f"is longer than {MAX_STOPS} texts may be")
+        _ = asked.stops
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(error, body) from None
     if asked.stream_options is not None and not asked.stream:
@@ -190,7 +218,12 @@ def _check_prompts(body: bytes) -> None:
 
 
 def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -> list[bytes]:
-    """Return the body with each of these values in place of a field."""
+    """Return the body with each of these values in place of a field.
+
+    Raises:
+        TooLarge: If it has too many fields for that.
+    """
+    at_once(json_elements(body, len(body), MAX_MEMBERS, "a body of several samples"))
     try:
         fields: dict[str, Any] = _fields.decode(body)
     except UnicodeDecodeError as error:  # of a name that nobody had looked at so far

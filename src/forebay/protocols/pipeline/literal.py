@@ -33,6 +33,8 @@ _MAX_ODD_KEYS: Final = 2_000
 """Those of a text. Numbers and tuples can be chosen so that they collide, which makes a dict quadratic."""
 _MAX_EQUAL_HASHES: Final = 64
 """Those of a text that have a hash of others; no other keys collide as badly."""
+_MAX_KEY_VALUES: Final = 64
+"""Values in a tuple that is a key: tuples of equal hash are compared value by value."""
 
 
 # Repeats are possessive, so that a text of any length takes no stack; int() and float() judge the underscores.
@@ -244,6 +246,8 @@ class _Parser:
 
     def _count_odd(self, keys: list[Any]) -> None:
         """Count keys that may collide, before they do."""
+        if any(type(key) is tuple and not _is_short(key) for key in keys):
+            raise NotLiteral
         self._budget.take_keys(len(keys))
         self._odd_keys += len(keys)
         if self._odd_keys > _MAX_ODD_KEYS:
@@ -366,6 +370,18 @@ def _leaves(value: Any) -> Iterable[Any]:
             yield from _leaves(element)
     else:
         yield value
+
+
+def _is_short(key: tuple[Any, ...]) -> bool:
+    """Tell whether a tuple has few values, with those of tuples in it."""
+    waiting, count = [key], 0
+    while waiting:
+        values = waiting.pop()
+        count += len(values)
+        if count > _MAX_KEY_VALUES:
+            return False
+        waiting += [value for value in values if type(value) is tuple]
+    return True
 
 
 def _number(text: str) -> int | float:

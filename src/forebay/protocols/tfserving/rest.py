@@ -27,7 +27,9 @@ from forebay.protocols import native
 from forebay.protocols.samples import MAX_SAMPLES, elements_in, elements_up_to, samples_of
 from forebay.protocols.tfserving.examples import with_context
 from forebay.serving.models.tensor_codec import plain_array
+from forebay.types.element_limits import at_once
 from forebay.types.first_use import known
+from forebay.types.json_elements import json_elements, outside_texts
 from forebay.types.tensor import Tensor, join_elements
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from forebay.protocols.tfserving.examples import Example
     from forebay.serving.tensor_face import TensorFace
+    from forebay.types.element_limits import Steps
 
 T = TypeVar("T")
 
@@ -42,6 +45,8 @@ MAX_INPUTS: Final = 4096
 """Names of one row, or of columns; each is a step of Python, on the loop."""
 MAX_FEATURES: Final = 200_000
 """Features of all examples of a request together."""
+MAX_VALUES: Final = 400_000
+"""Elements of the arrays of examples; the loop makes objects of them."""
 MANY_BYTES: Final = 512 * 1024
 """A body of rows that could be far too many; of a shorter one all are made, which takes 20 ms at most, and counted."""
 MAX_ODD_BYTES: Final = 512 * 1024
@@ -50,6 +55,7 @@ MAX_BYTES: Final = 50_000
 """Values of an input of which one is bytes in base64; each is several steps of Python, on the loop."""
 
 _DEPTH: Final = 32
+_B64: Final = re.compile(rb'\{\s*+"b64"')
 _ROWS: Final = 4096
 """Rows that are written at a time."""
 BYTES_SUFFIX: Final = "_bytes"
@@ -188,6 +194,7 @@ def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
         InvalidRequest: If that is not what the body holds.
         TooLarge: If it holds too many.
     """
+    at_once(counting_examples(body))
     try:
         _require_few(bytes(body))
         found = _read(_examples, body, _NO_EXAMPLES)
@@ -202,6 +209,15 @@ def decode_examples(body: bytes | memoryview) -> tuple[list[Example], str]:
     shared = {name: _feature(value) for name, value in found.context.items()}
     rows = [{name: _feature(value) for name, value in one.items()} for one in found.examples]
     return with_context(cast("Example", shared), cast("list[Example]", rows)), found.signature_name
+
+
+def counting_examples(body: bytes | memoryview) -> Steps[None]:
+    """Count the elements of examples: all of them become Python objects here.
+
+    Raises:
+        TooLarge: If there are too many.
+    """
+    return json_elements(body, MAX_VALUES, 3 * MAX_FEATURES, "the request")
 
 
 def _require_few(body: bytes) -> None:
@@ -238,11 +254,15 @@ def rows_as_tensors(instances: Sequence[msgspec.Raw], face: TensorFace) -> list[
     if only and b"{" not in whole:  # as nearly always
         return [_tensor(only, b"[%b]" % whole, face)]
     columns: dict[str, list[bytes]] = {}
+    names = 0
     for place, instance in enumerate(instances):
         row = _row(bytes(instance), only)
         if place and row.keys() != columns.keys():
             msg = f"instance {place} has the inputs {', '.join(row) or 'none'}, and others {', '.join(columns)}"
             raise InvalidRequest(msg)
+        names += len(row)
+        if names > MAX_FEATURES:
+            raise TooLarge(f"the instances have more than {MAX_FEATURES} inputs together; send fewer at a time")
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
     return [_tensor(name, b"[" + b",".join(values) + b"]", face) for name, values in columns.items()]
@@ -298,6 +318,7 @@ def bare(result: bytes, name: str) -> bytes:
 def _row(data: bytes, only: str) -> dict[str, bytes]:
     """Return the fields of a row or of columns; a bare value is that of the only input."""
     if data[:1] == b"{" and not _is_b64(data):
+        _require_few_names(data)
         fields = _read(_fields, data, "the names of inputs cannot be read")
         if len(fields) > MAX_INPUTS:
             raise TooLarge(f"{len(fields)} inputs came; at most {MAX_INPUTS} are taken")
@@ -306,6 +327,20 @@ def _row(data: bytes, only: str) -> dict[str, bytes]:
         msg = "a value without a name came; the model has several inputs, so it takes objects with their names"
         raise InvalidRequest(msg)
     return {only: data}
+
+
+def _require_few_names(data: bytes) -> None:
+    """Count the names in an object before any is made; those of bytes in base64 are none of inputs.
+
+    Raises:
+        TooLarge: If there are too many.
+    """
+    if data.count(b":") <= MAX_INPUTS:
+        return
+    found = at_once(outside_texts(data))
+    names = found.members - found.objects - len(_B64.findall(data))
+    if names > MAX_INPUTS:
+        raise TooLarge(f"{names} inputs came; at most {MAX_INPUTS} are taken")
 
 
 def _read(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, otherwise: str) -> T:

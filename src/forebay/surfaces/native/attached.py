@@ -131,10 +131,11 @@ class Lobby:
         except msgspec.ValidationError as error:
             raise ConfigError(f"its hello cannot be used: {error}") from error
         guest = self._guest(check(hello.model))
-        return WorkerSlot(guest.pool, self._config.max_frame_bytes, fitting(guest.description))
+        config = self._config
+        return WorkerSlot(guest.pool, config.max_frame_bytes, fitting(guest.description), config.max_elements)
 
     def _receive_jobs(self) -> JobSlot:
-        return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes)
+        return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes, self._config.max_elements)
 
     def _guest(self, description: Description) -> Guest:
         """Return whose workers share an endpoint with this one.

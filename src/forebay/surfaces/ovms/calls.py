@@ -17,7 +17,7 @@ import msgspec
 from forebay.errors import InvalidRequest, NotPrepared, TooLarge
 from forebay.graph.pool import PacketStream
 from forebay.protocols.kserve.calls import InferRequest, InferResponse
-from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, tensors_of
+from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, require_once, tensors_of
 from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.tensor import CONVERTED
 from forebay.surfaces.ovms.values import ExecutionFailed, as_wanted, as_wire
@@ -95,6 +95,7 @@ class GraphCalls:
                 f"not all input packets came: '{missing[0]}' is missing; '{self.name}' has the inputs {inputs}"
             )
         names = [one.called for one in self.layout.outputs]
+        require_once(asked.outputs)
         for name in asked.outputs:
             if name not in names:
                 raise InvalidRequest(f"'{self.name}' has no output '{name[:100]}'; it has {', '.join(names)}")

@@ -87,7 +87,8 @@ class GrpcListener:
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         services += Reflection(services).services()
-        heads = HeadReader(by_path(services), config.api_keys, config.max_metadata_bytes, config.max_metadata_fields)
+        methods = by_path(services, config.elements)
+        heads = HeadReader(methods, config.api_keys, config.max_metadata_bytes, config.max_metadata_fields)
         loop = asyncio.get_running_loop()
         port = GrpcPort(config, heads, loop, self._byte_budget)
         connect = lambda: GrpcConnection(port)  # noqa: E731

@@ -20,7 +20,7 @@ from forebay.transports.grpc.heads import MAX_GUESSES
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.strangers import NEEDS_TLS
-from forebay.transports.reading_turns import ReadingTurns
+from forebay.transports.reading_turns import turns_of
 from forebay.transports.refusal_pacing import RefusalLine
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class GrpcPort:
         self.frame_rooms = FrameRooms()
         self.tasks: set[asyncio.Task[None]] = set()
         self.refusals = RefusalLine(loop, self.tell_refused)
-        self.turns = ReadingTurns(loop)
+        self.turns = turns_of(loop)
         self.max_small_bytes = min(MIN_FRAME_BYTES, config.max_message_bytes + PREFIX_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._timed: dict[OpenCall, None] = {}

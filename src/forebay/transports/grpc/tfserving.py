@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from google.protobuf import json_format
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, Unavailable
+from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge, Unavailable
 from forebay.observe.ids import next_id
 from forebay.protocols.tfserving import examples
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
+from forebay.protocols.tfserving.rest import MAX_INPUTS
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
@@ -112,13 +114,17 @@ class TfServing:
     def _method(self, kind: _Kind) -> Direct:
         def method(message: bytes, call: Call) -> None:
             try:
+                if len(message) > QUICK_BYTES:
+                    work = self._slowly(kind, message, call)
+                    call.on_cancel = asyncio.ensure_future(work).cancel
+                    return
                 given = SERVING.parsed(kind.takes, message)
-                version, served = self._find(given.model_spec)
-                if served is not None and len(message) <= QUICK_BYTES:
+                _, served = self._find(given.model_spec)
+                if served is not None:
                     asked = facts.asked(served, given.model_spec.signature_name)
                     self._begin(kind, served, asked, call, *kind.read(given, asked.face))
                 else:
-                    work = self._slowly(kind, given, served, version, call)
+                    work = self._slowly(kind, message, call)
                     call.on_cancel = asyncio.ensure_future(work).cancel
             except ForebayError as error:
                 call.fail(error, STATUSES)
@@ -143,8 +149,13 @@ class TfServing:
             return version, None
         raise self._app.versions(name).unknown(version or "")
 
-    async def _slowly(self, kind: _Kind, given: Any, served: Served | None, version: str | None, call: Call) -> None:
+    async def _slowly(self, kind: _Kind, message: bytes, call: Call) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
+        beside = partial(asyncio.get_running_loop().run_in_executor, self._threads)
         try:
+            given = await beside(SERVING.parsed, kind.takes, message)
+            version, served = self._find(given.model_spec)
             async with contextlib.AsyncExitStack() as stack:
                 if served is None:
                     assert self._app.stock is not None
@@ -156,12 +167,9 @@ class TfServing:
                             )
                     except TimeoutError:
                         raise Unavailable(f"the model '{given.model_spec.name}' is still being loaded") from None
-                if self._threads is None:
-                    self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
-                loop = asyncio.get_running_loop()
                 asked = facts.asked(served, given.model_spec.signature_name)
-                inputs, outputs = await loop.run_in_executor(self._threads, kind.read, given, asked.face)
-                answered = loop.create_future()
+                inputs, outputs = await beside(kind.read, given, asked.face)
+                answered = asyncio.get_running_loop().create_future()
                 self._begin(kind, served, asked, call, inputs, outputs, answered)
                 await answered
         except ForebayError as error:
@@ -267,13 +275,20 @@ def _put_spec(into: Any, served: Served, signature: str) -> None:
 
 
 def _read_predict(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
+    if len(asked.inputs) > MAX_INPUTS:
+        raise TooLarge(f"{len(asked.inputs)} inputs came; at most {MAX_INPUTS} are taken")
+    outputs: dict[str, None] = {}
+    for name in asked.output_filter:
+        if name in outputs:
+            raise InvalidRequest(f"duplicate output tensor alias: {name[:80]}")
+        outputs[name] = None
     room = Room()
     tensors = [tensor_of(name, proto, room) for name, proto in asked.inputs.items()]
     rows = max((one.shape[0] for one in tensors if one.shape), default=0)
     if face.has_rows and rows > MAX_EMPTY_ROWS and rows > asked.ByteSize():  # each is a step of Python, on the loop
         msg = f"the call has {rows} samples, more than it has bytes; of {MAX_EMPTY_ROWS} at most nothing has to come"
         raise InvalidRequest(msg)
-    return tensors, list(asked.output_filter)
+    return tensors, list(outputs)
 
 
 def _read_examples(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Head
     from forebay.types.call import Outcome
+    from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
 
 
@@ -85,6 +86,7 @@ class AnsweringConnection(HttpToolsProtocol):
     __slots__ = (
         "_active_bytes",
         "_body",
+        "_counting",
         "_is_advancing",
         "_lane",
         "_request_id",
@@ -130,6 +132,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self._request_id = ""
         self.refusal: ForebayError | None = None
         self._stream: StreamedAnswer | None = None
+        self._counting: Steps[Any] | None = None
         self._sent_bytes = 0
         self._is_advancing = False
         self.stalled: list[Callable[[], object]] = []
@@ -172,6 +175,9 @@ class AnsweringConnection(HttpToolsProtocol):
         if stream is not None:
             stream.give_up()
         self.active = self.request = self._stream = None
+        if self._counting is not None:
+            self._counting.close()
+            self._counting = None
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
         self._let_go()
@@ -312,7 +318,13 @@ class AnsweringConnection(HttpToolsProtocol):
     # The fast lane
 
     def _answer(
-        self, head: Head, body: bytes | memoryview, headers: Sequence[tuple[bytes, bytes]] = (), url: bytes = b""
+        self,
+        head: Head,
+        body: bytes | memoryview,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        url: bytes = b"",
+        *,
+        is_counted: bool = False,
     ) -> None:
         route = head.route
         if route is not None and route.is_retired and head.problem is None:
@@ -334,6 +346,8 @@ class AnsweringConnection(HttpToolsProtocol):
                 route.endpoint.reject(problem)
             self._fail(head, problem)
             return
+        if len(body) > route.passes_bytes and not is_counted and self._count(head, body, headers, url):
+            return
         try:
             request = self.request = route.request(head, body, self.reply_method, self)
         except Exception as error:  # noqa: BLE001 - whoever waits behind this answer waits for as long as it is due
@@ -347,7 +361,7 @@ class AnsweringConnection(HttpToolsProtocol):
             stream = self._stream = StreamedAnswer(self, self._lane, head)
             request.on_part = stream.part
             request.on_bundle = stream.bundle
-        if len(body) > SMALL_BYTES:
+        if len(body) > SMALL_BYTES and not is_counted:
             self.work(len(body))
         route.endpoint.submit(request)
 
@@ -373,6 +387,31 @@ class AnsweringConnection(HttpToolsProtocol):
     def count_unread(self) -> None:
         """Count what the client has not taken of its answers."""
         self._body.account.set_unread(self.transport.get_write_buffer_size())
+
+    def _count(self, head: Head, body: bytes | memoryview, headers: Sequence[tuple[bytes, bytes]], url: bytes) -> bool:
+        """Answer once the elements of a long body were counted; returns False if they need not be."""
+        route = head.route
+        assert route is not None
+        counting = self._counting = route.counting(head, body)
+        if counting is None:
+            return False
+
+        def done(error: Exception | None) -> None:
+            if self._counting is not counting:  # the client has left
+                return
+            self._counting = None
+            if error is None:
+                self._answer(head, body, headers, url, is_counted=True)
+                return
+            if not isinstance(error, ForebayError):
+                error = self._lane.defect(error)
+            self._lane.tell(error, self.client)
+            route.endpoint.reject(error)
+            self._fail(head, error)
+
+        self.work(len(body))
+        self._lane.turns.run(counting, done)
+        return True
 
     def reply(self, request: Request, outcome: Outcome) -> None:
         """Answer what was submitted."""

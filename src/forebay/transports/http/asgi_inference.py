@@ -20,6 +20,7 @@ from forebay.transports.http.errors import (
     error_answer,
 )
 from forebay.transports.http.forms_and_gzip import packed
+from forebay.transports.reading_turns import in_turns
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
 
@@ -68,6 +69,8 @@ class Predict:
                 route = head.route or route
                 if head.problem is not None:
                     raise head.problem
+            if len(body) > route.passes_bytes and (counting := route.counting(head, body)) is not None:
+                await in_turns(counting)
             answer = AsgiAnswer(route, head, send, scope.get(TOLD))
             origin = self._origin
             if origin is None and route.contract.has_context:

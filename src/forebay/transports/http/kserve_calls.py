@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from forebay.serving.tensor_face import TensorFace
     from forebay.transports.http.forms_and_gzip import Staging
     from forebay.types.call import Origin, Outcome, Reply
+    from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
 
 PUBLIC_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
@@ -87,6 +88,7 @@ class InferenceRoute(Route):
             config.api_keys,
             config.cors_origins,
             staging,
+            elements=config.elements,
             is_one_of_several=is_one_of_several,
         )
         self.is_simple, self.unpacks = False, True
@@ -144,6 +146,11 @@ class InferRoute(InferenceRoute):
         head.answer_packing = _answer_packing(headers)
         return head
 
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[None] | None:
+        """Count the elements of the JSON in a body."""
+        assert isinstance(head, InferHead)
+        return rest.counting(body, head.json_bytes, self.elements)
+
     def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body.
 
@@ -198,12 +205,13 @@ class InferRoute(InferenceRoute):
     def _call(self, body: bytes | memoryview, json_bytes: str | None) -> _Call | InferRequest:
         """Read a call; one whose data is all behind its JSON is remembered by that."""
         if json_bytes is None:
-            return rest.decode_request(body, read=self._reader())
+            return rest.decode_request(body, read=self._reader(), is_counted=len(body) > self.passes_bytes)
         text = bytes(body[: rest.head_size(json_bytes, len(body))])
         known = self._calls.get(text)
         if known is not None and known.length == len(body):
             return known
-        asked = rest.decode_request(body, json_bytes, self._reader())
+        is_counted = len(body) > self.passes_bytes
+        asked = rest.decode_request(body, json_bytes, self._reader(), is_counted=is_counted)
         is_behind = all(type(one.data) is memoryview and not one.is_json for one in asked.inputs)
         if len(text) > MAX_REMEMBERED_BYTES or asked.places or not is_behind:
             return asked

@@ -132,7 +132,15 @@ class ModelRoutes:
             served = msgspec.structs.replace(served, contract=served.contracts[path])
         config = self._config
         limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
-        return Route(served, limit, keys, origins, self._staging, is_one_of_several=is_one_of_several)
+        return Route(
+            served,
+            limit,
+            keys,
+            origins,
+            self._staging,
+            elements=config.elements,
+            is_one_of_several=is_one_of_several,
+        )
 
     def _paths(self, served: Served) -> list[str]:
         return [path for path, contract in served.contracts.items() if self._verbs & set(contract.verbs)]

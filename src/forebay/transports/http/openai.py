@@ -29,6 +29,7 @@ from forebay.transports.http.route import NEVER, Route
 from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
 from forebay.types.did_you_mean import listed, nearest
+from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.route import Head
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
+    from forebay.types.element_limits import Steps
 
 PREFIX: Final = "/v1/"
 _SAMPLES: Final[dict[str, str]] = dict(
@@ -337,7 +339,12 @@ class _OpenAiRoute(Route):
     def __init__(self, models: OpenAiModels, config: HttpConfig, staging: Staging) -> None:
         contract = Contract(streams=models.path != EMBEDDINGS, has_context=models.has_context, call=models.path)
         super().__init__(
-            StandIn(models, contract), config.max_body_bytes, config.api_keys, config.cors_origins, staging
+            StandIn(models, contract),
+            config.max_body_bytes,
+            config.api_keys,
+            config.cors_origins,
+            staging,
+            elements=config.elements,
         )
         self._names = models.names
 
@@ -350,6 +357,11 @@ class _OpenAiRoute(Route):
             head.is_simple = False
         head.params = PARAMS["json", "json"]  # so are answers
         return head
+
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of a body; there are no tensors here."""
+        del head
+        return json_elements(body, self.elements.elsewhere, self.elements.elsewhere)
 
     @cached_property
     def is_full_error(self) -> QueueFull:

@@ -18,7 +18,7 @@ from forebay.server.byte_budget import ByteBudget
 from forebay.transports.http.errors import NotHttp, error_answer
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.http.same_turn import SameTurn, TakesMany
-from forebay.transports.reading_turns import ReadingTurns
+from forebay.transports.reading_turns import ReadingTurns, turns_of
 from forebay.transports.refusal_pacing import RefusalLine
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class HttpPort:
     def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
         """Begin to sweep, and to refuse."""
         self._line = self._line or RefusalLine(loop, self.same_turn.tell_refused)
-        self._turns = self._turns or ReadingTurns(loop)
+        self._turns = self._turns or turns_of(loop)
         self.byte_budget.call_soon = loop.call_soon
         self._sweep(loop, state)
 

@@ -24,7 +24,10 @@ from forebay.transports.http.errors import ForeignPage, Unauthorized, Unsupporte
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
+from forebay.types.element_limits import DEFAULT
 from forebay.types.failures import without_frames
+from forebay.types.json_elements import json_elements
+from forebay.types.msgpack_elements import msgpack_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
+    from forebay.types.element_limits import ElementLimits, Steps
     from forebay.types.tensor import Data
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -153,6 +157,8 @@ class Route:
         successor: The route of its target after it was retired.
         is_one_of_several: Whether the next request to the same target may have another route.
         head_class: What `read_head` makes.
+        elements: How many elements a body may have.
+        passes_bytes: A body of this length cannot have more of them.
         unpacks: Whether packed bodies are unpacked; who takes any bytes gets them as they come.
     """
 
@@ -166,6 +172,7 @@ class Route:
         origins: Iterable[str] = (),
         staging: Staging | None = None,
         *,
+        elements: ElementLimits = DEFAULT,
         is_one_of_several: bool = False,
     ) -> None:
         self.endpoint: AskedEndpoint = served.endpoint
@@ -180,6 +187,8 @@ class Route:
         self.contract = served.contract
         self.unpacks = not contract.raw_input
         self.max_body_bytes = max_body_bytes
+        self.elements = elements
+        self.passes_bytes = min(elements.tensors, elements.elsewhere)
         self._staging = staging
         self._api_keys = [key.encode() for key in api_keys]
         self._origins = frozenset(origin.encode() for origin in origins)
@@ -299,6 +308,19 @@ class Route:
         """Return the error for a body over the limit."""
         found = f"the body has {size} bytes" if size is not None else "the body is too long"
         return TooLarge(f"{found}, at most {self.max_body_bytes} are taken")
+
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of a body before anything is made of it; None if they need not be counted.
+
+        Raises:
+            TooLarge: If there are too many.
+        """
+        form, limits = head.params["in"], self.elements
+        if self.contract.raw_input or form not in {"json", "msgpack"}:
+            return None
+        if form == "msgpack":
+            return msgpack_elements(body, limits.tensors)
+        return json_elements(body, limits.tensors, limits.elsewhere)
 
     def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body.

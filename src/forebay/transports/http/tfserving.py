@@ -25,6 +25,7 @@ from forebay.serving.tensor_face import JoinedTensors, TensorFace, TensorRequest
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
 from forebay.types.failures import without_frames
+from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.forms_and_gzip import Staging
     from forebay.transports.http.route import Head, Route
     from forebay.types.call import Origin, Outcome, Reply
+    from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data, Tensor
 
 _SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}
@@ -79,6 +81,11 @@ class PredictRoute(InferenceRoute):
         self._own = _Rows(served.contract, served.tensors)
         further = [_Rows(one.contract, one.tensors) for one in served.methods]
         self._rows = {one.contract.call: one for one in (self._own, *further)}
+
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of a body."""
+        del head
+        return json_elements(body, self.elements.tensors, self.elements.elsewhere)
 
     def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body.
@@ -152,6 +159,11 @@ class ExamplesRoute(InferenceRoute):
         super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
         self._served = served
         self._written = written
+
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of a body."""
+        del head
+        return rest.counting_examples(body)
 
     def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body.

@@ -28,6 +28,7 @@ from forebay.transports.http.errors import Unauthorized, error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route
 from forebay.types.call import Failure
+from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.route import Head
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Origin, Outcome, Reply, Request
+    from forebay.types.element_limits import Steps
 
 MAX_ROUTES: Final = 1024
 """Paths that are remembered; any client can name new ones."""
@@ -168,11 +170,16 @@ class _GatewayRoute(Route):
     """Speaks JSON whatever the headers say, and tells errors as the gateway does."""
 
     def __init__(self, asked: AskedPipeline, config: HttpConfig) -> None:
-        super().__init__(StandIn(asked, _CONTRACT), config.max_body_bytes, config.api_keys)
+        super().__init__(StandIn(asked, _CONTRACT), config.max_body_bytes, config.api_keys, elements=config.elements)
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         """Read the headers of a request."""
         return super().read_head([(name, value) for name, value in headers if name not in _IGNORED])
+
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of a body, those of its tensors as well: protobuf makes Python objects of all JSON."""
+        del head
+        return json_elements(body, self.elements.elsewhere, self.elements.elsewhere)
 
     def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
         """Make a request of a head and its body."""
