@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,44 @@ def test_keys_are_secrets_and_in_no_file(tmp_path):
     (container,) = documents(tmp_path, "kserve.yaml")[0]["spec"]["predictor"]["containers"]
     assert {"name": "FOREBAY_API_KEY", "value": "@/run/secrets/api_keys"} in container["env"]
     assert "secrets" in documents(tmp_path, "compose.yaml")[0]
+
+
+CREDENTIALS = (
+    *(".env", ".env.production", "sub/.env", "tls.pem", "sub/tls.key", "id_rsa", "sub/id_ed25519", ".netrc", ".npmrc"),
+    *(".pypirc", ".git-credentials", ".aws/credentials", ".ssh/known_hosts", ".docker/config.json", ".kube/config"),
+    *("keys.txt", "conf/api-keys", "more-keys", "notes.secret"),
+)
+
+
+def is_ignored(path, lines):
+    """Whether a builder leaves a file out: the last line that matches it, or a folder above it, decides."""
+    above = [Path(path), *Path(path).parents][:-1]
+    found = False
+    for line in lines:
+        pattern = line.removeprefix("!").removeprefix("/")
+        anywhere = pattern.removeprefix("**/")
+        if any(fnmatch(str(one), pattern) or (anywhere != pattern and fnmatch(one.name, anywhere)) for one in above):
+            found = not line.startswith("!")
+    return found
+
+
+def test_credentials_are_left_out_of_the_image(tmp_path):  # F133
+    lay(tmp_path, {"model.py": MODEL, ".dockerignore": "*.secret\n", **dict.fromkeys(CREDENTIALS, "very-secret\n")})
+    (tmp_path / "forebay.yaml").write_text('target: model.py\nhttp: {api_keys: ["@conf/api-keys"]}\n')
+    done = generate(tmp_path, ".", "--api-key", "@more-keys")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines() if line[:1] != "#"]
+    assert [name for name in CREDENTIALS if not is_ignored(name, lines)] == []
+    for name in ("model.py", "requirements.txt", "sub/model.py", "keyed.py", "environment.yml", "pem.py"):
+        assert not is_ignored(name, lines)
+
+
+def test_a_key_in_plain_text_that_the_image_would_have_is_warned_of(tmp_path):  # F133
+    lay(tmp_path, {"model.py": MODEL, "forebay.yaml": "target: model.py\nhttp: {api_keys: [visible]}\n"})
+    done = generate(tmp_path, ".")
+    assert done.returncode == 0
+    told = "forebay.yaml: api_keys stands there in plain text, and so it does in the image; write @FILE"
+    assert done.stderr == f"forebay: warning: {told}\n"
 
 
 @pytest.mark.parametrize("keyfile", ["key.pem", None])

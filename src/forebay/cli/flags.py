@@ -60,11 +60,21 @@ def told_in(parsed: argparse.Namespace) -> Told:
 
 def shown_by_flags(told: Told) -> list[str]:
     """Return warnings of keys and secrets that flags tell: other users of this machine see them in the process list."""
+    shown = {setting.name: setting for setting, text in secrets_in(told) if not text.startswith("@")}
     return [
         f"{one.written.flag} shows its value in the process list; give @FILE or {one.variable}"
+        for one in shown.values()
+    ]
+
+
+def secrets_in(told: Told) -> list[tuple[Setting, str]]:
+    """Return the keys and secrets that are told, as they are written."""
+    return [
+        (setting, text)
         for struct, values in told.items()
-        for one in map(declared(struct).__getitem__, values)
-        if one.written.is_secret and not all(value.startswith("@") for value in _listed_values(values[one.name]))
+        for setting in map(declared(struct).__getitem__, values)
+        if setting.written.is_secret
+        for text in _listed_values(values[setting.name])
     ]
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.flags import flags_for, told_in
+from forebay.cli.flags import flags_for, secrets_in, told_in
 from forebay.cli.serve import add_options, options_of
 from forebay.errors import ConfigError
 
@@ -77,6 +77,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     from forebay.surfaces import recipe as recipe_for
     from forebay.surfaces.container.files import Wanted, files_of, next_commands, write
+    from forebay.surfaces.native.config import read_config
 
     options = options_of(parsed, {})
     recipe = recipe_for(options.target, options)
@@ -86,10 +87,19 @@ def run(parsed: argparse.Namespace) -> int:
         python=parsed.python_version or recipe.python,
     )
     output = parsed.output or (recipe.folder or Path.cwd()) / "deploy"
-    wanted = Wanted(output, _image(parsed.image or recipe.name), parsed.replicas)
+    in_file = {} if options.source is None else read_config(options.source).told
+    keys = [(setting, text) for told in (told_in(parsed), in_file) for setting, text in secrets_in(told)]
+    # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
+    secrets = [text[1:] for setting, text in keys if setting.name == "api_keys" and text.startswith("@")]
+    wanted = Wanted(output, _image(parsed.image or recipe.name), parsed.replicas, secrets)
     files = files_of(recipe, wanted)
     write(files, output, force=parsed.force)
-    for warning in [*options.warnings, *recipe.warnings, *_doubts(recipe)]:
+    plain = [
+        f"{options.source}: {setting.key} stands there in plain text, and so it does in the image; write @FILE"
+        for setting, text in secrets_in(in_file)
+        if not text.startswith("@")
+    ]
+    for warning in [*options.warnings, *recipe.warnings, *plain, *_doubts(recipe)]:
         sys.stderr.write(f"forebay: warning: {warning}\n")
     sys.stdout.write(f"{output}: {', '.join(files)}\n\n")
     sys.stdout.writelines(f"  {command}\n" for command in next_commands(recipe, wanted))

@@ -163,9 +163,9 @@ def whole(lowest: int | None = None, highest: int | None = None) -> Callable[[Wa
 
 
 def text(walker: Walker, path: Path, value: Any) -> str:
-    """Allow a text."""
-    if not isinstance(value, str):
-        walker.wrong(path, value, "a text is needed")
+    """Allow a text; YAML has none with a zero byte, JSON does."""
+    if not isinstance(value, str) or "\0" in value:
+        walker.wrong(path, value, "a text is needed" if not isinstance(value, str) else "no text has a zero byte here")
     return value
 
 

@@ -136,6 +136,8 @@ WRONG = {
     "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), r"NUM_STREAMS is \[\]; a text, a number"),
     "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
     "a negative batch": (models(base_path="m", batch_size=-2), "batch_size is -2; a whole number"),
+    "a zero byte in a path": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "base_path": "x\\u0000y"}]}', r"base_path is 'x\\x00y'; no text has a zero byte"),  # F133
+    "a zero byte in another": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "graph_path": "x\\u0000"}]}', r"graph_path is 'x\\x00'; no text has a zero byte"),  # F133
     "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
     "too many requests": (models(base_path="m", nireq=10**9), "nireq is 1000000000; a whole number from 0 to 1024"),  # F134
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),

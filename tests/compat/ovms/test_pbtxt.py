@@ -126,6 +126,10 @@ BROKEN = {
         GOOD.replace('handler_path: "model.py"', 'handler_path: "model.py'),
         r""":\d+: the text '"model.py' has no closing quote on its line""",
     ),
+    "a zero byte in a path": (
+        GOOD.replace('handler_path: "model.py"', r'handler_path: "model\000.py"'),
+        r":\d+: node 'python_node' has the handler_path 'model\\x00.py', and no path has a zero byte",  # F133
+    ),
     "unknown field": (
         GOOD.replace("calculator:", "calculatr:"),
         r":\d+: there is no field 'calculatr' in Node; did you mean 'calculator'",

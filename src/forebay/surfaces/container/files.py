@@ -34,16 +34,18 @@ class Wanted(NamedTuple):
         output: The folder that they go to.
         image: What the image is called, with its tag.
         replicas: How many pods there are at least.
+        secrets: Files of keys, which no image may have.
     """
 
     output: Path
     image: str
     replicas: int
+    secrets: Sequence[str] = ()
 
 
 def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     """Return the files, by their names below the output's folder."""
-    output, image, replicas = wanted
+    output, image, replicas, _ = wanted
     context = output if recipe.folder is None else recipe.folder
     repository, _, tag = image.rpartition(":")
     common = {
@@ -88,14 +90,23 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         texts["prometheus-adapter.yaml"] = deployed("prometheus-adapter.yaml")
     own = [os.path.relpath(output / name.partition("/")[0], context) for name in texts]
     more = own if output == context else [os.path.relpath(output, context)]
-    more += [] if recipe.step else [".env"]
+    more += [] if recipe.step else ["**/.env"]
     more += [os.path.relpath(file, context) for file in recipe.tls or ()]
     if recipe.index is not None and not any("pip.conf" in step.text for step in steps(context, recipe.files)):
         more.append(recipe.index.name)
-    texts["Dockerfile.dockerignore"] = _filled(
-        "dockerignore", {"more": sorted({one for one in more if not one.startswith("..")})}
-    )
+    more += [os.path.relpath(file, context) for file in wanted.secrets]
+    inside = sorted({one for one in more if not one.startswith("..")})
+    texts["Dockerfile.dockerignore"] = _filled("dockerignore", {"own": _own_ignored(context), "more": inside})
     return texts
+
+
+def _own_ignored(context: Path) -> list[str]:
+    """Return the lines of the project's own `.dockerignore`: builders read it no more once there is a generated one."""
+    try:
+        text = (context / ".dockerignore").read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return ["# As .dockerignore says:", *text.splitlines(), "# Beside that:"]
 
 
 def write(files: Mapping[str, str], folder: Path, *, force: bool) -> list[Path]:

@@ -314,6 +314,9 @@ class _Linker:
             fail(node.line, f"{node.shown} has no node_options; {CALCULATORS[PYTHON]} with a handler_path are needed")
         if not options.get("handler_path"):
             fail(node.lines["node_options"], f"{node.shown} has no handler_path; the file with its class is needed")
+        if "\0" in options["handler_path"]:
+            msg = f"{node.shown} has the handler_path {options['handler_path'][:100]!r}, and no path has a zero byte"
+            fail(node.lines["node_options"], msg)
         if not node.outputs:
             fail(node.line, f"{node.shown} has no output_stream; at least one is needed")
         if all(port.tag == LOOPBACK for port in node.inputs):
