@@ -497,14 +497,42 @@ def installs(folder, *arguments):
     done = generate(folder, "model.py", "--force", *arguments)
     assert done.returncode == 0, done.stderr
     shown = [(word, re.sub(r"--mount=\S+ |--chown=\S+ |--no-cache-dir ", "", rest)) for word, rest in lines_of(folder)]
-    kept = [f"{word} {rest}" for word, rest in shown if word in {"FROM", "COPY", "RUN"} and "useradd" not in rest]
-    return [line for line in kept if "venv" not in line]
+    kept = [
+        f"{word} {rest}"
+        for word, rest in shown
+        if word in {"ARG", "FROM", "COPY", "RUN"} and rest != "$BASE" and "useradd" not in rest
+    ]
+    return [line for line in kept if "venv" not in line and "chmod" not in line]
+
+
+def test_the_server_may_read_its_code_and_not_change_it(tmp_path):  # F134
+    lay(tmp_path, {"model.py": MODEL})
+    assert generate(tmp_path, "model.py").returncode == 0
+    lines = lines_of(tmp_path)
+    places = [number for number, (word, rest) in enumerate(lines) if "/app" in rest and word in {"COPY", "RUN"}]
+    assert [lines[number] for number in places] == [
+        ["COPY", "./ /app/"],
+        ["RUN", "find /app '(' ! -perm -o=r -o -type d ! -perm -o=x ')' -exec chmod o+rX {} +"],
+    ]
+    assert ["USER", "10001"] in lines[places[-1] :]
+    (tmp_path / "private").write_text("")
+    (tmp_path / "private").chmod(0o600)
+    opened = lines[places[-1]][1].replace("/app", shlex.quote(str(tmp_path)))
+    assert run("/bin/sh", "-c", opened).returncode == 0
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o604
+
+
+def test_the_base_image_can_be_pinned_by_its_digest(tmp_path):  # F134
+    lay(tmp_path, {"model.py": MODEL})
+    assert generate(tmp_path, "model.py", "--python-version", "3.12").returncode == 0
+    text = (tmp_path / "deploy/Dockerfile").read_text()
+    assert "--build-arg BASE=python:3.12-slim@sha256:...\nARG BASE=python:3.12-slim\nFROM $BASE\n" in text
 
 
 def test_the_code_is_copied_after_what_it_needs_was_installed(tmp_path):
     lay(tmp_path, {"model.py": MODEL, "requirements.txt": "numpy\n"})
     first, *rest = installs(tmp_path, "--python-version", "3.12", "--image", "registry.example/a/b:7")
-    assert first == "FROM python:3.12-slim"
+    assert first == "ARG BASE=python:3.12-slim"
     forebay = rest[0]
     assert forebay.startswith('RUN pip install "forebay==')
     assert rest[1:] == [

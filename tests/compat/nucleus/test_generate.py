@@ -136,8 +136,8 @@ def test_version(cli):  # N1
 
 
 def test_the_python_of_the_image(dockerfile, generate, project):  # N4
-    assert "FROM python:3.12-slim\n" in dockerfile(PYTHON + "py_version: 3.12\n")
-    assert "FROM python:3.11-slim\n" in dockerfile(PYTHON)
+    assert "ARG BASE=python:3.12-slim\nFROM $BASE\n" in dockerfile(PYTHON + "py_version: 3.12\n")
+    assert "ARG BASE=python:3.11-slim\nFROM $BASE\n" in dockerfile(PYTHON)
     done, _ = generate("iris/nucleus.yaml")
     assert "3.11" in done.stderr
     assert "3.6.9" in done.stderr

@@ -36,7 +36,12 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         variables["PIP_FIND_LINKS"] = f"{recipe.home}/wheels"
         wheels = [_copy(f"{source}/wheels/", f"{recipe.home}/wheels/")]
     is_named = any(re.search(r"^forebay\b", step.text, re.MULTILINE) for step in found)
-    project = [_copy(f"{source}/", f"{recipe.home}/", f"--chown={USER} ")]
+    if recipe.step:  # the original runs projects as root, and they may write to their folder
+        project = [_copy(f"{source}/", f"{recipe.home}/", f"--chown={USER} ")]
+    else:  # the server may read its code and not change it
+        unreadable = "'(' ! -perm -o=r -o -type d ! -perm -o=x ')'"
+        opened = f"RUN find {_words([recipe.home])} {unreadable} -exec chmod o+rX {{}} +"
+        project = [_copy(f"{source}/", f"{recipe.home}/"), opened]
     is_early = bool(found) and (bool(recipe.step) or any(step.needs for step in found))
     # Only what the steps read, so that a change of the code installs nothing anew.
     files = [_copy(f"{source}/{step.file}", f"{recipe.home}/{step.file}") for step in found]
@@ -87,7 +92,14 @@ def health(recipe: Recipe) -> list[str]:
 def _base(python: str, *, with_conda: bool) -> list[str]:
     if with_conda:
         return conda_base(python, f"FROM {CONDA_IMAGE}")
-    return [f"FROM python:{python}-slim", f"RUN python3 -m venv {ENVIRONMENT}", f"ENV PATH={ENVIRONMENT}/bin:$PATH"]
+    image = f"python:{python}-slim"
+    return [
+        f"# Has security updates at each build. To pin it: --build-arg BASE={image}@sha256:...",
+        f"ARG BASE={image}",
+        "FROM $BASE",
+        f"RUN python3 -m venv {ENVIRONMENT}",
+        f"ENV PATH={ENVIRONMENT}/bin:$PATH",
+    ]
 
 
 def conda_base(python: str, *before: str) -> list[str]:
