@@ -126,7 +126,7 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
                 self._add_revision(models, problems, Revision(name, version, at, tuple(sorted(folders[version]))))
 
     def _add_revision(self, models: dict[str, dict[int, Revision]], problems: list[str], revision: Revision) -> None:
-        if wrong := _misplaced(revision) or self.holds([file.path for file in revision.files]):
+        if wrong := misplaced(revision) or self.holds([file.path for file in revision.files]):
             problems.append(f"{revision.place or '.'}/ is no version of a model: {wrong}")
         else:
             models.setdefault(revision.model, {})[revision.number] = revision
@@ -167,9 +167,13 @@ def _slashes(path: str) -> list[int]:
     return [at for at, letter in enumerate(path) if letter == "/"]
 
 
-def _misplaced(revision: Revision) -> str:
-    """Return what keeps the files from lying in a folder; empty if nothing does."""
+def misplaced(revision: Revision) -> str:
+    """Return what keeps the files from lying in a folder of model and version; empty if nothing does."""
     folders = {posixpath.dirname(file.path) for file in revision.files}
+    if not _is_number(revision.version):
+        return f"{revision.version!r} is no version"
+    if not revision.model.isprintable() or revision.model[:1] in {"", "."} or "/" in revision.model:
+        return f"{revision.model!r} is no name of a folder"
     for file in revision.files:
         if not file.path.isprintable() or any(part in {"", ".", ".."} for part in file.path.split("/")):
             return f"{file.path!r} is no path of a file below it"
