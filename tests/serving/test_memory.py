@@ -14,7 +14,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 from tests.circles import left_in_circles
-from tests.later import torch
+from tests.later import jax, jnp, torch
 from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, Serving, hook
@@ -236,6 +236,20 @@ def test_rows_of_several_devices_come_together():  # F34
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", STRADDLING], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "well\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_function_of_jax_may_donate_what_it_gets(is_ours):  # F107
+    def build(options):
+        step = jax.jit(lambda x: x + 1, donate_argnums=0)
+        return lambda batch: step(batch.realize())
+
+    serving = Serving.jit(lambda x: x + 1, compiler="jax", donate_argnums=0) if is_ours else Serving.new(build)
+    mine = jnp.arange(4.0)
+    with serving.batch_size(4).start(batch_timeout_ms=1) as process:
+        for run in (serving.run, process.batched_run, process.batched_run):
+            assert np.asarray(run(Batch.concatenate([mine]))).tolist() == [1, 2, 3, 4]
+            assert mine.tolist() == [0, 1, 2, 3]
 
 
 def test_a_batch_that_crashed_is_freed_with_its_error():

@@ -100,7 +100,7 @@ class Kind(ABC):
 
     @abstractmethod
     def copy(self, array: Any) -> Any:
-        """Return an array of the same values that shares no memory anybody can write to."""
+        """Return an array of the same values that shares no memory anybody can write to, or give away."""
 
     def rows(self, array: Any, rows: slice) -> Any:
         """Return some rows of the array: a view where the library has views."""
@@ -191,9 +191,10 @@ class _Jax(Kind):
         return Spec(tuple(array.shape), array.dtype, self.name, array.device)
 
     def join(self, pieces: Sequence[Piece], padding: int, into: Allocator | None, *, owned: bool = False) -> Any:
-        first, rows = pieces[0]  # nobody can write to an array of jax, so each is owned as it is
+        first, rows = pieces[0]
         if padding == 0 and len(pieces) == 1:
-            return first[None] if rows is None else self.rows(first, rows)
+            joined = first[None] if rows is None else self.rows(first, rows)
+            return self.copy(joined) if owned and joined is first else joined
         if _is_in_reach(first):
             joined = _NUMPY.join(pieces, padding, None)
             return _put_beside(joined, first)
@@ -204,7 +205,9 @@ class _Jax(Kind):
         return numpy.concatenate(blocks)
 
     def copy(self, array: Any) -> Any:
-        return array
+        # Nobody can write to an array of jax, but its owner may donate it, which deletes it for all who hold it.
+        jax = sys.modules["jax"]
+        return array if isinstance(array, jax.core.Tracer) else jax.device_put(array, may_alias=False)
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         import numpy as np

@@ -25,18 +25,14 @@ def taken_over(box: list[Any]) -> Any:
     Raises:
         InvalidRequest: See `flatten`.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is None:  # then there is no array of it, either
-        return map_leaves(_copy, box[0])
-    array = cast("type", numpy.ndarray)
-    if type(box[0]) is array:
+    if _is_counted(box[0]):
         return box[0] if _is_last_holder(box, 0) else _copy(box[0])
     is_new = _references(box, 0) <= _ONE
     tree: Any = box[0]
     cls = cast("object", type(box[0]))
-    if is_new and cls is dict and set(map(type, tree.values())) == {array}:
+    if is_new and cls is dict and all(map(_is_counted, tree.values())):
         return {key: tree[key] if _is_last_holder(tree, key) else _copy(tree[key]) for key in tree}
-    if is_new and (cls is tuple or cls is list) and set(map(type, tree)) == {array}:
+    if is_new and (cls is tuple or cls is list) and all(map(_is_counted, tree)):
         items: list[Any] = [
             tree[place] if _is_last_holder(tree, place) else _copy(tree[place]) for place in range(len(tree))
         ]
@@ -48,11 +44,21 @@ def _copy(leaf: Any) -> Any:
     return kind_of(leaf).copy(leaf)
 
 
+def _is_counted(tree: Any) -> bool:
+    """Return whether it is an array whose references say who may write to it, or give it away as jax can."""
+    numpy, jax = sys.modules.get("numpy"), sys.modules.get("jax")
+    if numpy is not None and type(tree) is numpy.ndarray:
+        return True
+    return jax is not None and isinstance(tree, jax.Array)
+
+
 def _is_last_holder(holder: Any, place: Any) -> bool:
-    """Return whether the numpy array that `holder` has is reached through nothing else."""
+    """Return whether the array of numpy or jax that `holder` has is reached through nothing else."""
     if _references(holder, place) > _ONE:
         return False
     array = holder[place]
+    if kind_of(array).name != "numpy":
+        return True
     if not array.flags.writeable:  # what is read-only here may be written to elsewhere, and callers may write to theirs
         return False
     base = array.base

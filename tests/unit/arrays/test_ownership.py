@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from tests.later import jnp, torch
+from tests.later import jax, jnp, torch
 
 from forebay.arrays.libraries import kind_of
 from forebay.arrays.ownership import taken_over
@@ -97,11 +97,19 @@ def test_a_subclass_of_dict_becomes_a_dict_always():  # F37
     assert type(taken_over([OrderedDict(b=np.arange(2.0), a=np.arange(2.0))])) is dict
 
 
-def test_arrays_of_jax_and_numbers_stay_as_they_are():
+def test_an_array_of_jax_that_somebody_else_holds_is_copied():  # F107
     array = jnp.arange(3)
-    taken = taken_over([[array, 2.5]])
-    assert taken[0] is array
-    assert taken[1] == 2.5
+    for tree in (array, [array, 2.5], {"a": array}, (array, array)):
+        for taken in leaves(taken_over([tree])):
+            assert taken is not array
+            jax.jit(lambda x: x + 1, donate_argnums=0)(taken)
+    assert array.tolist() == [0, 1, 2]
+
+
+def test_an_array_of_jax_that_nobody_else_holds_is_not_copied():
+    box = [jnp.arange(3)]
+    number = id(box[0])
+    assert id(taken_over(box)) == number
 
 
 def test_tensors_lose_their_graph():  # F37
