@@ -70,6 +70,22 @@ def test_a_bucket_of_model_files_in_the_tree_of_other_servers(buckets, serve, tm
     assert ask(server, "double/versions/3") == [30, 60]
 
 
+def test_as_many_models_on_the_disk_as_in_memory_are_enough(buckets, serve, tmp_path, eventually):  # F98
+    bucket = "two-and-two"
+    buckets.make(bucket)
+    for number, name in enumerate("abcd", 1):
+        buckets.put(f"{bucket}/{name}/1/model.onnx", times(number))
+    more = ["--max-models", "2", "--max-disk-models", "2"]
+    server = serve(None, f"s3://{bucket}", *options(tmp_path), *more, env=buckets.environment())
+    for _ in range(5):
+        for number, name in enumerate("abcd", 1):
+            assert ask(server, name) == [number, 2 * number]
+    assert ask(server, "a") == [1, 2]
+    buckets.put(f"{bucket}/a/2/model.onnx", times(10), old=False)
+    eventually(lambda: ask(server, "a") == [10, 20])
+    assert server.metric("forebay_load_failures_total") == 0
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_class_for_all_models_of_a_bucket(buckets, serve, tmp_path, kind):
     bucket = f"greetings-{kind}"

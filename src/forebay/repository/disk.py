@@ -118,10 +118,13 @@ class DiskCache:
         )
         self._adopt(is_ours=is_ours)
 
-    def take(self, revision: Revision) -> Lease[Path]:
+    def take(self, revision: Revision, instead_of: Collection[Revision] = ()) -> Lease[Path]:
         """Return the folder of a revision, which is copied if it is not there; it stays until the lease is given back.
 
         Some clean folders of caches, so that what was copied is looked at, unless somebody uses it.
+
+        Args:
+            instead_of: Revisions in use that leave once this one is loaded; they do not take its room.
 
         Raises:
             ForebayError: If it cannot be copied, or there is no room.
@@ -131,7 +134,8 @@ class DiskCache:
         if hashes is not None:
             self._cache.check(revision.id, lambda folder: caught(_hashes, folder, revision)[0] == hashes)
         self._cache.check(revision.id, lambda folder: _has_all(folder, revision))
-        return self._cache.take(revision.id, revision.size, lambda: self._fetch(revision))
+        beside = [one.id for one in instead_of]
+        return self._cache.take(revision.id, revision.size, lambda: self._fetch(revision), beside=beside)
 
     def progress(self, revision: Revision) -> Progress | None:
         """Return how far a revision has come; None if it is not being copied."""

@@ -33,7 +33,7 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from forebay.repository.fetching import Progress
@@ -250,14 +250,17 @@ class Repository:
             raise NotFound(f"the model '{model}' has no version {version} in {self.place}; there is {shown}")
         return found
 
-    def fetch(self, revision: Revision) -> Lease[Path]:
+    def fetch(self, revision: Revision, instead_of: Collection[Revision] = ()) -> Lease[Path]:
         """Return the folder with the files of a revision, copied here if need be; blocks for so long.
+
+        Args:
+            instead_of: Revisions in use that leave once this one is loaded; they do not take its room.
 
         Raises:
             ForebayError: If it cannot be copied, or there is no room for it.
         """
         if self._disk is not None:
-            return self._disk.take(revision)
+            return self._disk.take(revision, instead_of)
         folder = self._source.folder()
         assert folder is not None
         return Lease(folder / revision.place, lambda: None)

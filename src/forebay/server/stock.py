@@ -6,7 +6,8 @@ for which there is room. A version is loaded because somebody asks for it (`lend
 lazy), or because it takes the place of one that is there. The version that answers what names none is the highest one
 that is served and could be loaded, or the one that somebody has swapped in, until a version comes that was not there
 then. A successor is loaded beside the one in use, so that for a moment there is one more than there is room for; only
-then do requests go to it, and the one before leaves with its last request.
+then do requests go to it, and the one before leaves with its last request. Until then it counts, in memory and on the
+disk: what is to be loaded waits for what is leaving.
 
 What could not be loaded is tried again after a pause that doubles, or at once when its files are other ones; until
 then the files of this version that are in memory go on, or the next lower version answers, or the reason is the
@@ -37,7 +38,9 @@ from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
+    from pathlib import Path
 
+    from forebay.repository.cache import Lease
     from forebay.repository.listing import Revision
     from forebay.repository.repository import Repository
     from forebay.repository.version_policy import VersionPolicy
@@ -49,6 +52,8 @@ log = logging.getLogger("forebay.repository")
 
 LOADS: Final = 4
 """Versions that are loaded at a time."""
+TRIES: Final = 4
+"""How often a version is loaded for a request that finds it gone again."""
 MAX_WAITING: Final = 4096
 """Requests that may wait for versions that are being loaded."""
 LOOK_S: Final = 15.0
@@ -109,6 +114,9 @@ class Stock:
         self.offer = StockOffer(stocked, policy, self._memory.loaded)
         self._loading: dict[Key, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._there: dict[Served, Revision] = {}  # what was built and is not gone
+        self._held: set[Served] = set()  # what of it is leaving, and has a lease until it is gone
+        self._departure = asyncio.Event()
         self._found: WeakKeyDictionary[Served, Revision] = WeakKeyDictionary()  # perhaps never loaded
         self._best: dict[str, int] = {}  # which of a model was given all requests, unless it or another has left since
         self._tending: dict[str, asyncio.Task[None]] = {}
@@ -169,12 +177,15 @@ class Stock:
             raise Unavailable(f"{MAX_WAITING} requests wait for models that are being loaded; try again later")
         self._waiting += 1
         try:
-            key, has_waited = await self._bring(name, number)
+            for _ in range(TRIES):  # what was loaded may have to leave before whoever waited for it has its turn
+                key, has_waited = await self._bring(name, number)
+                served, revision = self._ready(key), self._memory.loaded.get(key)
+                if served is not None and revision is not None and self._memory.take(revision):
+                    break
+            else:
+                raise Unavailable(f"the model '{name}' is just leaving; try again")
         finally:
             self._waiting -= 1
-        served, revision = self._ready(key), self._memory.loaded.get(key)
-        if served is None or revision is None or not self._memory.take(revision):
-            raise Unavailable(f"the model '{name}' is just leaving; try again")
         try:
             yield served
         finally:
@@ -215,7 +226,7 @@ class Stock:
         revision = owner.repository.find(name, number)
         if version != str(number):
             raise NotFound(f"the model '{name}' has no version '{version}'; did you mean '{number}'?")
-        served = self._made(owner, revision)
+        served = self._made(owner, revision, [one for key, one in [*self._memory.loaded.items()] if key[0] == name])
         self._found[served] = revision
         return served
 
@@ -323,10 +334,10 @@ class Stock:
         owner = self.offer.owner(name)
         assert owner is not None
         async with self._turns:
-            self._make_room(key, revision)
+            instead_of = await self._make_room(key, revision)
             try:
                 limit_s = self._app.load_timeout_s
-                make = functools.partial(self._made, owner, revision)
+                make = functools.partial(self._made, owner, revision, instead_of)
                 await self._app.load(name, version, make, timeout_s=limit_s, is_for_requests=True)
             except BaseException as error:
                 self._memory.failed(revision)
@@ -336,9 +347,9 @@ class Stock:
             self._arrived(key, revision)
             self.settle(name)
 
-    def _made(self, owner: Stocked, revision: Revision) -> Served:
+    def _made(self, owner: Stocked, revision: Revision, instead_of: Sequence[Revision]) -> Served:
         """Copy a revision if need be and build its endpoint; called in a thread."""
-        lease = owner.repository.fetch(revision)
+        lease = owner.repository.fetch(revision, instead_of)
 
         def check() -> None:
             if not owner.repository.is_current(revision):
@@ -350,31 +361,69 @@ class Stock:
         except BaseException:
             lease.release()
             raise
-        served.check, served.gone = check, lease.release
+        self._there[served] = revision
+        served.check, served.gone = check, functools.partial(self._gone, served, lease)
         return served
 
-    def _make_room(self, key: Key, revision: Revision) -> None:
-        """Let leave what has to for a revision, and take a lease of it.
+    def _gone(self, served: Served, lease: Lease[Path]) -> None:
+        """Note that an endpoint is no more."""
+        lease.release()
+        revision = self._there.pop(served)
+        if served in self._held:
+            self._held.discard(served)
+            self._memory.left(revision)
+        self._departure.set()
+
+    async def _make_room(self, key: Key, revision: Revision) -> list[Revision]:
+        """Let leave what has to for a revision, wait for it, and take a lease of the revision.
+
+        Returns:
+            What leaves once the revision is loaded.
 
         Raises:
             Unavailable: If all that is there is in use.
         """
-        name, served = revision.model, {one.number for one in self.offer.served(revision.model)}
-        will_leave = any(number not in served for _, number in self._memory.versions_of(name))
-        may_exceed = key in self._memory.loaded or (revision.number in served and will_leave)
-        try:
-            leaving = self._memory.admit(revision, may_exceed=may_exceed)
-        except Full:
-            msg = f"there is no room for '{name}': all that is in memory is in use; try again later"
-            raise Unavailable(msg) from None
+        until = time.monotonic() + self._app.load_timeout_s
+        while True:
+            name, served = revision.model, {one.number for one in self.offer.served(revision.model)}
+            others = [other for other in self._memory.versions_of(name) if other[1] not in served]
+            may_exceed = key in self._memory.loaded or (revision.number in served and bool(others))
+            try:
+                leaving = self._memory.admit(revision, may_exceed=may_exceed)
+                break
+            except Full:
+                if not self._held or not await self._departed(until):
+                    msg = f"there is no room for '{name}': all that is in memory is in use; try again later"
+                    raise Unavailable(msg) from None
+        waited = [self._ready(other) for other in leaving]
         for other in leaving:
             self._unload(other)
+        try:
+            while any(one in self._there for one in waited) and await self._departed(until):
+                pass
+        except BaseException:
+            self._memory.failed(revision)
+            raise
+        return [self._memory.loaded[other] for other in {*others, key} if other in self._memory.loaded]
+
+    async def _departed(self, until: float) -> bool:
+        """Wait until an endpoint is gone; False if it is too late."""
+        self._departure.clear()
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await self._departure.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _ready(self, key: Key) -> Served | None:
         versions = self._app.versions_of(key[0])
         return None if versions is None else versions.ready.get(str(key[1]))
 
     def _arrived(self, key: Key, revision: Revision) -> None:
+        before = self._memory.loaded.get(key)
+        if before is not None and before != revision:
+            self._forget(key)
         self._memory.arrived(key, revision)
         self.offer.refusals.forget(key)
         self.offer.dismissed.pop(key, None)
@@ -404,6 +453,7 @@ class Stock:
 
     def _unload(self, key: Key) -> None:
         served = self._ready(key)
+        self._best.pop(key[0], None)
         self._forget(key)
 
         async def leave() -> None:
@@ -415,7 +465,10 @@ class Stock:
         task.add_done_callback(self._leaving.discard)
 
     def _forget(self, key: Key) -> Revision:
-        self._best.pop(key[0], None)
+        """Give a version to nobody any more; its endpoint counts until it is gone."""
+        revision = self._memory.loaded[key]
+        leaving = [served for served, one in self._there.items() if one.id == revision.id and served not in self._held]
+        self._held.update(served for served in leaving if self._memory.take(revision))
         return self._memory.forget(key)
 
     def _changed(self) -> None:
@@ -480,6 +533,7 @@ class Stock:
         """See what somebody has loaded or unloaded by hand."""
         for key in self._memory.versions_of(name):
             if self._ready(key) is None:
+                self._best.pop(name, None)
                 self.offer.dismissed[key] = self._forget(key)
         versions = self._app.versions_of(name)
         for served in () if versions is None else versions.ready.values():

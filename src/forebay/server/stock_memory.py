@@ -116,22 +116,23 @@ class StockMemory:
         self._shelf.give_back(revision.id)
 
     def arrived(self, key: Key, revision: Revision) -> None:
-        """Note that what was admitted is there, in the place of what was there before."""
-        before = self.loaded.get(key)
-        if before is not None and before != revision:
-            self.forget(key)
+        """Note that what was admitted is there; what was there before has been forgotten."""
         self.loaded[key] = revision
         self._by_id[revision.id] = key
         self._counts[revision.id] = _count(self._ready(key))  # it may go on counting where another one has stopped
         self._shelf.give_back(revision.id)
 
     def forget(self, key: Key) -> Revision:
-        """Count a version no longer, or only as long as somebody has a lease of it."""
+        """Give a version to nobody any more; it counts as long as somebody has a lease of it."""
         revision = self.loaded.pop(key)
         self._look_at(key, revision)
         self._shelf.retire(revision.id)
         del self._by_id[revision.id], self._counts[revision.id]
         return revision
+
+    def left(self, revision: Revision) -> None:
+        """Give back the lease of an endpoint that was leaving, and is gone."""
+        self._shelf.give_back(revision.id)
 
     def _look_at(self, key: Key, revision: Revision) -> Served | None:
         """Note whether a version was used since the last look; returns what answers for it."""

@@ -208,6 +208,17 @@ async def test_copies_are_held_to_the_room_there_is_for_them(buckets, bucket, fi
         assert "there is no room" in version["error"]
 
 
+async def test_a_new_version_comes_though_the_disk_has_room_for_one(buckets, bucket, files, tmp_path):  # F98
+    put(buckets, f"{bucket}/add/1", files())
+    write(tmp_path, {"config.json": config(bucket)})
+    async with serving(tmp_path, repository=kept(tmp_path, max_disk_models=1)) as face:
+        face.project.on_ready()
+        put(buckets, f"{bucket}/add/2", files(2), old=False)
+        await reached(lambda: taken(face) == (2,), "the new version")
+        await reached(lambda: len(list(tmp_path.glob("kept/*/0/*/revision.json"))) == 1, "room")
+        face.project.on_stop()
+
+
 async def test_reading_anew_looks_at_buckets_when_somebody_asks(buckets, bucket, files, tmp_path):  # O112
     put(buckets, f"{bucket}/add/1", files(2))
     write(tmp_path, {"config.json": config(bucket)})

@@ -868,3 +868,71 @@ async def test_a_model_that_cannot_be_loaded_keeps_none_of_those_that_a_client_n
         with pytest.raises(ModelError, match="it is bad"):
             await reload(found.app, [WantedModel(name="b"), WantedModel(name="a")])
         assert sorted(found.app.ready) == ["a"]
+
+
+@run
+async def test_a_version_that_is_leaving_counts_until_it_is_gone(files):  # F98
+    files.put("a/1", "one")
+    files.put("b/1", "b")
+    files.put("c/1", "c")
+    async with serving(files, max_models=2) as found:
+        await found.ask("b")
+        await found.ask("a")
+        answer = asyncio.Event()
+        running = asyncio.ensure_future(found.ask("a", None, answer))
+        await reached(lambda: found.app.find("a").endpoint.in_flight)
+        files.put("a/2", "two")
+        for _ in range(2):
+            await asyncio.to_thread(found.repository.look)
+        found.stock._tend_all()
+        await reached(lambda: "2" in found.app.versions("a").weights)
+        assert found.versions("b") == {"1": "available"}
+        assert found.stock.statistics().loaded == 2  # version 1 answers a request yet
+        busy = asyncio.ensure_future(found.ask("a", None, answer))
+        await reached(lambda: found.app.find("a").endpoint.in_flight)
+        waiting = asyncio.ensure_future(found.ask("c"))
+        await reached(lambda: found.stock._loading)
+        await asyncio.sleep(0)
+        assert ("c", 1) not in files.loads
+        answer.set()
+        assert await running == "one"
+        assert await busy == "two"
+        assert await waiting == "c"
+        await found.rest()
+        await reached(lambda: len(found.stock._there) == found.stock.statistics().loaded == 2)
+
+
+@run
+async def test_what_leaves_for_a_load_is_gone_before_it_begins(files):  # F98
+    for name in "abcd":
+        files.put(f"{name}/1", name)
+    async with serving(files, max_models=1) as found:
+        make = found.stock._made
+        there = []
+
+        def noted(*arguments):
+            there.append(len(found.stock._there))
+            return make(*arguments)
+
+        found.stock._made = noted
+        for name in "abcdabcd":
+            assert await found.ask(name) == name
+        assert there == [0] * 8
+
+
+@run
+async def test_what_comes_back_while_it_leaves_can_leave_again(files):  # F98
+    files.put("a/1", "a")
+    files.put("b/1", "b")
+    async with serving(files, max_models=1) as found:
+        await found.ask("a")
+        answer = asyncio.Event()
+        running = asyncio.ensure_future(found.app.find("a").endpoint.call(answer))
+        await reached(lambda: found.app.find("a").endpoint.in_flight)
+        await found.app.unload("a", "1")
+        await found.app.load("a", "1", lambda: found.stock.find("a", "1"))
+        answer.set()
+        assert await running == "a"
+        await reached(lambda: len(found.stock._there) == 1)
+        assert await found.ask("b") == "b"
+        assert not found.stock._held

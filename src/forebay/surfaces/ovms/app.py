@@ -159,7 +159,7 @@ class OvmsApp(App):
 
     def _model(self, entry: ModelEntry) -> Served:
         """Build a version of a model, which is copied here if need be and stays here as long as it is served."""
-        here = self.stored.fetch(entry)
+        here = self.stored.fetch(entry, self.config.models)
         try:
             served = self._model_here(here.value)
         except BaseException:

@@ -116,6 +116,7 @@ class StoredModels:
         """Say how often they are looked at, and where copies are kept and how many."""
         self._config = config or RepositoryConfig()
         self._repositories: dict[tuple[str, str], Repository] = {}
+        self._in_use: dict[tuple[str, str], list[Revision]] = {}
         self._on_change: Callable[[], None] | None = None
 
     def versions(self, name: str, address: str) -> tuple[Mapping[int, Revision], str]:
@@ -139,17 +140,29 @@ class StoredModels:
         repository = self._repositories.get((entry.name, entry.address))
         return entry.revision is None or repository is None or repository.is_here(entry.revision)
 
-    def fetch(self, entry: ModelEntry) -> Lease[ModelEntry]:
+    def fetch(self, entry: ModelEntry, wanted: Iterable[ModelEntry] = ()) -> Lease[ModelEntry]:
         """Return a version whose files are on this machine, and stay there until it is given back; may block.
+
+        Args:
+            wanted: All versions that the configuration names; those in use that it does not name take no room.
 
         Raises:
             ForebayError: If it cannot be copied, or there is no room for it.
         """
-        if entry.revision is None:
+        revision = entry.revision
+        if revision is None:
             return Lease(entry, lambda: None)
-        folder = self._repositories[entry.name, entry.address].fetch(entry.revision)
-        here = msgspec.structs.replace(entry, path=folder.value / entry.path, address="", revision=None)
-        return Lease(here, folder.release)
+        named = [one.revision.id for one in wanted if one.revision is not None]
+        in_use = self._in_use.setdefault((entry.name, entry.address), [])
+        leaving = [one for one in in_use if named and one.id not in named]
+        folder = self._repositories[entry.name, entry.address].fetch(revision, leaving)
+        in_use.append(revision)
+
+        def release() -> None:
+            in_use.remove(revision)
+            folder.release()
+
+        return Lease(msgspec.structs.replace(entry, path=folder.value / entry.path, address="", revision=None), release)
 
     def look(self) -> None:
         """Look at all of them now; blocks."""
