@@ -151,6 +151,7 @@ def test_the_formats_are_chosen_by_content_type_and_accept(way):
     for content_type, body in [
         ("application/json; charset=utf-8", plain),
         ("Application/JSON", plain),
+        ("application/vnd.api+json; profile=x", plain),  # F117
         ("application/msgpack", packed),
         ("application/x-msgpack", packed),
     ]:
@@ -160,6 +161,7 @@ def test_the_formats_are_chosen_by_content_type_and_accept(way):
             ("application/json;q=0.1, application/msgpack", "application/msgpack", packed),
             ("text/html, */*;q=0.1", "application/json", plain),
             ("*/*, application/json", "application/json", plain),
+            ("*", "application/json", plain),  # F117
             ("application/*, application/msgpack", "application/msgpack", packed),
             ("application/msgpack, application/json", "application/msgpack", packed),
             ("application/json;q=0, */*", "application/msgpack", packed),

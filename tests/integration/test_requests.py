@@ -165,7 +165,7 @@ def test_a_file_in_json_is_base64(server):
     assert (found["sum"], found["mask"], found["filename"], found["is_on_disk"]) == (11, [7], None, False)
     refused = server.call("pictures", {**sample, "image": "not base64!"})
     assert refused.status_code == 422
-    assert refused.json()["error"]["message"] == "Invalid base64 encoded string - at `$.image`"
+    assert refused.json()["error"]["message"].startswith("Invalid base64 encoded string - at `$.image`; the alphabet")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ _FORMATS: Final = {
 
 _RANGES: Final = {
     "*/*": (0, ["json", "msgpack"]),
+    "*": (0, ["json", "msgpack"]),  # as Java's own client has it
     "application/*": (1, ["json", "msgpack"]),
     "text/*": (1, ["json"]),
     STREAM_TYPE: (2, ["json"]),
@@ -191,7 +192,8 @@ def params_of(contract: Contract, content_type: str, accept: str, *, in_query: b
         given = "form"
     elif not contract.raw_input and content_type and not in_query:
         media = content_type.partition(";")[0].strip().lower()
-        found = _FORMATS.get(media)
+        is_in_json = media.startswith("application/") and media.endswith("+json")  # RFC 6839
+        found = "json" if is_in_json else _FORMATS.get(media)
         if found is None:
             reads = (
                 f"{JSON_TYPE}, {MSGPACK_TYPE} and {FORM_TYPE}"

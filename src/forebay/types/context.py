@@ -16,7 +16,7 @@ PARAM: Final = "context"
 _NOTHING: Final[tuple[Any, ...]] = ({}, "", None, float("inf"))
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class Context(msgspec.Struct, frozen=True, kw_only=True):  # noqa: PLW1641 - headers are a dict, which has no hash
     """One request, as `predict`, `preprocess` or `postprocess` sees it that has a parameter `context`.
 
     Attributes:
@@ -34,11 +34,20 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float = float("inf")
     device: str = "cpu"
     worker: int = 0
+    _ends: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Note when that is by a clock that nobody sets; a worker may be on another machine, which has its own."""
+        msgspec.structs.force_setattr(self, "_ends", time.monotonic() + self.deadline - time.time())
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what is told of the request."""
+        return isinstance(other, Context) and msgspec.structs.astuple(self)[:-1] == msgspec.structs.astuple(other)[:-1]
 
     @property
     def remaining_s(self) -> float:
         """Seconds until its time is over; negative if it is."""
-        return self.deadline - time.time()
+        return self._ends - time.monotonic()
 
 
 def told(

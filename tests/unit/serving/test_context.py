@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods that ask for the context of their requests: F52."""
 
+import time
 from typing import Any
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_worker_tells_its_number_and_its_device():
 
     assert run(Where, [b"1"], index=3) == [b'[3,"cpu"]']
     assert run(Where, [b"1"], index=3, device="cuda:1") == [b'[3,"cuda:1"]']
+
+
+def test_the_time_that_remains_does_not_follow_a_clock_that_is_set(monkeypatch):  # F117
+    now = time.time()
+    one = Context(deadline=now + 100)
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    assert 0 < one.remaining_s <= 100
+    assert one == Context(deadline=now + 100)
+    assert one != Context(deadline=now + 101)
+    assert Context().remaining_s == float("inf")
 
 
 def test_a_request_that_came_otherwise_has_an_empty_context():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import operator
 import re
@@ -14,6 +15,7 @@ import msgspec
 
 from forebay.serving.models.schema_places import fields_at, values_at
 from forebay.types.did_you_mean import nearest
+from forebay.types.file import NO_BASE64
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ _STEPS: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 # Half of a pair of surrogates that is followed by something else than what may begin its other half.
 _HALF: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!(?:\\(?:u[0-9a-fA-F]{0,4})?)?\Z)")
 _TAIL_BYTES: Final = 64
+_NO_NUMBER: Final = re.compile(rb"-?(?:NaN|Infinity)")
+_BASE64: Final = "; the alphabet with + and / is needed, with padding, and without line ends or `data:` before it"
 _MAX_SEARCHED_BYTES: Final = 64 * 1024
 _MAX_SEARCHED_FIELDS: Final = 64
 _MAX_NAMED: Final = 32
@@ -52,7 +56,7 @@ class Explanation(NamedTuple):
     """The path and the message of each, if there are several."""
 
 
-_EMPTY: Final = Explanation("malformed", "The body is empty", None, 0)
+_EMPTY: Final = Explanation("malformed", "The body is empty; a sample is the body, and not the query", None, 0)
 
 
 def explain(error: BaseException, body: Buffer | None = None, given: WireType | None = None) -> Explanation:
@@ -66,6 +70,22 @@ def explain(error: BaseException, body: Buffer | None = None, given: WireType | 
         body: What it was given; only with it can the position of a truncated body or of a bad character be told.
         given: What was to be read; only with it and the body can a misspelt field be told.
     """
+    found = _explain(error, body, given)
+    hint = "" if body is None or not found.message.startswith("JSON is malformed") else _hint(body, found.position or 0)
+    return found._replace(message=f"{found.message}; {hint}") if hint else found
+
+
+def _hint(body: Buffer, position: int) -> str:
+    """Return what JSON has not and others write, as the end of a sentence; empty if it is something else."""
+    if bytes(body[:3]) == codecs.BOM_UTF8:
+        return "it begins with a byte order mark, send UTF-8 without one"
+    if bytes(body[:2]) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
+        return "it is in UTF-16, send UTF-8"
+    found = _NO_NUMBER.search(bytes(body[max(position - 2, 0) : position + len("-Infinity")]))
+    return f"JSON has no {found[0].decode()}, send null, or msgpack" if found else ""
+
+
+def _explain(error: BaseException, body: Buffer | None, given: WireType | None) -> Explanation:
     known = frozenset[str]() if given is None else given.field_names
     if isinstance(error, msgspec.ValidationError):
         return _explain_msgspec(str(error), body, known, given)
@@ -107,6 +127,8 @@ def _explain_msgspec(message: str, body: Buffer | None, known: frozenset[str], g
         here = () if given is None else fields_at(path, *given.places)
         meant = nearest(unknown[1], here or known)
         message += f"; did you mean `{meant}`?" if meant else _possible(path, given, fields_at)
+    elif message.startswith(NO_BASE64):
+        message += _BASE64
     elif _ENUM.match(message):
         message += _possible(path, given, values_at)
     return Explanation("invalid", message, path, None)
@@ -180,7 +202,7 @@ def _explain_pydantic(error: Any, known: frozenset[str]) -> Explanation:
         elif problem["type"].endswith("_type"):
             message = f"{problem['msg']}, got `{type(problem['input']).__name__}`"
         else:  # it is of the right type: to name that as what is wrong would lead astray
-            message = problem["msg"]
+            message = problem["msg"] + (_BASE64 if NO_BASE64 in problem["msg"] else "")
         told.append({"path": _path(problem["loc"]), "message": message})
     lines = [f"{one['message']} - at `{one['path']}`" for one in told]
     if len(problems) > MAX_PROBLEMS:
