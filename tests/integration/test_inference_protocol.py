@@ -419,7 +419,13 @@ def test_nobody_and_nothing_is_there(server):  # O122, O125, O129
     assert (status, text) == (404, "nothing is served at /v2/models/doubled/versions//infer")
     assert refusal(CLIENT.get(f"{server.url}/v2/models/doubled/infer"))[0] == 405
     assert refusal(CLIENT.post(f"{server.url}/v2/models/doubled"))[0] == 405
-    assert refusal(CLIENT.get(f"{server.url}/v2/cudasharedmemory/status"))[0] == 404  # O146
+    cuda = f"{server.url}/v2/cudasharedmemory"  # F88, O146
+    assert CLIENT.get(f"{cuda}/status").json() == []
+    assert refusal(CLIENT.get(f"{cuda}/region/a/status")) == (404, "there is no shared memory region 'a' of CUDA")
+    assert "region 'a' of CUDA cannot be registered" in refusal(CLIENT.post(f"{cuda}/region/a/register", json={}))[1]
+    assert CLIENT.post(f"{cuda}/unregister").json() == {}
+    assert CLIENT.post(f"{cuda}/region/a/unregister").json() == {}
+    assert refusal(CLIENT.get(f"{cuda}/nothing"))[0] == 404
     status, text = refusal(ask(server, "words", tensor("input", "BYTES", [1], ["a"])))
     assert status == 400
     assert "streams its answers" in text
@@ -434,6 +440,26 @@ def test_bodies_are_packed_both_ways(server, coding, unpack):  # O131
         assert answer.headers["content-encoding"] == coding
         raw = unpack(b"".join(answer.iter_raw()))
     assert raw[int(answer.headers[LENGTH]) :] == np.full(3, 2, "f4").tobytes()
+
+
+def raw(server, model, body):
+    return CLIENT.post(f"{server.url}/v2/models/{model}/infer", content=body, headers={LENGTH: "0"})
+
+
+def test_a_raw_body_is_the_only_input(server):  # F88
+    answer = raw(server, "doubled", np.float32([1, 2, 3]).tobytes())
+    assert answer.status_code == 200, answer.text
+    head = int(answer.headers[LENGTH])
+    (output,) = json.loads(answer.content[:head])["outputs"]
+    assert (output["shape"], output["parameters"]) == ([1, 3], {"binary_data_size": 12})
+    assert answer.content[head:] == np.float32([2, 4, 6]).tobytes()
+    # An axis of any length is as long as the data makes it, and a text is one element.
+    answer = raw(server, "head", np.float32([1, 2, 3, 4, 5]).tobytes())
+    assert answer.content[int(answer.headers[LENGTH]) :] == np.float32([1, 2, 3, 4]).tobytes()
+    assert raw(server, "measured", b"abc").status_code == 200
+    assert "needs 12 bytes of data, and 5 came" in refusal(raw(server, "doubled", b"12345"))[1]
+    status, text = refusal(raw(server, "people", b"12345"))
+    assert (status, "so the body is the only input; the model takes 'name', 'age'" in text) == (400, True)
 
 
 def test_the_first_version_takes_samples(server):

@@ -128,8 +128,8 @@ def _port(port: TensorMetadata, unranked: Collection[str], *, has_rows: bool, sp
 def statistics_of(one: Served) -> dict[str, Any]:
     """Return what was counted of a version, since the start.
 
-    Reading samples, the model and writing its results are one time, that of the worker: `compute_infer`. Of a graph it
-    is the time inside, which is that of its nodes and their queues.
+    Reading samples, the model and writing its results are one time, that of the worker: `compute_infer`; the other two
+    have its count, as clients expect, and no time. Of a graph it is the time inside: of its nodes and their queues.
     """
     metrics, config = one.endpoint.metrics, one.endpoint.config
     succeeded = metrics.codes["ok"]
@@ -153,18 +153,18 @@ def statistics_of(one: Served) -> dict[str, Any]:
             "success": told(succeeded, succeeded_s),
             "fail": told(failed, metrics.failed_s),
             "queue": told(metrics.queue_s.count, metrics.queue_s.total),
-            "compute_input": told(),
+            "compute_input": told(succeeded),
             "compute_infer": told(succeeded, inferred_s),
-            "compute_output": told(),
+            "compute_output": told(succeeded),
             "cache_hit": told(),
             "cache_miss": told(),
         },
         "batch_stats": [
             {
                 "batch_size": rows,
-                "compute_input": told(),
+                "compute_input": told(batches),
                 "compute_infer": told(batches, seconds if alike_s is None else alike_s),
-                "compute_output": told(),
+                "compute_output": told(batches),
             }
             for rows, (batches, seconds, _) in sizes
         ],

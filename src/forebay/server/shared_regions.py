@@ -56,6 +56,35 @@ class _Object:
         os.close(self.descriptor)
 
 
+class CudaRegions:
+    """The shared memory of CUDA that clients have registered: there is none, as with a Triton without GPUs."""
+
+    @staticmethod
+    def register(name: str) -> None:
+        """Refuse a region.
+
+        Raises:
+            InvalidRequest: Always.
+        """
+        msg = f"the shared memory region '{name[:MAX_NAME]}' of CUDA cannot be registered: this server reads only that "
+        raise InvalidRequest(msg + "of the system; register that instead (--shared-memory), or send the tensors")
+
+    @staticmethod
+    def status(name: str = "") -> Mapping[str, Region]:
+        """Return all regions, of which there are none.
+
+        Raises:
+            NotFound: If one is named.
+        """
+        if name:
+            raise NotFound(f"there is no shared memory region '{name[:MAX_NAME]}' of CUDA")
+        return {}
+
+    @staticmethod
+    def unregister(name: str = "") -> None:
+        """Forget a region, or all of them; one that is not there is forgotten already."""
+
+
 class SharedRegions:
     """The regions that clients have registered; for one loop, but threads may read them as well."""
 

@@ -120,7 +120,6 @@ def test_statuses_are_those_of_the_protocol(channel):
     assert refusal(lambda: infer(channel, late))[0] == "DEADLINE_EXCEEDED"
     odd = request("slow", np.array([0.0]), timeout="soon")
     assert "microseconds" in refusal(lambda: infer(channel, odd))[1]
-    assert refusal(lambda: ask(channel, "CudaSharedMemoryStatus"))[0] == "UNIMPLEMENTED"
     assert refusal(lambda: ask(channel, "SystemSharedMemoryStatus")) == (
         "UNIMPLEMENTED",
         "shared memory is read and written by a server with --shared-memory only",
@@ -291,6 +290,19 @@ def test_answers_come_in_the_order_of_their_requests():  # F87
     expected = [name for value in range(40) for name in [str(value), *[f"wrong {value}"] * (value % 10 == 9)]]
     assert [one.infer_response.id for one in found] == expected
     assert [output(one.infer_response).item() for one in found if not one.error_message] == list(range(40))
+
+
+def test_shared_memory_of_cuda_is_there_as_with_a_triton_without_gpus(channel):  # F88
+    assert not ask(channel, "CudaSharedMemoryStatus").regions
+    code, text = refusal(lambda: ask(channel, "CudaSharedMemoryStatus", name="a"))
+    assert (code, text) == ("NOT_FOUND", "there is no shared memory region 'a' of CUDA")
+    code, text = refusal(lambda: ask(channel, "CudaSharedMemoryRegister", name="a", byte_size=1))
+    assert (code, "region 'a' of CUDA cannot be registered: this server reads only that of the system" in text) == (
+        "INVALID_ARGUMENT",
+        True,
+    )
+    ask(channel, "CudaSharedMemoryUnregister")  # clients that end forget all regions of both kinds
+    ask(channel, "CudaSharedMemoryUnregister", name="a")
 
 
 def test_an_answer_that_is_all_of_it_says_so(channel):

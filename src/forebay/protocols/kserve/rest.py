@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.protocols.kserve.places import Place
+    from forebay.serving.tensor_face import TensorFace
     from forebay.types.element_limits import ElementLimits, Steps
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
@@ -301,6 +303,35 @@ def decode_request(
     )
 
 
+def decode_raw(body: bytes | memoryview, face: TensorFace) -> InferRequest:
+    """Read a body that is all of the only input, one sample of it, which `LENGTH_HEADER` says by 0.
+
+    Its shape is that of the model, whose only axis of any length is as long as the data makes it.
+
+    Raises:
+        InvalidRequest: If the model has several inputs, or its shape does not follow.
+    """
+    if face.is_open or len(face.inputs) != 1:
+        names = ", ".join(repr(one.name) for one in face.inputs) or "inputs of any name"
+        raise InvalidRequest(f"{LENGTH_HEADER} is 0, so the body is the only input; the model takes {names}")
+    port = face.inputs[0]
+    rows, axes = ((1,), port.shape[1:]) if face.has_rows else ((), port.shape)
+    shape = [*rows, *((-1,) if port.name in face.unranked else axes)]
+    data: Data = memoryview(body)
+    if port.datatype == "BYTES":
+        if math.prod(shape) != 1:
+            msg = f"input '{port.name}' is of BYTES{[*axes]}, which one element does not fill; send the inputs in JSON"
+            raise InvalidRequest(msg)
+        data = join_elements(port.name, [data])
+    elif shape.count(-1) > 1:
+        msg = f"input '{port.name}' of {[*axes]} has several axes of any length, which a raw body does not say"
+        raise InvalidRequest(msg)
+    elif -1 in shape:
+        each = -math.prod(shape) * datatype_of(port.datatype).size
+        shape[shape.index(-1)] = len(body) // each if each else 0
+    return InferRequest(model="", inputs=[Tensor(port.name, port.datatype, tuple(shape), data)])
+
+
 def head_size(length: str | None, body_bytes: int) -> int:
     """Return how many bytes of a body are JSON.
 
@@ -328,7 +359,8 @@ def encode_response(
     for tensor in response.outputs:
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if tensor.name in places:
-            entry["parameters"] = places[tensor.name]
+            # Triton's C++ client takes no parameters of an output without this one.
+            entry["parameters"] = {**places[tensor.name], "binary_data_size": 0}
         elif tensor.is_json:
             entry["data"] = msgspec.Raw(tensor.data)
         else:

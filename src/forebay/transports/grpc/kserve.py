@@ -23,7 +23,7 @@ from forebay.server.kserve_facts import (
     trace_settings,
     unchangeable,
 )
-from forebay.server.shared_regions import Region
+from forebay.server.shared_regions import CudaRegions, Region
 from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.model_infer import STATUSES, InferMethods
 from forebay.transports.grpc.service import GrpcService
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.service import Call, Direct, Unary
     from forebay.workers.landing import Places
 
-_MISSING: Final = ("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister")
-"""Methods that there are and that do nothing here."""
 _NAME_FIRST: Final = 0x0A
 """How a call of a model begins that names it first: the tag of that field; its length comes next."""
 
@@ -77,11 +75,13 @@ class KServe:
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": lambda asked: {"regions": CudaRegions.status(asked.name)},
+            "CudaSharedMemoryRegister": lambda asked: CudaRegions.register(asked.name) or {},
+            "CudaSharedMemoryUnregister": lambda asked: CudaRegions.unregister(asked.name) or {},
         }
         direct: dict[str, Direct] = {name: _direct(name, answer) for name, answer in simple.items()}
         for name in ("ModelMetadata", "ModelConfig"):
             direct[name] = self._lent(f"{name}Request", direct[name])
-        direct |= dict.fromkeys(_MISSING, _missing)
         slow: dict[str, Callable[[Any], Awaitable[None]]] = {
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
@@ -202,7 +202,3 @@ def _check_reads(asked: Any) -> None:
     """
     if asked.settings:
         raise NotOffered(unchangeable(asked.settings))
-
-
-def _missing(_message: bytes, _call: Call) -> None:
-    raise NotOffered("this server has no shared memory of CUDA")

@@ -206,6 +206,8 @@ class InferRoute(InferenceRoute):
         """Read a call; one whose data is all behind its JSON is remembered by that."""
         if json_bytes is None:
             return rest.decode_request(body, read=self._reader(), is_counted=len(body) > self.passes_bytes)
+        if json_bytes == "0":
+            return rest.decode_raw(body, self._face)
         text = bytes(body[: rest.head_size(json_bytes, len(body))])
         known = self._calls.get(text)
         if known is not None and known.length == len(body):

@@ -22,7 +22,7 @@ from forebay.server.kserve_facts import (
     trace_settings,
     unchangeable,
 )
-from forebay.server.shared_regions import Region
+from forebay.server.shared_regions import CudaRegions, Region
 from forebay.transports.http.asgi_calls import failed, id_of, path_of_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.errors import MethodNotAllowed
@@ -112,6 +112,8 @@ class InferencePages:
                 return await self._settings(scope, receive, _single(trace_settings(self._app, name)))
             case ["v2", "models", name, "versions", version, "trace", "setting"]:
                 return await self._settings(scope, receive, _single(trace_settings(self._app, name, version)))
+            case ["v2", "cudasharedmemory", *asked]:
+                return self._told_cuda(scope, asked)
             case ["v2", "systemsharedmemory", *asked]:
                 return self._told_shared(scope, asked, await _json_body(receive))
             case ["v2", "repository", "models", name, ("load" | "unload") as what]:
@@ -212,6 +214,26 @@ class InferencePages:
                 except msgspec.ValidationError as error:
                     raise InvalidRequest(f"a region has a key, an offset and a byte_size: {error}") from None
                 regions.register(region)
+            case _:
+                raise NotFound("shared memory has status, region/NAME/status, register and unregister")
+        return self._told(scope, {}, verb="POST")
+
+    def _told_cuda(self, scope: Scope, asked: Sequence[str]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Do the same with memory of CUDA, of which there is none.
+
+        Raises:
+            ForebayError: If it is to be used.
+        """
+        match asked:
+            case ["status"]:
+                return self._told(scope, [])
+            case ["region", name, "status"]:
+                return self._told(scope, [*CudaRegions.status(name).values()])
+            case ["region", name, "register"]:
+                _require("POST", scope)
+                CudaRegions.register(name)
+            case ["unregister"] | ["region", _, "unregister"]:
+                pass
             case _:
                 raise NotFound("shared memory has status, region/NAME/status, register and unregister")
         return self._told(scope, {}, verb="POST")
