@@ -34,7 +34,10 @@ PART_BYTES: Final = 8 * 1024 * 1024
 """What is asked for at a time."""
 THREADS: Final = 8
 """Parts that are on their way at a time, of one revision."""
-LAST_S: Final = 2.0
+_KEPT_BYTES: Final = 1 << 30
+_KEPT_SHARE: Final = 20
+"""What is left of a disk for others: a twentieth, and a gigabyte at most. A store may claim any size of its files."""
+_making: Final = threading.Lock()
 
 
 class Progress(msgspec.Struct):
@@ -71,7 +74,7 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
     Raises:
         ForebayError: If a file could not be copied; what is in the folder is of no use.
     """
-    free = shutil.disk_usage(into).free
+    free = _room(into)
     if revision.size > free:
         raise _full(into, revision, free)
     problem: list[BaseException] = []
@@ -116,9 +119,17 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
         raise _told(problem[0], into, revision)
 
 
+def _room(folder: Path) -> int:
+    """Return what may be written on the disk of a folder, of which others need something as well."""
+    usage = shutil.disk_usage(folder)
+    return max(usage.free - min(_KEPT_BYTES, usage.total // _KEPT_SHARE), 0)
+
+
 def _make(path: Path, size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb", buffering=0) as opened:
+    with path.open("xb", buffering=0) as opened, _making:  # several at a time would each find the same room
+        if size > _room(path.parent):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         try:
             if size:
                 os.posix_fallocate(opened.fileno(), 0, size)
@@ -149,7 +160,7 @@ def _sync(path: Path) -> None:
 def _told(problem: BaseException, into: Path, revision: Revision) -> ForebayError:
     if isinstance(problem, OSError):
         if problem.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            return _full(into, revision, shutil.disk_usage(into).free)
+            return _full(into, revision, _room(into))
         where = problem.filename or into
         return SourceFailed(
             f"version '{revision.version}' of '{revision.model}' cannot be written to {where}: {problem.strerror}"

@@ -115,7 +115,9 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
             return
         problems += [_ignored(posixpath.join(place, file.path)) for file in loose]
         problems += [
-            f"{posixpath.join(place, other)}/ is ignored: versions are called by whole numbers" for other in others
+            f"{posixpath.join(place, other[:100])}/ is ignored: versions are called by whole numbers"
+            + (f" of up to {MAX_DIGITS} digits" if other.isdigit() else "")
+            for other in others
         ]
         for version in numbers:
             at = posixpath.join(place, version)
@@ -134,14 +136,16 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def number_of(version: str) -> int | None:
     """Return the number that a text means as a version; None if it is none."""
-    return int(version) if _is_number(version) and len(version) <= _MAX_DIGITS else None
+    is_number = version.isascii() and version.isdigit() and len(version) <= MAX_DIGITS
+    return int(version) if is_number else None
 
 
-_MAX_DIGITS: Final = 64
+MAX_DIGITS: Final = 64
+"""Digits of a version: Python reads no more than 4,300, and takes its time for as many."""
 
 
 def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+    return number_of(name) is not None
 
 
 def _by_folder(

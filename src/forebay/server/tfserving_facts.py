@@ -114,8 +114,9 @@ def _others(one: Served) -> dict[str, AskedSignature]:
 
 
 def number(version: str) -> int:
-    """Return a version as a number."""
-    return number_of(version) or 0
+    """Return a version as a number; 0 for one that is none, or that the protocol's 64 bits do not hold."""
+    found = number_of(version) or 0
+    return found if found < 1 << 63 else 0
 
 
 def signature_map(one: Served) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tests.compat.ovms.conftest import LOOPBACK, graph_text, one_node, python_no
 from tests.fuzz import door_ovms
 
 from forebay.errors import ConfigError
+from forebay.surfaces.ovms.graph_pbtxt import MAX_DEPTH, FieldLines
 from forebay.surfaces.ovms.linker import read_layout
 
 IN, OUT = ["OVMS_PY_TENSOR:input"], ["OVMS_PY_TENSOR:output"]
@@ -301,6 +302,18 @@ BROKEN = {
     "queue of loops": ("# OVMS_GRAPH_QUEUE_MAX_SIZE: 3\n" + one_node(loops=True), "LOOPBACK cannot be kept"),  # O59
     "too deep": ("node " + "{ options " * 80, "levels deep"),
 }
+
+
+def test_a_text_that_is_too_deep_is_not_read_to_its_end():
+    # F126: each level held the path of all levels around it, 7.6 GB for 100,000 of them.
+    places = FieldLines("node { options " + "{ a: 1 a " * 100_000)
+    assert places.depth > MAX_DEPTH
+    assert len(places.lines) < 4 * MAX_DEPTH
+
+
+def test_lists_are_found_without_reading_what_is_before_them_again():
+    # F126: each bracket copied the text before it, half a terabyte in all.
+    assert FieldLines("a: [ " + "[" * 1_000_000).lines == {("a",): 1}
 
 
 @pytest.mark.parametrize("what", BROKEN)

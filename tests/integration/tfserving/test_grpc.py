@@ -10,6 +10,7 @@ from tests.integration.tfserving.conftest import M
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.arrays.tensors import from_array, to_array
+from forebay.server.config import Overrides
 from forebay.transports.grpc.calls import OpenCall
 from forebay.transports.grpc.tfserving import QUICK_BYTES, TfServing
 from forebay.types.tensor_proto import put, tensor_of
@@ -266,6 +267,20 @@ def test_status(client):
     (one,) = answer.model_version_status
     assert (one.version, one.state, one.status.error_code) == (1, 30, 0)
     assert refused(client, "GetModelStatus", M.GetModelStatusRequest(model_spec={"name": "x"}))[0] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("version, told", [((1 << 63) - 1, (1 << 63) - 1), (1 << 63, 0), (10**63, 0)])
+def test_a_version_that_the_protocol_cannot_hold_is_told_as_0(version, told):
+    # F131: the status of all versions failed.
+    overrides = Overrides(worker_kind="thread", version=str(version))
+    with KServed("tfserving.py", overrides, services_of=lambda app: TfServing(app).services()) as port:
+        ask = port.connect().unary_unary
+        status = M.GetModelStatusRequest(model_spec={"name": "species"}).SerializeToString()
+        found = M.GetModelStatusResponse.FromString(ask("/tensorflow.serving.ModelService/GetModelStatus")(status))
+        assert [(one.version, one.state) for one in found.model_version_status] == [(told, 30)]
+        asked = predict("species", {"x": ROWS}).SerializeToString()
+        answer = M.PredictResponse.FromString(ask("/tensorflow.serving.PredictionService/Predict")(asked))
+        assert answer.model_spec.version.value == told
 
 
 def test_who_may_not_manage_is_told(client):

@@ -25,6 +25,7 @@ from forebay.repository.address import source_of
 from forebay.repository.bucket import Bucket
 from forebay.repository.disk import DiskCache
 from forebay.repository.fetching import DiskFull
+from forebay.repository.listing import StoredFile
 from forebay.repository.local import LocalFolder
 from forebay.repository.repository import Repository
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
@@ -574,6 +575,51 @@ def test_a_full_disk_is_told_and_what_is_there_stays(buckets, bucket, opened, sm
         assert (folder / "weights.bin").read_bytes().startswith(small["weights.bin"])  # a disk is filled to its pages
     small_disk.empty()
     repository.fetch(repository.find("middle")).release()
+
+
+class Liar:
+    """A source that claims any size of a file that it does not have."""
+
+    place = "liar://"
+    problems = ()
+
+    def __init__(self, size):
+        self.files = [StoredFile("net/1/weights.bin", size, "t", 0.0)]
+
+    def list(self):
+        return self.files
+
+    def read(self, path, file, start, end):
+        raise SourceFailed("there is nothing")
+
+    def folder(self):
+        return None
+
+
+@pytest.mark.parametrize("free, size, is_full", [(2000, 1000, False), (2000, 1501, True), (400, 1, True)])
+def test_a_store_that_claims_much_leaves_something_of_the_disk_to_others(
+    tmp_path, opened, monkeypatch, free, size, is_full
+):
+    # F132: a file was given the size that a listing claimed, up to the last byte of the disk.
+    usage = shutil.disk_usage(tmp_path)._replace(total=10_000, free=free)  # of which a twentieth is kept
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    repository = opened(Liar(size))
+    with pytest.raises(DiskFull if is_full else SourceFailed) as refused:
+        repository.fetch(repository.find("net"))
+    if is_full:
+        assert f"has room for {max(free - 500, 0)}" in refused.value.message
+
+
+def test_room_is_looked_for_before_each_file(tmp_path, opened, monkeypatch):
+    # F132: several versions that are copied at a time find the same room.
+    rooms = iter([2000, 2000, 600, 600])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(total=10_000, free=next(rooms)))
+    source = Liar(200)
+    source.files.append(StoredFile("net/1/more.bin", 200, "t", 0.0))
+    repository = opened(source)
+    with pytest.raises(DiskFull, match="has room for 100"):
+        repository.fetch(repository.find("net"))
 
 
 CHILD = """

@@ -45,6 +45,15 @@ def test_versions_are_folders_called_by_whole_numbers(paths, expected):  # N101,
     assert shape(ONE.read(files(*paths))).get("net") == expected
 
 
+@pytest.mark.parametrize("digits", [65, 5000])
+def test_a_folder_of_more_digits_than_a_version_has_is_none(digits):  # F130: Python read no such number
+    long = "1" * digits
+    found = TreeRules(kind="models").read(files("iris/1/a", f"iris/{long}/a"))
+    assert shape(found) == {"iris": {1: ["a"]}}
+    assert found.problems == [f"iris/{long[:100]}/ is ignored: versions are called by whole numbers of up to 64 digits"]
+    assert number_of(long) is None
+
+
 def test_a_folder_of_models_has_no_loose_files(caplog):  # N99, N118
     found = TreeRules(kind="models", is_strict=True).read(
         files("iris/1/a", "plain/a", "loose.txt", "my-net.v2/3/a", "sp ace/1/a")

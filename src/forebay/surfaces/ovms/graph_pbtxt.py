@@ -137,7 +137,7 @@ class FieldLines:
     """Where the fields of a text stand, by their paths: ("node", 2, "input_stream", 0)."""
 
     def __init__(self, text: str) -> None:
-        """Scan a text; one that is not well-formed gives whatever comes of it."""
+        """Scan a text; one that is not well-formed gives whatever comes of it, one that is too deep only its begin."""
         self.lines: dict[tuple[str | int, ...], int] = {}
         self.entries: dict[tuple[str | int, ...], str] = {}
         """The key of each entry of a map, as `FIELD.KEY`."""
@@ -174,6 +174,8 @@ class FieldLines:
                     self.entries[path] = f"{path[-2]}.{word[1:-1]}"
                 counts[-1][field] += 1
             elif word in "{<" and kind == "mark":
+                if self.depth > MAX_DEPTH:
+                    return  # each path holds all that is around it
                 stack.append(path)
                 self.unclosed.append(line)
                 path = (*path, field, counts[-1][field])
@@ -186,7 +188,14 @@ class FieldLines:
                 self.unclosed.pop()
                 counts.pop()
             elif word in "[]" and kind == "mark":
-                in_list = word == "[" and text[: found.start()].rstrip()[-1:] == ":"
+                in_list = word == "[" and _before(text, found.start()) == ":"
+
+
+def _before(text: str, at: int) -> str:
+    """Return what stands before a place, but for blanks."""
+    while at and text[at - 1].isspace():
+        at -= 1
+    return text[at - 1 : at]
 
 
 def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:

@@ -18,7 +18,7 @@ from forebay.repository.disk import disk_for
 from forebay.repository.listing import Revision, StoredFile
 from forebay.repository.local import LocalFolder, files_of_model
 from forebay.repository.repository import Repository
-from forebay.repository.tree_rules import TreeRules
+from forebay.repository.tree_rules import TreeRules, number_of
 from forebay.runtimes.contract import OpenVinoOptions
 from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server.config import RepositoryConfig
@@ -90,7 +90,7 @@ def versions_in(base: Path) -> dict[str, Path]:
     if base.is_file():
         return {"1": base.parent / model_among([base.name])} if base.suffix in MODEL_FILES else {}
     try:
-        folders = [one for one in base.iterdir() if one.name.isascii() and one.name.isdigit() and int(one.name) > 0]
+        folders = [one for one in base.iterdir() if number_of(one.name)]
     except OSError:
         return {}
     found: dict[str, Path] = {}
