@@ -6,6 +6,7 @@ The one place of these tests that knows where the server is.
 
 import asyncio
 import contextlib
+import json
 import logging
 import subprocess
 import sys
@@ -73,6 +74,7 @@ class Echo:
                 "Twice": self.twice,
                 "Later": self.later,
                 "Large": lambda message, call: call.reply(bytes(int(message))),
+                "Full": lambda message, call: call.reply(b"x" * int(message)),  # zeros take no memory
                 "Fail": lambda message, call: call.fail(error_for(message)),
                 "Raise": self.throw,
                 "Hang": self.hang,
@@ -299,9 +301,12 @@ class Port:
 class Apart:
     """The same port in a process of its own, whose memory can be looked at."""
 
+    def __init__(self, **config):
+        self._config = config
+
     def __enter__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.grpc.served"],
+            [sys.executable, "-m", "tests.integration.grpc.served", json.dumps(self._config)],
             cwd=Path(__file__).parents[3],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -348,9 +353,8 @@ def status_of(call):
 
 
 async def serve():
-    listener = GrpcListener(
-        GrpcConfig(read_timeout_s=5.0, write_timeout_s=1.0), [Echo().service()], is_ready=lambda: True
-    )
+    limits = {"read_timeout_s": 5.0, "write_timeout_s": 1.0, **json.loads(sys.argv[1])}
+    listener = GrpcListener(GrpcConfig(**limits), [Echo().service()], is_ready=lambda: True)
     _, port = await listener.start()
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()

@@ -3,7 +3,9 @@
 
 import contextlib
 
+import grpc
 import pytest
+from tests.integration.grpc.served import PATIENCE_S, Apart, ask
 from tests.integration.grpc.wire import (
     CANCEL,
     END_STREAM,
@@ -154,3 +156,17 @@ def test_a_call_with_too_many_fields_is_refused_before_keys_are_checked(counted)
             wire.send(call("Echo", b"x", stream=stream, **fields, **more))
             assert wire.answer(stream).status == status
         assert "has 129 fields, 128 are allowed" in wire.answers[3].trailers["grpc-message"]
+
+
+def test_memory_is_bounded_whatever_clients_do_not_take(eventually):  # F78: 300 calls held 1.5 GB
+    budget = 32 * (1 << 20)
+    with Apart(max_buffered_bytes=budget, write_timeout_s=PATIENCE_S) as server, contextlib.ExitStack() as stack:
+        channel = stack.enter_context(grpc.insecure_channel(server.endpoint))
+        server.forget_peak()
+        for _ in range(10):
+            wire = stack.enter_context(Wire(server, opening=TAKES_NOTHING))
+            wire.send(*(call("Full", b"4000000", stream=stream) for stream in range(1, 21, 2)))
+            assert len(ask(channel, "Large", b"3000000")) == 3_000_000
+        assert server.grown_mib() <= 4 * 32 + 64
+        assert ask(channel, "Echo", b"x") == b"x"
+    assert "does not read" in server.log
