@@ -30,6 +30,8 @@ _OF_CLIENTS: Final = frozenset({"forebay.access", "forebay.refusals"})
 """Loggers of lines that hold what clients sent."""
 _ESCAPED: Final = {number: repr(chr(number))[1:-1] for number in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 """What would begin a line, or tell a terminal what to do."""
+_STEERING: Final = re.compile("\x1b\\[[0-9;]*m|[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters in what may have several lines; models may set colors, and nothing else of a terminal."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
@@ -73,13 +75,17 @@ class TextFormatter(_Formatter):
         told = {name: value for name, value in vars(record).items() if name not in said and value is not None}
         fields = [f"{name}={words_of(value)}".translate(_ESCAPED) for name, value in told.items()]
         message = self.text(record)
-        if record.name in _OF_CLIENTS:
-            message = message.translate(_ESCAPED)
+        message = message.translate(_ESCAPED) if record.name in _OF_CLIENTS else _without_steering(message)
         text = " ".join([moment, f"{record.levelname.lower():7}", message, *fields])
         trace = getattr(record, "trace", "")
         if record.exc_info:
             trace = self.formatException(record.exc_info)
-        return f"{text}\n{trace.rstrip()}" if trace else text
+        return f"{text}\n{_without_steering(trace.rstrip())}" if trace else text
+
+
+def _without_steering(text: str) -> str:
+    """Return a text in which a terminal finds nothing but lines, tabs and colors."""
+    return _STEERING.sub(lambda found: found[0] if len(found[0]) > 1 else _ESCAPED[ord(found[0])], text)
 
 
 def configure(level: str, format: LogFormat) -> None:

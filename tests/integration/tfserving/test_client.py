@@ -36,7 +36,7 @@ def test_it_is_told_what_is_wrong(told):
         "INVALID_ARGUMENT",
         "input 'x' has the shape [4], and [-1, 4] is expected (-1 is any length)",
     ]
-    assert told["unmanaged"][0] == "UNAVAILABLE"
+    assert told["unmanaged"][0] == "PERMISSION_DENIED"
 
 
 def test_tensors_are_those_of_tensorflow(told):

@@ -285,7 +285,7 @@ def test_a_version_that_the_protocol_cannot_hold_is_told_as_0(version, told):
 
 def test_who_may_not_manage_is_told(client):
     code, text = refused(client, "HandleReloadConfigRequest", M.ReloadConfigRequest(), "ReloadConfigResponse")
-    assert (code, "--manage" in text) == ("UNAVAILABLE", True)
+    assert (code, "--manage" in text) == ("PERMISSION_DENIED", True)  # F116
 
 
 def test_the_services_can_be_looked_up(client):

@@ -52,6 +52,11 @@ def test_what_clients_said_neither_forges_lines_of_text_nor_steers_a_terminal(na
     assert text.endswith(r"/a\nb\x1b[31m\x9b1mé client=c\r\u2028d\x07")
 
 
+def test_what_models_say_of_what_clients_sent_does_not_steer_a_terminal_either():  # F116
+    told = TextFormatter().format(record("a\r\x1b[2J%s", "\x9b1m\x07", trace="at\n\x1b]0;title\x07\x1b[0m"))
+    assert told.endswith("a\\r\\x1b[2J\\x9b1m\\x07\nat\n\\x1b]0;title\\x07\x1b[0m")
+
+
 def test_what_a_model_says_in_several_lines_stays_so():
     assert TextFormatter().format(record("a\n\tb %s", "\x1b[1mc")).endswith("a\n\tb \x1b[1mc")
 

@@ -9,13 +9,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from forebay.errors import Code, NotFound, UserCodeError
+from forebay.errors import Code, ForebayError, NotFound, UserCodeError
 from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from forebay.errors import ForebayError
 
 MAX_TEXT_BYTES: Final = 2000
 """Longest text of a status; clients refuse metadata of more than 8 KiB, and each byte may become three."""
@@ -47,6 +45,12 @@ class Status(IntEnum):
 
 class NotOffered(NotFound):
     """A method that is known and does nothing here."""
+
+
+class NotManaged(ForebayError):
+    """A method that loads or unloads models, where clients may not."""
+
+    code = Code.UNAVAILABLE
 
 
 OF_CODE: Final = {code: Status[code.name] for code in Code}
@@ -97,6 +101,8 @@ def of_error(error: ForebayError, own: Mapping[type[ForebayError], Status] = NON
         return Status.INTERNAL, "the model failed; the server's log says why"
     if isinstance(error, NotOffered):
         return Status.UNIMPLEMENTED, error.message
+    if isinstance(error, NotManaged):
+        return Status.PERMISSION_DENIED, error.message
     for kind, status in own.items():
         if isinstance(error, kind):
             return status, error.message

@@ -228,5 +228,6 @@ class HttpPort:
     def tell(self, error: ForebayError, client: tuple[str, int] | None, times: int = 1) -> None:
         """Log a refusal, and further ones for the same reason: at most one a second for each kind of error."""
         if not self._told.counts(self.epoch, type(error), times):  # then there is nothing to find the words for
-            self._told.refused(self.epoch, client, type(error), error.message, error.kind)
+            kind = type(error).__name__ if isinstance(error, native.Refusal) else error.kind
+            self._told.refused(self.epoch, client, type(error), error.message, kind)
             self._told.counts(self.epoch, type(error), times - 1)

@@ -279,7 +279,7 @@ class ReadingConnection(AnsweringConnection):
             raise talk.head_too_large()
         if len(self.headers) >= talk.max_head_lines:
             raise talk.too_many_lines()
-        self.headers.append((name.lower(), value))
+        self.headers.append((name.lower(), value.rstrip(b" \t")))  # the parser leaves spaces after a value
 
     def on_headers_complete(self) -> None:
         """Choose the lane, and refuse what need not be read to its end."""

@@ -125,5 +125,5 @@ for change in (
     assert "where the server is started" in said
 assert client.get_log_settings(as_json=True)["settings"] == logged
 assert "StatusCode.UNIMPLEMENTED" in refused(client.get_system_shared_memory_status)
-assert "UNAVAILABLE" in refused(lambda: client.load_model("add"))
+assert "PERMISSION_DENIED" in refused(lambda: client.load_model("add"))
 client.close()

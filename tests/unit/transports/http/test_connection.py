@@ -152,6 +152,18 @@ def test_a_body_that_is_too_long_is_refused_as_such_also_if_it_came_with_a_reque
     assert client.statuses == [413]
 
 
+def test_spaces_after_a_value_are_no_part_of_it(doors):  # F116
+    door = doors(api_keys=("k1",))
+    for key in ("x-api-key: k1 ", "x-api-key:k1\t ", "authorization:  Bearer k1  "):
+        assert door.connect().send(request("alpha", b"1", key, "x-request-id: a ")).statuses == [200], key
+    assert door.alpha.asked[0].id == "a"
+
+
+def test_a_refusal_for_want_of_a_key_is_logged_as_such(doors, caplog):  # F116
+    doors(api_keys=("k1",)).connect().send(request("alpha", b"1"))
+    assert [record.kind for record in caplog.records] == ["Unauthorized"]
+
+
 def test_a_tunnel_is_refused(doors):  # F67
     door = doors()
     for target in ("/models/alpha", "a:1"):
