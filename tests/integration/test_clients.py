@@ -245,3 +245,16 @@ def test_clients_that_stall_are_ended_and_others_are_not(impatient, tmp_path, ev
         assert at_work.read().status == 200
         assert steady.read().body == body
     assert in_flight(impatient, "echo") == 0
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_client_that_sends_far_too_much_reads_its_413_after_that(zoo, framing):  # F116: it was cut off after 64 MiB
+    size, piece = 150 << 20, bytes(1 << 20)
+    with zoo.connect() as wire:
+        if framing == "length":
+            wire.send(wire.head("POST", "/models/echo", f"content-length: {size}"))
+        else:
+            wire.send(wire.head("POST", "/models/echo", "transfer-encoding: chunked"))
+        for _ in range(size // len(piece)):
+            wire.send(piece if framing == "length" else b"%x\r\n%b\r\n" % (len(piece), piece))
+        assert wire.read().status == 413

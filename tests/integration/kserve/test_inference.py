@@ -426,3 +426,26 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
     assert len(list(Path("/proc/self/fd").iterdir())) <= files + 2
     assert output(infer(channel, request("mirror", np.ones((1, 2), "f4")))).tolist() == [[1, 1]]
     assert not port.surprises
+
+
+def test_what_waits_in_a_stream_counts(eventually):  # F78: 256 answers of one stream waited uncounted
+    array = np.zeros((1, 100_000), "f4")
+    with KServed(max_buffered_bytes=6_000_000) as port:
+        budget = port.listener._port.byte_budget
+        opening = wire.PREFACE + wire.settings((wire.INITIAL_WINDOW_SIZE, 0))
+        with wire.Wire(port, opening=opening) as lazy, wire.Wire(port) as other:
+            lazy.send(wire.headers(f"/{SERVICE}/ModelStreamInfer"))
+            message = wire.prefixed(request("mirror", array).SerializeToString())
+            for count in range(1, 11):
+                for at in range(0, len(message), 16_000):
+                    lazy.send(wire.data(message[at : at + 16_000]))
+                eventually(lambda: budget.unread_bytes >= count * array.nbytes)  # noqa: B023 - it is over by then
+                assert budget.held_bytes < (count + 2) * array.nbytes
+            for _ in range(10):
+                if not lazy.settle().answers[1].is_over:
+                    lazy.flood(*(wire.data(message[at : at + 16_000]) for at in range(0, len(message), 16_000)))
+            # It holds too much, by what arrives or by what it does not take.
+            eventually(lambda: lazy.settle().answers[1].is_over)
+            other.send(wire.call(f"/{SERVICE}/ServerLive"))
+            assert other.answer().status == 0
+        eventually(lambda: budget.held_bytes == 0)
