@@ -147,6 +147,14 @@ def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):
     assert answer.json()["error"]["detail"]["path"] == "$.measures"
 
 
+def test_the_readme_says_how_fast_it_is_as_it_was_measured():
+    (low, high) = re.findall(r"64 clients it answers ([\d.]+) to ([\d.]+) times", (ROOT / "README.md").read_text())[0]
+    results = (ROOT / "benchmarks/RESULTS.md").read_text()
+    row = r"^\| (?:echo|iris|batchmodel), 64 connections, \w+: rate / mosec \| ([\d.]+) "
+    measured = [float(one) for one in re.findall(row, results, re.MULTILINE)]
+    assert (float(low), float(high)) == (round(min(measured), 1), round(max(measured), 1))
+
+
 def test_two_threads_stream_to_two_clients_at_a_time(serve, tmp_path):  # F50: what the pages on streams say
     path = tmp_path / "parts.py"
     path.write_text(

@@ -144,7 +144,15 @@ def test_the_readme_names_every_extra_that_it_should():
     text = (ROOT / "README.md").read_text()
     unused = {"dev", "docs"}  # ours
     assert [name for name in project["optional-dependencies"] if f"`{name}`" not in text and name not in unused] == []
-    assert text.index("pip install") < text.index("make demo")
+
+
+def test_the_readme_begins_with_what_it_is_and_two_commands():
+    title, first, rest = (ROOT / "README.md").read_text().split("\n\n", 2)
+    assert title == "# forebay"
+    assert [line for line in first.splitlines() if len(line) > 125 or not line.endswith(".")] == []
+    assert len(first.splitlines()) == 5
+    places = [rest.index(one) for one in ("make demo", "make test", "# iris.py", "![", "pip install .", "## Links")]
+    assert places == sorted(places)
 
 
 def test_the_pages_about_the_tree_name_every_room():
