@@ -159,7 +159,10 @@ def test_a_batch_that_its_worker_never_read_was_not_tried_there_whoever_hears_fi
     run(main())
 
 
-DIES = f"""#!{sys.executable}
+# For a shell and for Python: a first line names no interpreter in a folder with a space.  # F110
+DIES = f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
 import os, sys
 from pathlib import Path
 from forebay.workers import child, worker_connection
@@ -1184,7 +1187,7 @@ async def gives_up_and_comes_back(pool, breaks, mends, why):
 def test_requests_are_refused_while_no_worker_can_be_started(tmp_path):
     # F19
     python, away = tmp_path / "python", tmp_path / "away"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     pool = ProcessPool(RunnerSpec(f"{HERE}:Told"), path=[ROOT], python=str(python))
     why = "worker 0 cannot be started: No such file or directory"
