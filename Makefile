@@ -18,8 +18,9 @@ ENVIRONMENTS_NO_DEPS := $(wildcard tests/environments/*.no-deps)
 # A build of torch that is offered beside the package index (PIP_FIND_LINKS), for this Python, is small enough to test with.
 PYTHON_TAG = $(shell $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 TORCH = $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-$(PYTHON_TAG)-*.whl)
-# Many tests wait for a moment to come, so more of them fit on a core than one.
-TEST_PROCESSES ?= 3
+# Many tests wait for a moment to come, so one more of them fits than there are cores.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+TEST_PROCESSES ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 # How long all fuzzers together run, and where they begin.
 MINUTES ?= 10
 SEED ?= 1
@@ -94,7 +95,7 @@ check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/python -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())'
 
 test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS) || { test "$$STRICT" != 1 || exit 1; \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS) || { test "$$STRICT" != 1 || exit 1; \
 		echo "once more what failed, one after the other: a test that needed a free core passes, any other fails again"; \
 		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
 

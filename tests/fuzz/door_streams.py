@@ -117,13 +117,14 @@ class Client:
         if model not in YIELDED:
             hows += ["pauses", "error", "no start"] + (["exit"] if model == "mortal" and dice.random() < 0.1 else [])
         how = dice.choice(hows)
+        lengths = (1, 2, 3, 9, 30, 200) if how in {"error", "exit"} else (0, 1, 5, 40, 300)
+        length = dice.choice(lengths)
         sample = {
             "name": name,
-            "length": dice.choice((1, 2, 3, 9, 30, 200))
-            if how in {"error", "exit"}
-            else dice.choice((0, 1, 5, 40, 300)),
+            "length": length,
             "how": how,
-            "seconds": dice.choice((0, 0, 0, 0.0005, 0.005)),
+            # A long stream of slow steps would only be waited for.
+            "seconds": dice.choice((0, 0, 0, 0.0005, 0.005 if length <= 40 else 0.0005)),
             # Who takes long over more than a window holds (256 KiB) is cut off where a generator's others wait for it.
             "wide": dice.choice((0, 0, 0, 500, 500 if model in YIELDED else 20_000)),
         }
