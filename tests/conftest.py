@@ -47,6 +47,20 @@ MODELS = Path(__file__).parent / "models"
 FOREBAY = COMMAND
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    """Spell what is no text: one such character in a log that pytest keeps ended the whole run under xdist."""  # F110
+    return _as_text((yield))
+
+
+def _as_text(told):
+    if isinstance(told, str):
+        return told.encode(errors="backslashreplace").decode()
+    if isinstance(told, dict):
+        return {_as_text(key): _as_text(value) for key, value in told.items()}
+    return type(told)(map(_as_text, told)) if type(told) in {list, tuple} else told
+
+
 @dataclass
 class Answer:
     """One HTTP answer as it came over the wire."""

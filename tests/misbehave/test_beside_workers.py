@@ -289,8 +289,7 @@ def test_values_of_samples_that_cannot_be_compared(boom):
     assert [group.members for group in groups] == [[0], [1]]
 
 
-def test_a_refusal_of_nucleus_that_cannot_be_written(boom, monkeypatch):
-    monkeypatch.setattr(nucleus_runner.logger, "propagate", False)  # what pytest keeps of it, xdist cannot send
+def test_a_refusal_of_nucleus_that_cannot_be_written(boom):
     error = HTTPException(400)
     error.detail = type("Detail", (), {"__str__": boom})()
     assert elsewhere(nucleus_runner._failed, error)[0] == 500

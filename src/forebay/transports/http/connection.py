@@ -156,6 +156,8 @@ class HttpConnection(ReadingConnection):
         talk = self.talk
         if not talk.state.owes or self.transport.get_extra_info("sslcontext") is not None:
             return False  # nothing is due; and TLS has no half-closed connections
+        if self.is_answer_begun():
+            return False  # a stream may be quiet for long, and nothing can be put into it that would tell who is gone
         if talk.state.reads:
             if talk.state.is_inside and self._takes_own_body():
                 return False
