@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""forebay turns models that are Python objects into production endpoints.
+"""forebay serves Python models and model files over HTTP and gRPC.
 
 Names are imported on first use: `import forebay` itself loads only the standard library and msgspec.
 """

@@ -132,7 +132,7 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
         (["{model}", "--worker-kind", "fork"], ["fork", "process"]),
         (["{model}", "--attach", "here"], ["forebay: --attach: 'here' is no address", "did you mean unix:here?"]),
         (["{model}", "--wokers", "2"], ["--wokers", "did you mean --workers?"]),
-        (["{model}", "--workers", "0"], ["--workers", "'0'", "at least 1"]),
+        (["{model}", "--workers", "0"], ["--workers", "'0'", "from 1 to 1024"]),
         (["--config", "x" * 300 + "/forebay.yaml"], ["x/forebay.yaml cannot be read: File name too long"]),
         (["{model}", "--workers", "many"], ["--workers", "many"]),
         (["{model}", "--max-wait-ms", "-1"], ["--max-wait-ms", "-1"]),

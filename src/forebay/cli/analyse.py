@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "analyse",
-        help="say what the profile of a pipeline server tells",
+        help="report on the profile of a pipeline server",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

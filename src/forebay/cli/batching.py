@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
     parser = commands.add_parser(
         "batching",
-        help="the batching service, in the place of the original one",
+        help="run the batching service in place of the original",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "check",
-        help="say what would be served, or what is wrong",
+        help="check a target without serving it",
         description="Say what `forebay serve` would serve with the same TARGET and options, or what is wrong. "
         "Python files are imported, and model files and those of TLS are read; no other model is loaded, and no port "
         "is opened.",

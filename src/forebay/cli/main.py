@@ -25,14 +25,14 @@ USAGE_ERROR = 2
 
 EPILOG = """\
 examples:
-  forebay init my-model                       write a small project that runs, to start from
+  forebay init my-model                       write a small project with a test
   forebay serve model.py                      serve every forebay.Model in model.py on http://127.0.0.1:8080
-  forebay serve model.py:Iris --workers 4     one of them, in four worker processes
-  forebay serve my-project/                   a project of another server, such as one with a nucleus.yaml
-  forebay serve --attach unix:workers.socket  let workers of other environments attach, and serve their models
+  forebay serve model.py:Iris --workers 4     serve one of them, in four worker processes
+  forebay serve my-project/                   serve a project of another server, such as one with a nucleus.yaml
+  forebay serve --attach unix:workers.socket  serve models that run in other environments
   forebay worker model.py --connect unix:workers.socket
-  forebay check model.py                      say what would be served, or what is wrong, and load nothing
-  forebay check ocr.py --draw                 show how the models of a graph hang together
+  forebay check model.py                      check a target and load nothing
+  forebay check ocr.py --draw                 draw a graph of models
   forebay generate my-project/                write a Dockerfile, a Compose file and Kubernetes manifests for it
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
   forebay bench http://127.0.0.1:8080/models/iris '{"length": 5.1}' --clients 32
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stand_in_for_main()
     parser = Parser(
         prog="forebay",
-        description="Turn models that are Python objects into production endpoints.",
+        description="Serve Python models and model files over HTTP and gRPC.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

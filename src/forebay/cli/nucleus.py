@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     """Add the command and those below it."""
     parser = commands.add_parser(
         "nucleus",
-        help="container files for a nucleus.yaml project",
+        help="write container files for a nucleus.yaml project",
         description="Write the Dockerfiles of a nucleus.yaml project as its original names them, or install what it "
         "depends on. With all else that a container needs: forebay generate FOLDER. To serve one, no container is "
         "needed: forebay serve FOLDER",

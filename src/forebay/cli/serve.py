@@ -26,25 +26,24 @@ USAGE = "%(prog)s [OPTIONS] [TARGET]"
 DESCRIPTION = """\
 Serve a model or a project. TARGET is one of
 
-  model.py           a Python file: every forebay.Model class in it is served at /models/NAME
+  model.py           a Python file; every forebay.Model class in it is served at /models/NAME
   model.py:Name      one class of it, one forebay.Serving, or one function with @forebay.compose
-  model.onnx         a model file, also OpenVINO's model.xml or the folder of a SavedModel: served with the types that
-                     it declares
-  forebay.yaml       several of these with settings of their own, or the folder of this file; a file of another
-                     name is given as --config FILE, beside TARGET or instead
-  FOLDER             model files in folders MODEL/VERSION, also of a bucket: s3://BUCKET/PATH, gs:// or az://
-  FOLDER or FILE     a project of another server: a folder with a nucleus.yaml, or that file; a graph.pbtxt or
-                     a config.json of OpenVINO Model Server; a file with a Ventu, a script that runs a
-                     PipelineServer or a WebService (what follows -- are its arguments)
+  model.onnx         a model file; also OpenVINO's model.xml or the folder of a SavedModel
+  forebay.yaml       several targets with settings of their own; also the folder of this file. Use --config FILE for a
+                     file of another name
+  FOLDER             model files in folders MODEL/VERSION; also in a bucket: s3://BUCKET/PATH, gs:// or az://
+  FOLDER or FILE     a project of another server: a nucleus.yaml or its folder; a graph.pbtxt or a config.json of
+                     OpenVINO Model Server; a file with a Ventu; a script that runs a PipelineServer or a WebService
+                     (words after -- are its arguments)
 
-Options of OpenVINO Model Server (--config_path, --model_path, --port, --rest_port and so on) are taken as they are.
+Options of OpenVINO Model Server (--config_path, --model_path, --port, --rest_port and others) work as well.
 
-Each setting below may also stand in the file (http: {port: 9000}) or in the environment (FOREBAY_HTTP_PORT=9000). The
-command line wins over the environment, that over the file, and that over what a model's class says.
+Each setting below can also be in the file (http: {port: 9000}) or in the environment (FOREBAY_HTTP_PORT=9000). The
+command line wins over the environment, the environment over the file, and the file over the model's class.
 
-SIGTERM and Ctrl+C drain: the port closes, what was accepted is answered, then the exit status is 0. A second signal
-ends the drain. SIGHUP reads configuration, code and models anew while the server goes on; --reload does so whenever a
-Python file of the project changes.
+SIGTERM and Ctrl+C drain: the port closes, accepted requests are answered, and the exit status is 0. A second signal
+stops at once. SIGHUP reloads configuration, code and models while the server goes on. With --reload, a change of a
+Python file of the project does the same.
 """
 
 
@@ -63,7 +62,7 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `serve` and `check` share."""
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="what to serve; may be left out with --attach")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="what to serve; optional with --attach")
     parser.set_defaults(arguments=())
     add_flags(parser)
 

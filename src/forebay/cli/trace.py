@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "trace",
-        help="record what a running server does and where the time goes",
+        help="record a running server and show where the time goes",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

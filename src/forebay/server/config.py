@@ -92,8 +92,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_form_bytes: Longest form (multipart/form-data); its files may lie on disk.
         max_form_parts: Fields and files of a form.
         max_form_disk_bytes: Files of forms that lie on disk may have so much together; more get 503.
-        form_memory_bytes: So much of the files of a form is kept in memory; those beyond lie in the folder for
-            temporary files (TMPDIR) until the request is answered. Its fields may be as long together, or get 413.
+        form_memory_bytes: Bytes of a form's files that are kept in memory. Files beyond it are written to the folder
+            for temporary files (TMPDIR) until the request is answered. Fields that are longer together get 413.
         max_tensor_elements: Elements of the tensors of a request, and of its arrays of samples; more get 413.
         max_elements: All other elements of a request: objects and their members, arrays that are no tensors; more get
             413.
@@ -107,11 +107,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         write_timeout_s: A client that takes nothing of its answer for this time is cut off.
         certfile: TLS certificate chain in PEM; with it the port speaks HTTPS.
         keyfile: Its private key, if it is not in the same file.
-        api_keys: If any, a request needs one of them, as `X-API-Key` or `Authorization: Bearer`; @FILE names a file
-            with one in each line, and lines that begin with # are comments.
-        allowed_hosts: Names that the server may be called by beside `localhost` and addresses, `*` for any. If there is
-            none, a server that asks for no key and is bound to this machine only takes no others, and any other
-            server takes all.
+        api_keys: Keys of clients: a request needs one, as `X-API-Key` or `Authorization: Bearer`. @FILE names a file
+            with one key in each line; lines that begin with # are comments. Without keys, any client may call.
+        allowed_hosts: Host names that requests may use beside `localhost` and addresses, `*` for any. Default: no other
+            names when bound to loopback without keys, otherwise any.
         cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
         manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
