@@ -39,7 +39,7 @@ INSTALL = $(CACHES) if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup azurite environment check test fuzz demo bench docs wheel format clean
+.PHONY: help setup azurite perf-analyzer environment check test fuzz demo bench docs wheel format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,14 +62,15 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Programs that tests start are Debian's; where they cannot be installed, the tests that need them say so. The tests
 # are compiled while packages come: each process that runs them would do it for itself.
-$(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS) tests/environments/azurite/package.json
+$(ENVIRONMENTS_STAMP): $(STAMP) $(ENVIRONMENTS) $(ENVIRONMENTS_NO_DEPS) tests/environments/azurite/package.json \
+		tests/environments/perf-analyzer/install
 	@for program in redis-server:redis-server nginx:nginx-light chromium:chromium promtool:prometheus buildah:buildah; do \
 		PATH="$$PATH:/usr/sbin" command -v "$${program%:*}" >/dev/null || { \
 			package="$${program#*:}"; test "$$(id -u)" = 0 && { apt-get install -qq -y "$$package" || { apt-get update -qq \
 				&& apt-get install -qq -y "$$package"; }; } >/dev/null 2>&1; \
 		} || echo "no $${program%:*} (Debian: apt-get install $${program#*:}): what needs it is not tested" >&2; \
 	done
-	@$(MAKE) --no-print-directory azurite & \
+	@$(MAKE) --no-print-directory azurite & $(MAKE) --no-print-directory perf-analyzer & \
 	$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 & \
 	for file in $(ENVIRONMENTS); do $(MAKE) --no-print-directory environment NAME=$$(basename $$file .txt) || exit 1; done; wait
 	@touch $@
@@ -80,6 +81,11 @@ azurite:
 		&& cd $(VENV)/environments/azurite && npm install --no-package-lock --omit=optional --ignore-scripts --no-audit \
 			--no-fund --silent >/dev/null 2>&1 \
 		|| echo "no Azurite (Debian: apt-get install npm; then make azurite): Azure is not tested" >&2
+
+# Triton's load generator, whose wheel needs a newer C library than some machines have.
+perf-analyzer:
+	@$(CACHES) sh tests/environments/perf-analyzer/install $(BIN)/python $(VENV)/environments/perf-analyzer >/dev/null 2>&1 \
+		|| echo "no perf_analyzer (it needs glibc 2.38, or Debian's packages): what needs it is not tested" >&2
 
 # One environment of tests/environments, in .venv/environments/NAME; forebay itself is added by the tests where it is wanted.
 environment:
