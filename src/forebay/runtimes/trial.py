@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -78,6 +78,18 @@ class Trial(msgspec.Struct, frozen=True, tag="tried"):
     main: SignaturePlan
     name: str = ""
     others: dict[str, SignaturePlan] = {}
+
+
+class SharedFile(Protocol):
+    """A model file that others in this process use as well, and that is tried and loaded once for all of them."""
+
+    def trial(self, devices: Sequence[Device]) -> Trial:
+        """Return what the file is; see `tried`."""
+        ...
+
+    def load(self) -> ModelFile:
+        """Return the model."""
+        ...
 
 
 class _Order(msgspec.Struct, frozen=True):

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.runtimes.contract import OpenVinoOptions
-    from forebay.runtimes.model_file import ModelFile
+    from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
     from forebay.server.served import Served
     from forebay.surfaces.container.recipe import Recipe
@@ -38,13 +36,11 @@ def surface_of(target: str | None) -> Surface | None:
     return NativeSurface() if target is None else next((one for one in surfaces() if one.detect(target)), None)
 
 
-def _serve_file(
-    path: Path, overrides: Overrides, loaded: Callable[[], ModelFile] | None, openvino: OpenVinoOptions
-) -> Served:
+def _serve_file(path: Path, overrides: Overrides, shared: SharedFile | None, openvino: OpenVinoOptions) -> Served:
     """Serve a model file with OpenVINO, for projects of its server that name some and may have it in memory."""
     from forebay.surfaces.native import serve_model_file
 
-    return serve_model_file(path, overrides, loaded, openvino)
+    return serve_model_file(path, overrides, shared, openvino)
 
 
 def build(target: str | None, options: Options) -> Project:

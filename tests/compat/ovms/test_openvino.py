@@ -16,7 +16,10 @@ from tests.waiting import eventually, reached
 
 from forebay.arrays.tensors import from_array
 from forebay.cli.main import main
-from forebay.errors import InvalidRequest, NotPrepared
+from forebay.errors import InvalidRequest, ModelError, NotPrepared
+from forebay.runtimes.trial import TrialLimits
+from forebay.surfaces.ovms.model_nodes import SharedModels
+from forebay.surfaces.ovms.model_versions import ModelEntry
 
 pytestmark = pytest.mark.anyio
 pytest.importorskip("openvino")
@@ -278,6 +281,22 @@ def test_a_model_that_cannot_be_read_is_told_by_check(tmp_path, capsys):
     write(tmp_path, {"config.json": config("add", graphs=()), "add/1/add.xml": "nonsense"})
     assert main(["check", str(tmp_path)]) == 2
     assert f"the model 'add' ({tmp_path}/add/1/add.xml) cannot be loaded: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("use", ["graph", "endpoint"])
+def test_a_model_that_takes_more_memory_than_it_may_is_not_loaded_here(tmp_path, use):
+    # F122: a file of 3 KB took gigabytes of the server while the library worked its constants out.
+    import openvino
+    from openvino import opset13 as ops
+
+    x = ops.parameter([-1], np.float32, name="x")
+    many = ops.broadcast(ops.constant(np.float32(1)), ops.constant(np.array([1 << 28], np.int64)))
+    total = ops.reduce_sum(many, ops.constant(np.array([0], np.int64)), keep_dims=False)
+    openvino.save_model(openvino.Model([ops.add(x, total)], [x], "m"), tmp_path / "m.xml")
+    models = SharedModels(None, TrialLimits(60.0, 256 << 20))
+    entry = ModelEntry(name="m", version="1", path=tmp_path / "m.xml")
+    with pytest.raises(ModelError, match=r"the model 'm' .* bytes of memory \(--max-trial-bytes\)"):
+        models.get(entry) if use == "graph" else models.of(entry).trial([])
 
 
 async def test_models_are_served_as_well(tmp_path):  # O100, O106

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from forebay.graph.drawing.draw import Drawable
     from forebay.runtimes.contract import OpenVinoOptions
-    from forebay.runtimes.model_file import ModelFile
+    from forebay.runtimes.trial import SharedFile
     from forebay.server.config import HttpConfig, Overrides
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
@@ -306,11 +306,11 @@ def _repository_of(model: type[Model], overrides: Overrides) -> RepositoryTarget
 def serve_model_file(
     path: Path,
     overrides: Overrides,
-    loaded: Callable[[], ModelFile] | None = None,
+    shared: SharedFile | None = None,
     openvino: OpenVinoOptions | None = None,
 ) -> Served:
     """Build the endpoint of a model file; see `read_model_file`. What is odd about the file is logged."""
-    found = read_model_file(path, overrides, loaded, openvino)
+    found = read_model_file(path, overrides, shared, openvino)
     for warning in found.warnings:
         log.warning("%s", warning)
     return serve_model(found.model, overrides, found.spec)

@@ -18,10 +18,10 @@ from forebay.workers.cores import usable_cores
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from forebay.runtimes.contract import OpenVinoOptions
-    from forebay.runtimes.model_file import ModelFile
+    from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
 
 SUFFIXES: Final = (".onnx", ".xml")
@@ -43,27 +43,30 @@ def is_model_file(target: str) -> bool:
 def read_model_file(
     path: Path,
     overrides: Overrides,
-    loaded: Callable[[], ModelFile] | None = None,
+    shared: SharedFile | None = None,
     openvino: OpenVinoOptions | None = None,
 ) -> ModelTarget:
     """Try a model file and find out what it takes and gives, and how it can be batched.
 
     Args:
         overrides: What the person says.
-        loaded: Returns the model, where workers in this process share it with others who use it.
+        shared: The file, where workers in this process share it with others who use it.
         openvino: What OpenVINO is told, where it is to run the file.
 
     Raises:
         ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.
     """
     path = folder_of(path) or path
-    if loaded is None and not path.is_file() and path.suffix in SUFFIXES:
+    if shared is None and not path.is_file() and path.suffix in SUFFIXES:
         raise ConfigError(f"the model is '{path}', and no file is there")
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, usable_cores() // workers_of(overrides.workers, devices))
-    limits = TrialLimits(overrides.trial_s, overrides.max_trial_bytes)
     wanted = [device for device in devices if device.kind != "cpu"]
-    trial = tried(path, RunOptions(threads=threads, signature="", openvino=openvino), wanted, limits)
+    if shared is None:
+        limits = TrialLimits(overrides.trial_s, overrides.max_trial_bytes)
+        trial = tried(path, RunOptions(threads=threads, signature="", openvino=openvino), wanted, limits)
+    else:
+        trial = shared.trial(wanted)
     if trial.missing:
         raise ConfigError(
             f"{path} cannot run on {trial.missing[0]}: what runs it here ({trial.library}) knows no such device"
@@ -73,7 +76,7 @@ def read_model_file(
     plan = FilePlan(
         str(path.absolute()), trial.main, None if is_tied else threads, trial.name, others, openvino=openvino
     )
-    model = class_of(plan, loaded)
+    model = class_of(plan, None if shared is None else shared.load)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
     why_not = trial.main.sharing.why_not
     warnings = [f"{path} is run on one request at a time: {why_not}"] if why_not else []

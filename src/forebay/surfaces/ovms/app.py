@@ -13,6 +13,7 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, NotFound
 from forebay.repository.retries import MAX_PAUSE_S
+from forebay.runtimes.trial import TrialLimits
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.stock_offer import FIRST_PAUSE_S
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
     from forebay.graph.drawing.draw import Drawable
     from forebay.runtimes.contract import OpenVinoOptions
-    from forebay.runtimes.model_file import ModelFile
+    from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
     from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
     from forebay.surfaces.ovms.layout import GraphLayout, InferenceNode
     from forebay.surfaces.ovms.model_versions import ModelEntry
 
-ServeFile: TypeAlias = "Callable[[Path, Overrides, Callable[[], ModelFile] | None, OpenVinoOptions], Served]"
+ServeFile: TypeAlias = "Callable[[Path, Overrides, SharedFile | None, OpenVinoOptions], Served]"
 """Serves a model file under the name and version that are said, as one that is in memory, if there is one."""
 
 ANY_VERSION: Final = "0"
@@ -63,7 +64,9 @@ class OvmsApp(App):
         self._runs_here = "worker_kind" not in options.given
         self.source = self._built
         self._serve_file = serve_file
-        self._in_memory = SharedModels(stored)
+        self._in_memory = SharedModels(
+            stored, TrialLimits(options.overrides.trial_s, options.overrides.max_trial_bytes)
+        )
         self._servables: dict[str, frozenset[str]] = {}
         self._has_started = False
         self.retired: dict[str, dict[str, dict[str, Any]]] = {}
@@ -177,7 +180,7 @@ class OvmsApp(App):
             return self._serve_file(entry.path, overrides, None, entry.options)
         threads = max(overrides.threads, entry.options.requests)
         overrides = msgspec.structs.replace(overrides, worker_kind="thread", threads=threads)
-        return self._serve_file(entry.path, overrides, functools.partial(self._in_memory.get, entry), entry.options)
+        return self._serve_file(entry.path, overrides, self._in_memory.of(entry), entry.options)
 
     def _built(self, name: str, version: str) -> Served:
         """Build a graph or a version of a model that the configuration names.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, RunnerFailed
@@ -13,6 +13,8 @@ from forebay.runtimes.contract import RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
+from forebay.runtimes.trial import TrialLimits, tried
+from forebay.server.config import Overrides
 from forebay.surfaces.ovms.fitting import Ports, bound
 from forebay.surfaces.ovms.model_versions import StoredModels
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
@@ -23,19 +25,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.repository.cache import Lease
+    from forebay.repository.listing import StoredFile
+    from forebay.runtimes.contract import OpenVinoOptions
+    from forebay.runtimes.trial import SharedFile, Trial
     from forebay.surfaces.ovms.layout import InferenceNode
     from forebay.surfaces.ovms.model_versions import ModelEntry
     from forebay.types.call import Item, Outcome
+    from forebay.types.devices import Device
     from forebay.workers.runner import WorkerContext
 
 
-class SharedModels:
-    """The models in memory, each once, whoever uses it: nodes of graphs, and the endpoint that serves it directly."""
+_Key: TypeAlias = "tuple[Path, str, OpenVinoOptions, tuple[StoredFile, ...]]"
+_MAX_TRIALS: Final = 64
+"""Files of which it is remembered what they are."""
 
-    def __init__(self, stored: StoredModels | None = None) -> None:
+
+class SharedModels:
+    """The models in memory, each once, whoever uses it: nodes of graphs, and the endpoint that serves it directly.
+
+    A file is tried elsewhere before it is loaded: it may take any memory.
+    """
+
+    def __init__(self, stored: StoredModels | None = None, limits: TrialLimits | None = None) -> None:
         self.fetch = (stored or StoredModels()).fetch
         """Has the files of a model on this machine."""
-        self._loaded: WeakValueDictionary[tuple[Path, str, object, object], ModelFile] = WeakValueDictionary()
+        self._limits = limits or TrialLimits(Overrides().trial_s, None)
+        self._loaded: WeakValueDictionary[_Key, ModelFile] = WeakValueDictionary()
+        self._trials: dict[tuple[_Key, Sequence[Device]], Trial] = {}
         self._lock = threading.Lock()
 
     def get(self, entry: ModelEntry) -> ModelFile:
@@ -45,11 +61,38 @@ class SharedModels:
             ModelError: If it cannot be loaded.
         """
         with self._lock:
-            key = (entry.path, entry.device, entry.options, entry.look())
+            key = _key(entry)
             file = self._loaded.get(key)
             if file is None:
+                if not any(one == key for one, _ in self._trials):
+                    self._try(entry, key, ())
                 file = self._loaded[key] = self._load(entry)
             return file
+
+    def of(self, entry: ModelEntry) -> SharedFile:
+        """Return a model for who loads it later."""
+        return _Shared(self, entry)
+
+    def trial(self, entry: ModelEntry, devices: Sequence[Device]) -> Trial:
+        """Return what a file is.
+
+        Raises:
+            ModelError: If it cannot be loaded.
+        """
+        with self._lock:
+            return self._try(entry, _key(entry), tuple(devices))
+
+    def _try(self, entry: ModelEntry, key: _Key, devices: Sequence[Device]) -> Trial:
+        found = self._trials.get((key, devices))
+        if found is None:
+            options = RunOptions(signature="", openvino=entry.options)
+            found, problem = caught(tried, entry.path, options, devices, self._limits)
+            if problem is not None:
+                raise _unloaded(entry, problem) from problem
+            while len(self._trials) >= _MAX_TRIALS:
+                del self._trials[next(iter(self._trials))]
+            self._trials[key, devices] = found
+        return found
 
     @staticmethod
     def _load(entry: ModelEntry) -> ModelFile:
@@ -57,8 +100,30 @@ class SharedModels:
         runtime, problem = caught(OpenVino, entry.path, RunOptions(device=device, openvino=entry.options))
         if problem is None:
             return ModelFile(entry.name, runtime)
-        why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
-        raise ModelError(f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}") from problem
+        raise _unloaded(entry, problem) from problem
+
+
+class _Shared:
+    """A model that is shared; a `SharedFile`."""
+
+    def __init__(self, models: SharedModels, entry: ModelEntry) -> None:
+        self._models = models
+        self._entry = entry
+
+    def trial(self, devices: Sequence[Device]) -> Trial:
+        return self._models.trial(self._entry, devices)
+
+    def load(self) -> ModelFile:
+        return self._models.get(self._entry)
+
+
+def _key(entry: ModelEntry) -> _Key:
+    return entry.path, entry.device, entry.options, entry.look()
+
+
+def _unloaded(entry: ModelEntry, problem: BaseException) -> ModelError:
+    why = problem.message if isinstance(problem, ForebayError) else reason_of(problem)
+    return ModelError(f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}")
 
 
 class InferenceRunner:
