@@ -170,6 +170,7 @@ class GraphPool:
         slots: int,
         decode: Callable[[Item], Mapping[str, Any]] = _whole_body,
         encode: Callable[[Item, Mapping[str, Any]], Outcome] = _results,
+        hears_all: bool = False,
     ) -> None:
         """Describe the graph.
 
@@ -180,6 +181,8 @@ class GraphPool:
             decode: Turns a request into a value for each input of the graph, an absent one carries nothing; runs on the
                 loop, and a `ForebayError` it raises is the answer.
             encode: Turns the results by output, those that came, into the outcome; as `decode`.
+            hears_all: Whether a request goes on where a node has failed, so that its outcome does not depend on which
+                node fails first: nodes behind the failure are passed over, and a join hands on that of its first port.
 
         Raises:
             ConfigError: If the graph is not well-formed or a node has no endpoint.
@@ -195,6 +198,7 @@ class GraphPool:
         self._slots = slots
         self._decode = decode
         self._encode = encode
+        self._hears_all = hears_all
         self._on_idle: Callable[[], None] = lambda: None
         self._runs: dict[Entry, _Run] = {}
         self._count = 0
@@ -334,7 +338,11 @@ class GraphPool:
             return
         while firings := state.ready():
             for firing in firings:
-                self._ask(run, firing, 1)
+                failure = _failure_in(firing.inputs) if self._hears_all else None
+                if failure is None:
+                    self._ask(run, firing, 1)
+                else:
+                    self._emit(run, state.complete(firing, dict.fromkeys(firing.node.outputs, failure)))
                 if run.entry not in self._runs:
                     return  # it was refused at once, and has ended
         if stream is not None:
@@ -405,6 +413,9 @@ class GraphPool:
         is_begun = run.batch.has_streamed
         if attempt < node.attempts and error.code in AGAIN and has_time and not is_begun and not self._is_stopping:
             self._ask(run, firing, attempt + 1)
+        elif self._hears_all:
+            self._emit(run, run.state.complete(firing, dict.fromkeys(firing.node.outputs, Failure(error))))
+            self._launch(run)
         else:
             self._fail(run, error)
 
@@ -457,6 +468,10 @@ class GraphPool:
             self._fed(run, stream)
 
     def _finish(self, run: _Run) -> None:
+        failure = _failure_in(run.results) if self._hears_all else None
+        if failure is not None:
+            self._end(run, failure)
+            return
         if self._streams:
             self._end(run, None)
             return
@@ -489,6 +504,10 @@ class GraphPool:
             asyncio.get_running_loop().call_soon(run.done, run.batch, [outcome])
         else:
             run.done(run.batch, [outcome])
+
+
+def _failure_in(values: Mapping[str, Any]) -> Failure | None:
+    return next((value for value in values.values() if type(value) is Failure), None)
 
 
 def _elements(firing: Firing, port: str) -> Sequence[Any]:

@@ -75,6 +75,46 @@ def test_a_diamond_gives_every_op_what_it_reads_for_each_of_many_requests(hosted
     assert found == [f"q{number}AB+q{number}ACD" for number in range(200)]
 
 
+@pytest.mark.parametrize("late", ["B", "C"])
+def test_of_two_branches_that_fail_the_first_input_counts(hosted, late):  # F106
+    other = threading.Event()
+
+    class Refuse(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            if self.name == late:
+                assert other.wait(PATIENCE_S)
+            try:
+                return {}, False, {"B": 71, "C": 72}[self.name], f"refused by {self.name}"
+            finally:
+                other.set()
+
+    request = RequestOp()
+    join = Tag(name="D", input_ops=[Refuse(name=name, input_ops=[request]) for name in "BC"])
+    last = Tag(name="E", input_ops=[join])
+    answer = hosted(last, lambda service: ask(service, q="x"))
+    assert (answer.err_no, answer.err_msg) == (71, "refused by B")
+
+
+def test_what_a_branch_still_does_when_another_has_failed_changes_no_answer(hosted):  # F106
+    has_run = threading.Event()
+
+    class Fail(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            raise ValueError("broken")
+
+    class Late(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            has_run.set()
+            return {"q": "late"}, False, None, ""
+
+    request = RequestOp()
+    join = Tag(name="D", input_ops=[Late(name="B", input_ops=[request]), Fail(name="C", input_ops=[request])])
+    answer = hosted(join, lambda service: ask(service, q="x"))
+    assert answer.err_no != 0
+    assert "broken" in answer.err_msg
+    assert has_run.is_set()
+
+
 def test_an_edge_may_skip_a_level(hosted):
     # P67, trap 11
     request = RequestOp()

@@ -108,13 +108,14 @@ def test_bad_json(fronts, body):  # P23
 @pytest.mark.parametrize("verb", ["GET", "PUT", "DELETE", "PATCH"])
 def test_other_verbs(fronts, verb):  # P23
     answer = fronts.client.request(verb, "/svc/prediction")
-    assert fault(answer)[0] == 405
+    assert (answer.status_code, answer.text) == (405, "Method Not Allowed\n")
     assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("path", ["/", "/svc", "/svc/", "//prediction", "/a/b/c", "/svc/prediction/", "/a%2Fb/c"])
 def test_paths_that_are_no_services(fronts, path):  # P23
-    assert fault(fronts.client.post(f"http://127.0.0.1:{fronts.http_port}{path}", content=ASKED)) == (404, 5)
+    answer = fronts.client.post(f"http://127.0.0.1:{fronts.http_port}{path}", content=ASKED)
+    assert (answer.status_code, answer.text) == (404, "Not Found\n")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_pages_stand_beside_the_services():  # P149, trap 30
         assert fronts.client.get("/readyz").status_code == 503
         assert "# HELP" in fronts.client.get("/metrics").text
         assert fronts.client.get("/models").json() == {"models": []}
-        assert fault(fronts.client.post("/healthz"))[0] == 405
+        assert fronts.client.post("/healthz").status_code == 405
         for name in ("v2", "models", "metrics", "docs", "healthz"):
             assert fronts.post(f"/{name}/health", ASKED).json()["value"] == ["1"]
             assert fronts.inference.last.name == name

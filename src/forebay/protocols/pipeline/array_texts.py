@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as texts that `literal` reads back bit by bit, and that look as NumPy prints them where they are short."""
+"""Arrays as texts that look as NumPy prints them where they are short.
+
+Those of numbers, booleans and texts are read back by `literal` bit by bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, cast
 
 from forebay.types.datatypes import BY_NUMPY
 
@@ -15,14 +21,14 @@ def array_text(value: Any) -> str:
     Every element is written with as many digits as it takes to read the same value back, and none is left out.
 
     Raises:
-        TypeError: If its elements are no numbers, booleans or texts.
+        TypeError: If it holds objects of which only their own class could say what they are.
     """
     import numpy as np
 
     array = np.asarray(value)
     kind = array.dtype.kind
     if kind != "U" and array.dtype.name not in BY_NUMPY:
-        raise TypeError(f"an array of {array.dtype} cannot be written as text; numbers, booleans and texts can")
+        return _printed(array)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.size == 0:
         shape = "" if array.ndim == 1 else f", shape={array.shape}"
@@ -50,6 +56,48 @@ _LAYOUT: Final[Mapping[str, Any]] = {
     "formatter": {},
     "legacy": False,
 }
+
+
+def _printed(array: Any) -> str:
+    """Return an array as NumPy prints it, whatever the settings of its printing are.
+
+    Raises:
+        TypeError: See `array_text`.
+    """
+    import numpy as np
+
+    if array.dtype.hasobject:
+        foreign = next((one for one in array.flat if not _is_plain(one)), None)
+        if foreign is not None:
+            found = f"{type(foreign).__module__}.{type(foreign).__qualname__}"
+            raise TypeError(f"an array with a {found} cannot be written as text; plain values of Python can")
+    # How NumPy writes the type stands behind an array without elements.
+    dtype = np.array_repr(array.ravel()[:0]).removeprefix("array([],").removesuffix(")").strip()
+    if array.size == 0:
+        shape = "" if array.ndim == 1 else f", shape={array.shape}"
+        return f"array([]{shape}, {dtype})"
+    layout: dict[str, Any] = {**_LAYOUT, "threshold": sys.maxsize}
+    body = np.array2string(array, **layout)
+    if array.dtype.name == "complex128":
+        return f"array({body})"
+    line = f"array({body},".rpartition("\n")[2]
+    gap = " " if len(line) + len(dtype) + 2 <= _LAYOUT["max_line_width"] else "\n      "
+    return f"array({body},{gap}{dtype})"
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    """Tell whether `repr` of a value runs no code of a project."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return depth < _MAX_DEPTH and all(_is_plain(one, depth + 1) for one in cast("Sequence[object]", value))
+    if kind is dict:
+        found = cast("dict[object, object]", value)
+        return _is_plain([*found, *found.values()], depth)
+    return kind in _PLAIN
+
+
+_MAX_DEPTH: Final = 16
+_PLAIN: Final = {type(None), bool, int, float, complex, str, bytes, date, datetime, time, timedelta, Decimal}
 
 
 def _dtype_text(array: Any) -> str:

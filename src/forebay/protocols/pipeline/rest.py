@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 from google.protobuf import json_format
@@ -39,8 +39,8 @@ MAX_TEXTS: Final = 100_000
 class _Usual(msgspec.Struct):
     """A request as nearly all are: without tensors."""
 
-    key: list[str] = []
-    value: list[str] = []
+    key: list[str | None] = []
+    value: list[str | None] = []
     name: str = ""
     method: str = ""
     logid: _INT64 = 0
@@ -68,13 +68,15 @@ def is_quick(body: bytes, kind: Any = Request) -> bool:
 
 
 def request_of(body: bytes, kind: Any = Request) -> Any:
-    """Read a request; an empty body is an empty request, and unknown fields are skipped.
+    """Read a request; an empty body or `null` is an empty request, and unknown fields are skipped.
 
     Raises:
         InvalidRequest: If it is no such JSON, or has too many values.
     """
     first = body.lstrip()[:1]
     if not first:
+        return kind()
+    if body.strip() == b"null":
         return kind()
     if first != b"{":
         raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object")
@@ -84,8 +86,8 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
         try:
             usual = _usual.decode(body)
             return Request(
-                key=usual.key,
-                value=usual.value,
+                key=_texts(usual.key),
+                value=_texts(usual.value),
                 name=usual.name,
                 method=usual.method,
                 logid=usual.logid,
@@ -97,6 +99,11 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
         return json_format.Parse(body, kind(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeError, RecursionError, ValueError) as error:
         raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from error
+
+
+def _texts(found: list[str | None]) -> list[str]:
+    """Return texts; the gateway takes `null` for an empty one."""
+    return [text or "" for text in found] if None in found else cast("list[str]", found)
 
 
 def _count(body: bytes) -> None:

@@ -2,8 +2,10 @@
 """Texts of requests and answers: what is read out of them, what stays a text, and how arrays are written."""
 
 import ast
+import datetime as dt
 import re
 import resource
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -245,6 +247,43 @@ def test_arrays_are_written_as_numpy_writes_them():
     assert array_text(np.arange(3, dtype=">i4")) == "array([0, 1, 2], dtype=int32)"
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1, "a", None, b"x"], object),
+        np.array([[1, [2, (3.5, {"a": None})]]], object),
+        np.array([1 + 2j, 0.5]),
+        np.array([1 + 2j], "complex64"),
+        np.array(["2020-01-01", "NaT"], "datetime64[D]"),
+        np.array([5], "timedelta64[s]"),
+        np.array([b"ab"]),
+        np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]),
+        np.array([[dt.date(2020, 1, 1), dt.timedelta(1)]]),
+        np.zeros((0, 3), complex),
+        np.zeros(0, object),
+        np.array(None),
+        np.arange(2000) * 1j,
+    ],
+)
+def test_arrays_of_other_types_are_written_as_numpy_prints_them(array):  # F105
+    with np.printoptions(threshold=sys.maxsize):
+        usual = repr(array)
+    with np.printoptions(precision=1, threshold=3, linewidth=10, sign="+"):
+        assert array_text(array) == usual
+
+
+def test_objects_that_print_themselves_are_not_printed():
+    class Own:
+        def __repr__(self):
+            raise AssertionError("code of the project")
+
+    for found in (Own(), [Own()], {"a": Own()}, type("Text", (str,), {})("a")):
+        array = np.empty(1, object)
+        array[0] = found
+        with pytest.raises(TypeError, match=r"an array with a .* cannot be written"):
+            array_text(array)
+
+
 def test_numpys_own_settings_are_neither_read_nor_changed():
     given = [np.linspace(-1, 1e-9, 8), np.array([np.nan, np.inf, -np.inf]), np.array([True]), np.array(["a"])]
     usual = [array_text(array) for array in given]
@@ -262,12 +301,6 @@ def test_an_old_client_can_evaluate_the_text():
     text = array_text(np.array([[0.1, np.nan], [np.inf, -1.0]], "float32"))
     found = eval(text, {"array": np.array, "nan": np.nan, "inf": np.inf, "float32": np.float32})
     assert same_array(found, np.array([[0.1, np.nan], [np.inf, -1.0]], "float32"))
-
-
-@pytest.mark.parametrize("value", [np.array([None]), np.array([1j]), np.array(["2020-01-01"], "M8[D]")])
-def test_what_cannot_be_read_back_is_not_written(value):
-    with pytest.raises(TypeError, match="cannot be written"):
-        array_text(value)
 
 
 def test_nothing_is_evaluated_anywhere():  # P154

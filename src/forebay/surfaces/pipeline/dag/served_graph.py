@@ -78,7 +78,7 @@ class ServedGraph:
                 max_timeout_s=NEVER_S,
             ),
             BatchConfig(max_size=1, idle="go", capacity=config.max_queue),
-            GraphPool(dag.spec, nodes, slots=slots),
+            GraphPool(dag.spec, nodes, slots=slots, hears_all=True),
         )
         self.nodes = {one: node.endpoint for one, node in nodes.items()}
         self._observers = Observers(dag, config, self.nodes, slots)

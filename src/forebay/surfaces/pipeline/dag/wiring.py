@@ -10,13 +10,14 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.surfaces.pipeline.config import settle
+from forebay.surfaces.pipeline.dag.input_order import input_order
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
 from forebay.types.did_you_mean import listed, meant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from forebay.surfaces.pipeline.config import PipelineConfig
 
@@ -88,13 +89,14 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
     if len(sources) != 1:
         msg = f"{len(sources)} RequestOps lead to the answer; exactly one is needed, the input op of the first ops"
         raise ConfigError(msg)
+    _check_circle(ops)
+    order = input_order(response_op.get_input_ops()[0])
     spec = GraphSpec(
         name=name,
         inputs=(REQUEST,),
         outputs={RESULT: response_op.get_input_ops()[0].name},
-        nodes=tuple(_node(op, first_arrival=first_arrival) for op in ops),
+        nodes=tuple(_node(op, order.get(op), first_arrival=first_arrival) for op in ops),
     )
-    _check_circle(ops)
     warnings = [*check(spec), *_unused(used, config)]
     by_name = {op.name: op for op in _sorted(ops)}
     settings = {op.name: _settings(op, config, warnings) for op in by_name.values()}
@@ -139,8 +141,8 @@ def _check_ops(ops: Iterable[Op], *, first_arrival: bool) -> None:
             raise ConfigError(msg)
 
 
-def _node(op: Op, *, first_arrival: bool) -> NodeSpec:
-    inputs = {one.name: one.name for one in op.get_input_ops()}
+def _node(op: Op, order: Sequence[Op] | None, *, first_arrival: bool) -> NodeSpec:
+    inputs = {one.name: one.name for one in order or op.get_input_ops()}
     policy = "first" if first_arrival and len(inputs) > 1 else "sync"
     return NodeSpec(name=op.name, inputs=inputs, outputs={OUT: op.name}, policy=policy)
 

@@ -52,6 +52,7 @@ _IGNORED: Final = frozenset({b"content-type", b"accept", b"content-encoding", b"
 _CONTRACT: Final = Contract(raw_input=False, raw_output=False, batchable=False, streams=False)
 _OPEN_PAGES: Final = frozenset({"/healthz", "/readyz"})
 _JSON: Final = (b"content-type", b"application/json")
+_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 
 class Gateway(Mapping[bytes, Route]):
@@ -247,10 +248,10 @@ class PipelineHttp:
         elif protocol is not None:
             await protocol(scope, receive, send)
         elif not is_service and path not in self._pages:
-            await _write(send, 404, rest.fault_json(5, "Not Found"))
+            await _write(send, 404, b"Not Found\n", kind=_TEXT)
         elif verb not in ({"POST"} if is_service else {"GET", "HEAD"}):
             allowed = b"POST" if is_service else b"GET, HEAD"
-            await _write(send, 405, rest.fault_json(12, "Method Not Allowed"), (b"allow", allowed))
+            await _write(send, 405, b"Method Not Allowed\n", (b"allow", allowed), kind=_TEXT)
         elif is_service:
             route = self._gateway.route(segments[1], segments[2])
             await Predict(route, Peer(scope.get("client")))(scope, receive, send)
@@ -277,7 +278,9 @@ def _peer(request: Request) -> str:
     return ":".join(map(str, client)) if client else ""
 
 
-async def _write(send: Send, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
-    headers = [_JSON, (b"content-length", str(len(body)).encode()), *more]
+async def _write(
+    send: Send, status: int, body: bytes, *more: tuple[bytes, bytes], kind: tuple[bytes, bytes] = _JSON
+) -> None:
+    headers = [kind, (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -52,14 +52,14 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
     """Read the pairs and tensors of a request.
 
     Raises:
-        ForebayError: With 8000 if keys and values do not come in pairs, a tensor cannot be read, or the values would
-            take more than the request allows for.
+        ForebayError: With 8000 if a key has no value, a tensor cannot be read, or the values would take more than the
+            request allows for.
     """
     keys, values = request.key, request.value
-    if len(keys) != len(values):
+    if len(keys) > len(values):
         text = f"the request has {len(keys)} keys and {len(values)} values; each key needs one value"
         raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
-    found: dict[str, Any] = dict(zip(keys, values, strict=True))
+    found: dict[str, Any] = dict(zip(keys, values, strict=False))  # further values are ignored
     if mode != "raw":
         from forebay.protocols.pipeline import literal
         from forebay.protocols.pipeline.literal_limits import Budget, LiteralTooLarge
@@ -100,7 +100,7 @@ def pack(channeldata: ChannelData, response_class: Any = None, *, as_tensors: bo
             tensors.pack(response.tensors.add(), name, value)
             continue
         if not is_arrays and not isinstance(value, str):
-            text = f"fetch var type must be str({type(value)})."
+            text = f"@DAGExecutor fetch var type must be str({type(value)})."
             return pack_error(CustomExceptionCode.TYPE_ERROR.value, text, response_class)
         response.key.append(name)
         response.value.append(_text(value))
