@@ -212,7 +212,7 @@ class ByteBudget:
             lazy = [account for account in self.unread if account.does_not_read(now)]
             if not lazy or not self._drop_slowest(lazy, now):
                 break
-        if for_arriving and self.arriving and self.is_exceeded():
+        if for_arriving and self.is_exceeded():
             largest = max(self.arriving, key=lambda account: account.arriving)
             largest.refuse_arriving(self.exceeded())
         while self.unread_bytes > self.max_bytes:

@@ -60,6 +60,11 @@ class Session(Protocol):
         ...
 
     @property
+    def held(self) -> int:
+        """How many of the last requests may still be in memory."""
+        ...
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing runs: only a further request would lead to an answer."""
         ...

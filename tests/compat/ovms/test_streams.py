@@ -188,6 +188,21 @@ async def test_requests_that_wait_for_company_do_not_count_as_inside(tmp_path): 
     assert brief(answers) == [(number, "output", b"a+b") for number in range(300)]
 
 
+async def test_a_stream_knows_how_many_requests_it_holds(tmp_path):  # F78: they count until they were worked off
+    write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
+    async with serving(tmp_path, name="g") as face:
+        stream = face.stream("g")
+        assert stream.inner.held == 0
+        for number in range(3):
+            stream.send(tensor("a", b"a"), **at(number))
+        await reached(lambda: not stream.inner.pending, "them to wait")
+        assert stream.inner.held == 3
+        stream.send(tensor("b", b"b"), **at(2))
+        await reached(lambda: not stream.inner.held, "all to be worked off")
+        stream.close()
+        assert (await stream.rest())[1] is None
+
+
 async def test_only_so_many_requests_may_wait_for_company(tmp_path, monkeypatch):
     monkeypatch.setattr(calls, "MAX_WAITING", 5)
     write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})

@@ -316,6 +316,11 @@ class GraphStream:
         return 0 if self._lacking else len(self._asked)
 
     @property
+    def held(self) -> int:
+        """How many of the last requests may still be in memory: none once all were worked off."""
+        return 0 if self._is_idle and not self._lacking else len(self._asked)
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing runs: only a further request would lead to an answer."""
         return self._has_ended or self._request is None or (self._is_idle and not self._packets.held)

@@ -60,6 +60,8 @@ class InferStream:
         self.has_begun = False
         self.joined: Served | None = None
         self._session: Session | None = None
+        self._in_session: deque[int] = deque()
+        """What is counted of the messages that the session may still hold."""
         self._has_ended = False
         self._is_leaving = False
         self._failed: ForebayError | None = None
@@ -79,7 +81,9 @@ class InferStream:
                 except ForebayError as error:
                     self._put_in_line(object(), _error(error, self.id))
                 else:
-                    if asked is not None and not asked.done:
+                    if asked is None:
+                        self._in_session.append(self._call.keep_message())
+                    elif not asked.done:
                         self._open.add(asked)
                         asked.kept_bytes = self._call.keep_message()
                 while self._is_full():
@@ -252,6 +256,9 @@ class InferStream:
         return len(self._open) + self._waiting + len(self._out) + pending >= MAX_IN_FLIGHT
 
     def _make_room(self) -> None:
+        held = 0 if self._session is None or self._has_ended else self._session.held
+        while len(self._in_session) > held:
+            self._call.release_message(self._in_session.popleft())
         if self._is_leaving:
             self._wake()
         if self._room is not None and not self._room.done() and not self._is_full():

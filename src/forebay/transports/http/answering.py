@@ -535,6 +535,7 @@ class AnsweringConnection(HttpToolsProtocol):
     def _hang_up(self) -> None:
         talk = self.talk
         self._body.drop()
+        self.rest_before()
         talk.on(LEAVE)
         if talk.state is LINGER and self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
