@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import msgspec
 
 from forebay.errors import Unavailable
-from forebay.repository import cache
 from forebay.repository.cache import Cache
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
@@ -55,24 +54,13 @@ class ModelRules(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: Which of its keys names them.
         names: Those of `paths`.
-        cache_size: Versions that are kept in memory; None keeps all.
+        cache_size: Versions that are kept in memory; None keeps all. Calls that use more at the same time have them all
+            the same, as with the original, which counts every ten seconds; what is too much leaves with its last call.
     """
 
     kind: Kind
     names: tuple[str, ...] = ()
     cache_size: int | None = None
-
-
-class AllInUse(UserRuntimeException):
-    """Other calls use as many models as are kept in memory. A request that ends with this is to come again.
-
-    Attributes:
-        reason: The same for clients.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class _Loaded:
@@ -97,7 +85,9 @@ class HandlerModels:
         self._is_told = threading.Event()
         self._news = threading.Condition()
         self._is_over = False
-        self._cache: Cache[_Loaded] = Cache("models in memory", self._unload, max_count=rules.cache_size)
+        self._cache: Cache[_Loaded] = Cache(
+            "models in memory", self._unload, max_count=rules.cache_size, may_exceed=True
+        )
         self._asked: dict[int, Future[str]] = {}
         self._numbers = itertools.count(1)
         self._here = threading.local()
@@ -120,7 +110,6 @@ class HandlerModels:
 
         Raises:
             UserRuntimeException: If there is no such model or version, or it cannot be loaded.
-            AllInUse: If other calls use all that is kept.
         """
         if not self._is_told.wait(FIRST_S):
             raise UserRuntimeException("the server does not say which models there are")
@@ -234,7 +223,7 @@ class HandlerModels:
         if time.monotonic() < self._failed.get(key, 0.0):
             return old
         new: Lease[_Loaded] | None = answered(
-            lambda: self._loaded(name, number, version, key, size, before),
+            lambda: self._loaded(name, number, version, key, size),
             lambda error: logger.error("%s; the model that was loaded before serves on", text_of(error)),
         )
         if new is None:
@@ -244,17 +233,9 @@ class HandlerModels:
         old.release()
         return new
 
-    def _loaded(
-        self, name: str, number: int, version: str, key: str, size: int, before: str | None = None
-    ) -> Lease[_Loaded]:
-        """Return the use of a version, which takes the place of what was loaded `before`."""
-        leases: list[Lease[_Loaded]] = getattr(self._here, "leases", None) or []
-        own = [lease.value.key for lease in leases]  # this call would wait for itself
-        beside = own if before is None else [*own, before]
-        try:
-            lease = self._cache.take(key, size, functools.partial(self._load, name, version, key), beside=beside)
-        except cache.NoRoom as error:
-            raise AllInUse(error.message) from error
+    def _loaded(self, name: str, number: int, version: str, key: str, size: int) -> Lease[_Loaded]:
+        """Return the use of a version, which is loaded if it is not there."""
+        lease = self._cache.take(key, size, functools.partial(self._load, name, version, key))
         if self._served.get((name, number)) != key:
             self._served[name, number] = key
             self._drop()

@@ -25,9 +25,8 @@ from forebay.errors import Cancelled, ModelError
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched, method_parameters
 from forebay.surfaces.nucleus.inflow import Intake
 from forebay.surfaces.nucleus.logs import logger
-from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
-from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, UNAVAILABLE, Aborted, RpcContext
+from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, Aborted, RpcContext
 from forebay.types.caught import answered
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
@@ -212,8 +211,6 @@ class RpcRunner(HandlerHost):
             return CANCELLED, error.message
         if isinstance(error, _Undecodable):
             return INTERNAL, "Exception deserializing request!"
-        if isinstance(error, AllInUse):
-            return UNAVAILABLE, error.reason
         logger.error("%s: %s", method.rpc.name, text_of(error), exc_info=error)
         return INTERNAL, UNSERIALIZABLE if isinstance(error, _Unserializable) else INTERNAL_ERROR
 

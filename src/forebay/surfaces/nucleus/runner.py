@@ -16,12 +16,11 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 
-from forebay.errors import ModelError, NotFound, Unavailable
+from forebay.errors import ModelError, NotFound
 from forebay.surfaces.nucleus import answers, tensors
 from forebay.surfaces.nucleus.answers import Streamed
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, method_parameters, shown
 from forebay.surfaces.nucleus.logs import logger
-from forebay.surfaces.nucleus.model_client import AllInUse
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
 from forebay.types.caught import answered
@@ -248,8 +247,6 @@ def _failed(error: BaseException, *, in_words: bool = False) -> Answer | Failure
     """Return the answer to a request whose handler has raised this, with its words or without."""
     if isinstance(error, HTTPException):
         return answered(lambda: answers.http_error(error), _unforeseen)  # its detail and headers may be anything
-    if isinstance(error, AllInUse):
-        return Failure(Unavailable(error.reason))
     if in_words:
         _report(error)
         return answers.text(500, words_of(error))
