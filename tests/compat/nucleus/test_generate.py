@@ -16,7 +16,7 @@ import forebay
 PYTHON = "type: python\npath: handler.py\n"
 TENSORFLOW = "type: tensorflow\npath: handler.py\nmodels:\n  path: s3://bucket/model/\n"
 BATCHING = "server_side_batching: {max_batch_size: 2, batch_interval_seconds: 20.0}\n"
-INDEX = "--mount=type=secret,id=pip.conf,target=/etc/pip.conf"
+INDEX = "--mount=type=secret,id=pip.conf PIP_CONFIG_FILE=/run/secrets/pip.conf"
 READY = ["ls", "/run/workspace/api_readiness.txt"]
 
 
@@ -194,7 +194,7 @@ def test_a_config_of_another_name_is_the_one_that_is_served(project, generate, t
 def steps_of(text):
     """The commands of the lines that install what the project wants."""
     lines = [line for line in text.splitlines() if line.startswith(f"RUN {INDEX} forebay nucleus exec")]
-    return [" ".join(shlex.split(line)[8:]) for line in lines]
+    return [" ".join(shlex.split(line)[9:]) for line in lines]
 
 
 def test_steps_in_their_order(dockerfile):  # N139
@@ -224,6 +224,17 @@ def test_the_project_is_there_before_its_steps_and_paths_may_be_nested(dockerfil
         < text.index("forebay nucleus exec")
     )
     assert steps_of(text) == ["pip --no-cache-dir install -r deps/my reqs.txt"]
+
+
+def test_a_script_may_copy_the_pip_conf_of_its_project_to_its_usual_place(dockerfile):  # N140, F103
+    script = "cp pip.conf /etc/pip.conf\n"  # the recipe of the original for a private index
+    text = dockerfile(PYTHON, "requirements.txt", "pip.conf", **{"dependencies.sh": script})
+    runs = [line for line in text.splitlines() if line.startswith("RUN --mount")]
+    assert any("bash -e dependencies.sh" in line for line in runs)
+    for line in runs:
+        _, mount, config, *_ = line.split()
+        assert "target" not in mount  # it is read-only there
+        assert config == "PIP_CONFIG_FILE=/run/secrets/pip.conf"  # without the secret pip reads /etc/pip.conf
 
 
 def test_requirements_from_git_get_git(dockerfile):  # N140

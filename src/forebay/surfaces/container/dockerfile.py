@@ -17,8 +17,9 @@ ENVIRONMENT: Final = "/opt/venv"
 USER: Final = 10001
 
 _PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
-_INDEX: Final = "--mount=type=secret,id=pip.conf,target=/etc/pip.conf"
-"""A private index is told to one command, and to no layer."""
+_INDEX: Final = "--mount=type=secret,id=pip.conf PIP_CONFIG_FILE=/run/secrets/pip.conf"
+"""A private index is told to one command, and to no layer. A secret is read-only where it is mounted, so not at
+`/etc/pip.conf`: scripts of Nucleus projects copy a file of their own there."""
 
 
 def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
