@@ -248,6 +248,73 @@ def test_a_disk_that_fills_up_leaves_what_is_served(buckets, serve, tmp_path, ev
     assert not list(small_disk.folder.rglob("coming-*"))
 
 
+SLOW = """
+import time
+from pathlib import Path
+
+import forebay
+
+
+class Slow(forebay.Model):
+    repository = "all"
+
+    def load(self, path: Path):
+        while not Path(__file__).with_name("go").exists():
+            time.sleep(0.01)
+
+    def predict(self, batch: list[str]) -> list[str]:
+        return batch
+"""
+
+
+def test_who_waits_for_a_load_waits_no_longer_than_for_an_answer_and_may_leave(serve, tmp_path, eventually):  # F123
+    (tmp_path / "all/net/1").mkdir(parents=True)
+    (tmp_path / "all/net/1/a").write_text("a")
+    (tmp_path / "slow.py").write_text(SLOW)
+    more = ["--lazy", "--worker-kind", "thread", "--timeout-ms", "500", "--drain-s", "0.5", "--grpc-port", "0"]
+    server = serve(tmp_path / "slow.py", *more)
+    answer = ask(server, "net", "a")
+    assert (answer.status_code, answer.elapsed.total_seconds() < 25) == (503, True)  # it took 30 s, whatever was told
+    assert "'net' is still being loaded; try again later" in answer.text
+    waiting = lambda: server.metric("forebay_load_waiting")  # noqa: E731
+    eventually(lambda: waiting() == 0)
+    patient = {"x-request-timeout-ms": "3000000"}
+    with pytest.raises(httpx.ReadTimeout):
+        server.client.post("/models/net", json="a", headers=patient, timeout=0.5)
+    eventually(lambda: waiting() == 0)
+
+    def ask_until_it_is_gone():
+        with contextlib.suppress(httpx.HTTPError):
+            server.client.post("/models/net", json="a", headers=patient)
+
+    asking = threading.Thread(target=ask_until_it_is_gone)
+    asking.start()
+    eventually(lambda: waiting() == 1)
+    server.process.terminate()
+    assert server.process.wait() == 0
+    asking.join()
+    assert not [line for line in server.lines if "Traceback" in line or "Exception" in line]
+
+
+def test_a_request_that_waited_for_its_model_is_read_whole(serve, tmp_path, eventually):  # F123
+    (tmp_path / "all/net/1").mkdir(parents=True)
+    (tmp_path / "all/net/1/a").write_text("a")
+    (tmp_path / "slow.py").write_text(SLOW)
+    server = serve(tmp_path / "slow.py", "--lazy", "--worker-kind", "thread")
+    texts = ["a", "b" * 1_000_000]
+    found: list[str] = []
+    clients = [
+        threading.Thread(target=lambda text=text: found.append(ask(server, "net", text).json())) for text in texts
+    ]
+    for client in clients:
+        client.start()
+    eventually(lambda: server.metric("forebay_load_waiting") == 2)
+    (tmp_path / "go").touch()
+    for client in clients:
+        client.join()
+    assert sorted(found) == texts
+
+
 def test_a_server_that_is_killed_while_it_copies_is_followed_by_one_that_is_whole(buckets, serve, tmp_path, eventually):
     """Kill -9 at any moment of a download, then restart: through the front door; at random moments in the units."""
     bucket = "killed-server"

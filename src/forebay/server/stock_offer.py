@@ -15,6 +15,7 @@ from forebay.errors import NotFound
 from forebay.repository.retries import Refusals, Refused
 from forebay.repository.tree_rules import number_of
 from forebay.server.stock_memory import Key
+from forebay.serving.models.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from forebay.repository.version_policy import VersionPolicy
     from forebay.server.served import Served
 
+MAX_TIMEOUT_S: Final = 3600.0
+"""Longest time that a request may ask for where nothing else is said."""
 FIRST_PAUSE_S: Final = 1.0
 """Pause before something that could not be loaded is tried again."""
 
@@ -34,10 +37,14 @@ class Stocked(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         make: Builds the endpoint of a revision, given the folder with its files; called in a thread.
+        timeout_s: Time a request has if it names none itself, the load of its model included.
+        max_timeout_s: Longest time that it may ask for.
     """
 
     repository: Repository
     make: Callable[[Revision, Path], Served]
+    timeout_s: float = Model.timeout_ms / 1000
+    max_timeout_s: float = MAX_TIMEOUT_S
 
 
 class Preferred(msgspec.Struct, frozen=True):
@@ -95,6 +102,17 @@ class StockOffer:
     def owner(self, name: str) -> Stocked | None:
         """Return whose a model is."""
         return next((one for one in self._stocked if name in one.repository.catalog.models), None)
+
+    def patience_s(self, name: str, asked_s: float | None = None) -> float:
+        """Return how long a request waits for a model that is loaded for it: no longer than for its answer.
+
+        Args:
+            asked_s: The time that it names itself.
+        """
+        owner = self.owner(name)
+        if owner is None:
+            return Model.timeout_ms / 1000
+        return owner.timeout_s if asked_s is None else min(asked_s, owner.max_timeout_s)
 
     def there(self, name: str) -> Mapping[int, Revision]:
         """Return all versions of a model by their numbers."""

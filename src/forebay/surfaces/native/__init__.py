@@ -300,7 +300,7 @@ def _repository_of(model: type[Model], overrides: Overrides) -> RepositoryTarget
     def of_class(named: Overrides, files: Path) -> Served:
         return serve_model(model, named, files=files)
 
-    return RepositoryTarget(model.repository, folder, settings.name, overrides, of_class)
+    return RepositoryTarget(model.repository, folder, settings.name, overrides, of_class, settings.timeout_ms)
 
 
 def serve_model_file(

@@ -26,6 +26,7 @@ from forebay.repository.version_policy import VersionPolicy
 from forebay.runtimes.saved_model import FILE, files_problem
 from forebay.server.stock import Stock
 from forebay.server.stock_offer import Stocked
+from forebay.serving.models.model import Model
 from forebay.types.names import endpoint_name
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
         name: What the model is called if the place is one model.
         overrides: What is said about its models.
         make: Builds their endpoints.
+        timeout_ms: Time that a request has if neither it nor `overrides` name any.
         is_files: Whether its models are files that a library runs.
     """
 
@@ -58,6 +60,7 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
     name: str
     overrides: Overrides
     make: Make
+    timeout_ms: int = Model.timeout_ms
     is_files: bool = False
 
     def open(self, config: RepositoryConfig) -> Stocked:
@@ -86,7 +89,8 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
             named = {"name": revision.model, "version": str(revision.number)}
             return self.make(msgspec.structs.replace(self.overrides, **named), folder)
 
-        return Stocked(repository, make)
+        timeout_ms = self.overrides.timeout_ms or self.timeout_ms
+        return Stocked(repository, make, timeout_ms / 1000, self.overrides.max_timeout_ms / 1000)
 
 
 def stock(app: App, targets: Sequence[RepositoryTarget], config: RepositoryConfig) -> Stock | None:

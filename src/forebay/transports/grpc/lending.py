@@ -9,7 +9,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from forebay.errors import ForebayError, Unavailable
-from forebay.serving.models.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -42,9 +41,11 @@ class Lending:
             ForebayError: If it cannot be, or not in time.
         """
         assert self._app.stock is not None
+        asked_s = min(call.deadline - monotonic(), timeout_s)
+        patience_s = self._app.stock.offer.patience_s(model, asked_s if asked_s < float("inf") else None)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(min(call.deadline - monotonic(), timeout_s, Model.timeout_ms / 1000)):
+                async with asyncio.timeout(patience_s):
                     await stack.enter_async_context(self._app.stock.lend(model, version or None))
             except TimeoutError:
                 raise Unavailable(f"the model '{model}' is still being loaded; try again later") from None

@@ -160,7 +160,10 @@ class TfServing:
             async with contextlib.AsyncExitStack() as stack:
                 if served is None:
                     assert self._app.stock is not None
-                    wait_s = min(max(call.deadline - monotonic(), 0.0), self._app.load_timeout_s)
+                    asked_s = call.deadline - monotonic()
+                    wait_s = self._app.stock.offer.patience_s(
+                        given.model_spec.name, asked_s if asked_s < float("inf") else None
+                    )
                     try:
                         async with asyncio.timeout(wait_s):
                             served = await stack.enter_async_context(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -21,10 +22,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.routing import Route as PathRoute
 
-from forebay.errors import ForebayError, NotFound, Unavailable
+from forebay.errors import Cancelled, ForebayError, NotFound, Unavailable
 from forebay.protocols import openapi
 from forebay.protocols.openai.reading import PATHS
-from forebay.serving.models.model import Model
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
@@ -43,7 +43,7 @@ from forebay.transports.http.route import whole_number
 from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
     """What writes errors: status, headers and body."""
 
-_LONGEST_WAIT_MS: Final = 3_600_000
+_READ_AHEAD_BYTES: Final = 64 * 1024
+"""What is read of the body of a request whose model is being loaded."""
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
 _ABOUT: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/config)?$")
 """What tells of a model what only the model knows."""
@@ -290,24 +291,67 @@ class _Lending:
         if stock is None or found is None or _MANAGED.search(found.string):
             await self._app(scope, receive, send)
             return
+        told_ms = whole_number(dict(scope["headers"]).get(b"x-request-timeout-ms", b""))
+        patience_s = stock.offer.patience_s(found[1], told_ms / 1000 if told_ms else None)
+        ahead = _Ahead(receive)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(_patience_s(scope)):
+                async with asyncio.timeout(patience_s) as limit, ahead.until_left(limit):
                     await stack.enter_async_context(stock.lend(found[1], found[2]))
-            except TimeoutError:
-                problem = Unavailable(f"the model '{found[1]}' is still being loaded; try again later")
+            except (TimeoutError, ForebayError) as error:
+                problem = error if isinstance(error, ForebayError) else None
+                if ahead.has_left:
+                    problem = Cancelled("the client went away")
+                problem = problem or Unavailable(f"the model '{found[1]}' is still being loaded; try again later")
                 await _error(HttpRequest(scope), problem, _fault_at(path))(scope, receive, send)
                 return
-            except ForebayError as problem:
-                await _error(HttpRequest(scope), problem, _fault_at(path))(scope, receive, send)
+            await self._app(scope, ahead.receive, send)
+
+
+class _Ahead:
+    """Reads a request while it waits for its model, as that tells whether its client has left.
+
+    Attributes:
+        has_left: Whether it has.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self.has_left = False
+        self._receive = receive
+        self._read: deque[Message] = deque()
+
+    @contextlib.asynccontextmanager
+    async def until_left(self, limit: asyncio.Timeout) -> AsyncGenerator[None]:
+        """End a time limit as soon as the client has left."""
+        is_waiting = True
+
+        def over(_watching: asyncio.Task[None]) -> None:
+            if is_waiting and not limit.expired():
+                self.has_left = True
+                limit.reschedule(0.0)
+
+        watching = asyncio.ensure_future(self._watch())
+        watching.add_done_callback(over)
+        try:
+            yield
+        finally:
+            is_waiting = False  # `over` may be on its way
+            watching.cancel()
+
+    async def receive(self) -> Message:
+        """Return the next message of the request."""
+        return self._read.popleft() if self._read else await self._receive()
+
+    async def _watch(self) -> None:
+        """Return once the client has left; a long body is not read to its end for that."""
+        length = 0
+        while length <= _READ_AHEAD_BYTES:
+            message = await self._receive()
+            self._read.append(message)
+            if message["type"] == "http.disconnect":
                 return
-            await self._app(scope, receive, send)
-
-
-def _patience_s(scope: Scope) -> float:
-    """Return how long a request waits for its model: no longer than for its answer."""
-    told = dict(scope["headers"]).get(b"x-request-timeout-ms", b"")
-    return min(whole_number(told) or Model.timeout_ms, _LONGEST_WAIT_MS) / 1000
+            length += len(message.get("body", b""))
+        await asyncio.Event().wait()
 
 
 class _KeyCheck:

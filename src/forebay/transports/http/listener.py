@@ -141,11 +141,17 @@ class HttpListener:
 
 
 def _quiet(app: ASGIApp) -> ASGIApp:
-    """Let an answer to a client that has just left end without a traceback; uvloop raises when it is written."""
+    """Let an answer that nobody reads end without a traceback.
+
+    uvloop raises when an answer to a client that has just left is written. At the end of a drain connections are cut,
+    and what still works for them is cancelled.
+    """
 
     async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
+        except asyncio.CancelledError:
+            pass
         except RuntimeError as error:
             if "handler is closed" not in str(error):
                 raise
