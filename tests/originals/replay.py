@@ -54,7 +54,9 @@ def sent(client, exchange):
 
 def recorded(client, request, like=None):
     """Sends a request over HTTP and returns the answer in the form of a recording, with the headers of another one."""
-    told = client.request(request["method"], request["path"], headers=request.get("headers"), content=_body(request))
+    kind = {"content-type": "application/json"} if "json" in request else {}
+    headers = {**kind, **request.get("headers", {})}
+    told = client.request(request["method"], request["path"], headers=headers, content=_body(request))
     names = {"content-type"} if like is None else like.get("headers", {})
     answer: dict[str, Any] = {"status": told.status_code}
     if headers := {name: told.headers[name] for name in names if name in told.headers}:
