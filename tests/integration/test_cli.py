@@ -124,6 +124,10 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
         (["model:Iris"], ["model:Iris does not exist; did you mean model.py:Iris?"]),
         (["pkg.sub.nets"], ["pkg.sub.nets does not exist; did you mean pkg/sub/nets.py?"]),
         (["./pkg/sub.nets:Net"], ["did you mean ./pkg/sub/nets.py:Net?"]),
+        (["pkg.sub.nets.Net"], ["did you mean pkg/sub/nets.py:Net?"]),
+        (["pkg/sub/nets.py::Net"], ["did you mean pkg/sub/nets.py:Net?"]),
+        (["pkg/sub"], ["pkg/sub is a folder without a project file; did you mean pkg/sub/nets.py?"]),
+        (["{model}", "-p", "80"], ["did you mean --http-port?"]),
         (["pkg/nul.py"], ["pkg/nul.py", "null bytes"]),
         ([""], ["TARGET is an empty text", "folder"]),
         (["x" * 5000 + ".py"], ["x" * 200 + "... cannot be looked at: File name too long"]),
@@ -377,6 +381,19 @@ def test_a_key_without_a_certificate_is_a_mistake(cli, write, tmp_path):
     assert "--certfile" in sentence(cli("serve", write(MODEL), "--http-port", "0", "--keyfile", tmp_path / "key.pem"))
 
 
+@pytest.mark.parametrize(
+    "arguments, hint",
+    [
+        (["run", "model.py"], "did you mean serve?"),
+        (["new", "project"], "did you mean init?"),
+        (["model.py:Iris"], "did you mean forebay serve model.py:Iris?"),
+        (["--workers", "2", "serve", "model.py"], "--workers stands before the command; write forebay serve first"),
+    ],
+)
+def test_a_command_that_others_have_leads_to_ours(cli, arguments, hint):
+    assert hint in sentence(cli(*arguments))
+
+
 @pytest.mark.parametrize("keys", ["", " ", ",", ", ,"])  # F112
 def test_a_variable_with_keys_that_holds_none_does_not_let_everybody_in(cli, write, keys):  # "$ONE,$OTHER"
     said = sentence(cli("check", write(MODEL), env={**os.environ, "FOREBAY_API_KEY": keys}))
@@ -496,6 +513,8 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "0"], ["--timeout-s", "'0'"]),
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "nan"], ["--timeout-s", "nan"]),
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "1e300"], ["--timeout-s", "1e300"]),
+        (["localhost:8080/models/a", "1"], ["did you mean http://localhost:8080/models/a?"]),
+        (["http://127.0.0.1:1/x", "body.json"], ["is not JSON", "did you mean @body.json?"]),
         (["http://127.0.0.1:1/x", "{}", "--api-kye", "k"], ["--api-kye", "did you mean --api-key?"]),
         (["http://127.0.0.1:1/x", "{}", "--api-key", "a\nb"], ["--api-key", "in one line"]),
         (["http://127.0.0.1:1/x", "{}", "--api-key", ""], ["--api-key is empty"]),  # F112
@@ -504,8 +523,9 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
         (["http://127.0.0.1:1/x", "{}", "--content-type", "a\nb"], ["--content-type", "'a\\nb'"]),
     ],
 )
-def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words):
-    said = sentence(cli("call", *arguments))
+def test_what_is_wrong_with_a_call_is_one_sentence(cli, arguments, words, tmp_path):
+    (tmp_path / "body.json").write_text("{}")
+    said = sentence(cli("call", *arguments, cwd=tmp_path))
     for word in words:
         assert word in said
 

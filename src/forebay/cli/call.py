@@ -40,6 +40,7 @@ Without DATA the URL is fetched with GET.
 
 _TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
 _PIECE_BYTES: Final = 65_536
+_LONGEST_PATH: Final = 1024
 
 
 def add_parser(commands: Any) -> None:
@@ -132,7 +133,9 @@ def body_of(data: str) -> tuple[bytes, str]:
         with contextlib.suppress(RecursionError):  # the server says what it makes of that
             json.loads(data)
     except ValueError as failure:
-        raise ConfigError(f"the data is not JSON: {failure}; to send a file write @FILE") from failure
+        is_file = len(data) < _LONGEST_PATH and Path(data).is_file()
+        hint = f"did you mean @{data}?" if is_file else "to send a file write @FILE"
+        raise ConfigError(f"the data is not JSON: {failure}; {hint}") from failure
     return body, _TYPES[".json"]
 
 

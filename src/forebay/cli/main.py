@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import forebay
 from forebay.errors import ConfigError, ModelError
@@ -39,6 +39,19 @@ examples:
 """
 
 
+_USUAL: Final = {
+    **dict.fromkeys(("run", "start", "up", "launch"), "serve"),
+    **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("build", "containerize", "dockerize"), "generate"),
+    **dict.fromkeys(("validate", "lint"), "check"),
+    **dict.fromkeys(("predict", "infer", "request"), "call"),
+    "-p": "--http-port",
+    "-w": "--workers",
+}
+"""What other servers and tools call commands and flags of ours."""
+_TARGETS: Final = (".py", ".yaml", ".yml", ".onnx", ".pbtxt")
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that says what was probably meant.
 
@@ -56,7 +69,11 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
         hint = None
         if choice is not None:
-            hint = nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+            hint = _USUAL.get(choice[1]) or nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+            if choice[1].partition(":")[0].endswith(_TARGETS):
+                hint = f"{self.prog} serve {choice[1]}"
+        elif unknown in _USUAL:
+            hint = _USUAL[unknown]
         elif unknown.startswith("-"):
             hint = nearest(unknown, known)
         elif message.startswith("unrecognized arguments: ") and "--config" in known:
@@ -95,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for command in (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse):
+    every = (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse)
+    for command in every:
         command.add_parser(commands)
     given, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
@@ -104,6 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(error.message)
         return USAGE_ERROR
     tell(*(f"warning: {warning}" for warning in warnings))
+    names = {command.__name__.rpartition(".")[2] for command in every}
+    is_early = given[:1] and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}
+    if is_early and (name := next((one for one in given if one in names), None)):
+        parser.error(f"{given[0]} stands before the command; write forebay {name} first, and its options after it")
     options, unknown = parser.parse_known_args(given)
     if options.command is None:
         parser.print_help()

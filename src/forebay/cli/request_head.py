@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _TOKEN: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 """What HTTP allows as the name of a header."""
+_BARE: Final = re.compile(r"[\w.-]+(:\d+)?(/[^\s\x00-\x1f\x7f]*)?", re.ASCII)
 _URL: Final = re.compile(r"https?://[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
 
 
@@ -38,7 +39,8 @@ def url_of(text: str) -> SplitResult:
         ConfigError: If it is none.
     """
     if _URL.fullmatch(text) is None:
-        raise ConfigError(f"{text!r} is not a URL; it starts with http:// or https:// and a host, and has no space")
+        hint = f"; did you mean http://{text}?" if _BARE.fullmatch(text) else ", and has no space"
+        raise ConfigError(f"{text!r} is not a URL; it starts with http:// or https:// and a host{hint}")
     try:
         parts = urlsplit(text)
         port = parts.port

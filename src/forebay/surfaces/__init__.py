@@ -104,8 +104,13 @@ def _surface_for(target: str | None, options: Options) -> Surface:
 def _why_unknown(target: str) -> str:
     """Return why no surface knows a target, and what to do about it."""
     path = Path(target)
-    found = "is a folder without a project file" if path.is_dir() else "is no project file"
-    if not path.exists():
+    found = "is no project file"
+    if path.is_dir():
+        found = "is a folder without a project file"
+        files = [file for file in path.glob("*.py") if not file.name.startswith(("test_", "__", "setup"))]
+        if len(files) == 1:
+            return f"{target} {found}; did you mean {files[0]}?"
+    elif not path.exists():
         if file := _file_of_module(target):
             return f"{target} does not exist; did you mean {file}?"
         found = "does not exist"
@@ -118,8 +123,15 @@ def _why_unknown(target: str) -> str:
 
 
 def _file_of_module(target: str) -> str:
-    """Return the target that means the same where somebody names a module, as `pkg.model:Name`; else an empty text."""
-    module, colon, name = target.partition(":")
+    """Return the target that a module names, as in `pkg.model:Name` or `pkg.model.Name`; empty if there is none.
+
+    `model.py::Name`, as pytest has it, counts as well.
+    """
+    module, colon, name = target.partition("::" if "::" in target else ":")
     folder, slash, module = module.rpartition("/")
-    file = f"{folder}{slash}{module.replace('.', '/')}.py"
-    return file + colon + name if os.path.isfile(file) else ""  # noqa: PTH113 - a name may be too long for a file
+    above, _, last = module.rpartition(".")
+    for one, called in ((module, name), (module.removesuffix(".py"), name), *([] if colon else [(above, last)])):
+        file = f"{folder}{slash}{one.replace('.', '/')}.py"
+        if os.path.isfile(file):  # noqa: PTH113 - a name may be too long for a file
+            return f"{file}:{called}" if called else file
+    return ""

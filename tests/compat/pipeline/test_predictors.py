@@ -115,7 +115,8 @@ def test_the_kind_of_client_follows_from_endpoints_and_model(given, kind, wanted
         ({"local_service_conf": {"precision": "fp64"}}, "fp32, fp16, bf16 and int8"),
         ({"local_service_conf": {"devices": "gpu0"}}, "numbers separated by commas"),
         ({"local_service_conf": {"device_type": 9}}, "from -1 to 7"),
-        ({"local_service_conf": {"thread_num": 0}}, "at least 1"),
+        ({"local_service_conf": {"thread_num": 0}}, "from 1 to 1024"),
+        ({"local_service_conf": {"thread_num": 10**9}}, "from 1 to 1024"),  # F134
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_the_op(given, said):

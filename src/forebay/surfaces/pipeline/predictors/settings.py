@@ -11,6 +11,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known
+from forebay.types.settings import MAX_WORKERS
 
 CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
 PROTOCOLS: Final = ("kserve_v2", "paddle")
@@ -95,8 +96,9 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.model_poll_s <= MAX_POLL_S:
             msg = f"model_poll_s is {self.model_poll_s:g}; seconds from 0 (never look) to {MAX_POLL_S:g} are allowed"
             raise ConfigError(msg)
-        if self.thread_num < 1:
-            raise ConfigError(f"thread_num is {self.thread_num}; a whole number of at least 1 is needed")
+        if not 1 <= self.thread_num <= MAX_WORKERS:
+            msg = f"thread_num is {self.thread_num}; a whole number from 1 to {MAX_WORKERS} is needed"
+            raise ConfigError(msg)
         if not -1 <= self.device_type <= 7:
             raise ConfigError(f"device_type is {self.device_type}; a number from -1 to 7 is needed")
         self.device_of(0)
