@@ -623,6 +623,14 @@ def test_an_unknown_path_is_404_and_names_the_nearest(way):
     assert "/healthz" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "path, ours", [("/ping", "/healthz"), ("/livez", "/healthz"), ("/redoc", "/docs"), ("/dashboard", "/ui")]
+)
+def test_a_page_as_others_call_it_leads_to_ours(way, path, ours):
+    message = way.client.get(path).json()["error"]["message"]
+    assert message == f"nothing is served at {path}; did you mean {ours}?"
+
+
 @pytest.mark.parametrize("path", ["/predict", "/inference", "/invocations"])
 def test_who_posts_where_other_servers_answer_is_told_where_models_do(way, path):
     message = way.client.post(path, json=1).json()["error"]["message"]

@@ -694,6 +694,17 @@ def test_every_problem_has_its_path():  # F56
     ]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "annotation,value,where", [(Rows, {"data": {"rows": []}}, "data"), (Shoal, {"inputs": {"fish": []}}, "inputs")]
+)
+def test_a_sample_that_stands_a_level_too_deep_is_found(annotation, value, where, format):
+    wire, body = WireType(annotation), PACK[format](value)
+    with pytest.raises(Exception) as caught:
+        wire.decoder(format)(body)
+    assert f"; it stands in `{where}`, leave that level out" in explain(caught.value, body, wire).message
+
+
 def test_a_type_that_is_right_is_not_named_as_what_is_wrong():
     found = fault(WireType(Fish), PACK["json"]({"kind": "a", "finCount": -1}))
     assert found.message == "Input should be greater than or equal to 0 - at `$.finCount`"

@@ -154,9 +154,12 @@ def _fields_at(path: str, body: bytes) -> Any:
 
 
 def _misspelt(missing: str, sent: Any, known: frozenset[str]) -> str:
-    """Return the field that is probably a missing one misspelt, as the end of a sentence; empty if there is none."""
+    """Return where a missing field probably is, misspelt or a level deeper, as the end of a sentence; else nothing."""
     if not isinstance(sent, dict) or len(cast("dict[Any, Any]", sent)) > _MAX_SEARCHED_FIELDS:
         return ""
+    for name, value in cast("dict[Any, Any]", sent).items():
+        if isinstance(name, str) and name not in known and isinstance(value, dict) and missing in value:
+            return f"; it stands in `{name[:40]}`, leave that level out"
     others = [name for name in cast("dict[Any, Any]", sent) if isinstance(name, str) and name not in known]
     meant = nearest(missing, [name for name in others if len(name) <= 2 * len(missing)])
     return f"; `{meant}` is there, did you mean `{missing}`?" if meant else ""

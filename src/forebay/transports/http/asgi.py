@@ -59,6 +59,13 @@ _READ_AHEAD_BYTES: Final = 64 * 1024
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
 _ABOUT: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/config)?$")
 """What tells of a model what only the model knows."""
+_USUAL: Final = {
+    **dict.fromkeys(("ping", "live", "livez", "liveness", "alive"), "/healthz"),
+    **dict.fromkeys(("readiness", "status"), "/readyz"),
+    **dict.fromkeys(("swagger", "swagger-ui", "redoc", "apidocs"), "/docs"),
+    **dict.fromkeys(("dashboard", "admin", "console"), "/ui"),
+}
+"""What other servers call the pages of ours."""
 _NAMED: Final = 3
 """So many models are named to who asks for something that is not there."""
 _MANAGED: Final = re.compile(r"/(?:load|swap|unload|weights)$")
@@ -87,7 +94,9 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         prefix = request.scope["path"].removesuffix(path)
         is_v1 = path.startswith("/v1/")
         models = [one for one in predictions.paths if is_v1 or not tfserving.is_tfserving_path(one)]
-        hint = nearest(path, [*models, *(route.path for route in routes if "{" not in route.path)])
+        here = [route.path for route in routes if "{" not in route.path]
+        usual = _USUAL.get(path.rpartition("/")[2].lower(), "")
+        hint = usual if usual in here else nearest(path, [*models, *here])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
         spoken = [f"/v1/{one}" for one in PATHS if is_v1 and f"/v1/{one}".encode() in by_target]
         named = [one for one in models if one.startswith("/models/") and one.count("/") == 2]
