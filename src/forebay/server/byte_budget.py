@@ -86,6 +86,8 @@ class ByteAccount:
     def arrive(self, size: int) -> None:
         """Count bytes of a request that is arriving; some request may be refused for it, also this one."""
         budget = self._budget
+        if not size:
+            return
         if not self.arriving:
             budget.arriving[self] = None
         self.arriving += size

@@ -235,7 +235,7 @@ class ReadingConnection(AnsweringConnection):
     def _hold_head(self) -> None:
         """Count what is kept of the head that is being read, if it is long."""
         held = self.talk.head_held(len(self.headers))
-        if held > SMALL_BYTES:
+        if held > max(SMALL_BYTES, self._body.held_bytes):
             self._body.hold(held - self._body.held_bytes)
 
     def _should_wait(self) -> bool:
