@@ -143,7 +143,7 @@ def refuses_fewer(data, kind):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.DESCRIPTOR.name)
 def test_what_is_parsed_was_counted(kind):
     chosen, parsed = random.Random(kind.DESCRIPTOR.name), 0
-    for _ in range(400):
+    for _ in range(150):
         data = anything(chosen, kind.DESCRIPTOR)
         if chosen.random() < 0.1 and data:
             data = bytearray(data)
@@ -156,14 +156,14 @@ def test_what_is_parsed_was_counted(kind):
             continue
         refuses_fewer(data, kind)
         parsed += 1
-    assert parsed > 100
+    assert parsed > 40
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.DESCRIPTOR.name)
 def test_no_more_is_counted_than_was_written(kind):
     """Each element of a tensor that stands alone may count as another one elsewhere."""
     chosen = random.Random(kind.DESCRIPTOR.name)
-    for _ in range(150):
+    for _ in range(60):
         try:
             message = kind.FromString(anything(chosen, kind.DESCRIPTOR))
         except DecodeError:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of TensorFlow: what is written is read, and whatever lies is refused without much memory."""
 
+import random
+import re
 import tracemalloc
 
 import pytest
@@ -12,10 +14,13 @@ from forebay.arrays.tensors import from_array, to_array
 from forebay.errors import ForebayError, ValidationError
 from forebay.types.datatypes import BY_NUMPY
 from forebay.types.tensor import Tensor, join_elements
-from forebay.types.tensor_proto import MAX_FILLED_BYTES, Room, put, tensor_of
+from forebay.types.tensor_proto import MAX_FILLED_BYTES, Room, put, tensor_in, tensor_of
 from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
 
 pytest.importorskip("google.protobuf")
+
+from google.protobuf.message import DecodeError
+
 Proto = TENSORFLOW.classes().TensorProto
 FIELDS = [one.name for one in Proto.DESCRIPTOR.fields if one.name.endswith("_val")]
 NUMBERS = [name for name in BY_NUMPY if name != "str"]
@@ -46,6 +51,49 @@ def test_texts_come_back(values):
     tensor = Tensor("x", "BYTES", (len(values),), join_elements("x", values))
     assert tensor_of("x", written(tensor)) is not tensor
     assert bytes(tensor_of("x", written(tensor)).data) == tensor.data
+
+
+SIZES = [[0], [1], [2], [3], [4], [0, 1], [130], [0, 1, 2, 3, 4, 127, 128, 70_000]]
+
+
+def test_texts_are_taken_out_as_the_parser_reads_them():  # F74
+    chosen = random.Random(5)
+    for _ in range(1000):
+        sizes = chosen.choice(SIZES)
+        proto = Proto(dtype=7)
+        proto.string_val.extend([chosen.randbytes(chosen.choice(sizes)) for _ in range(chosen.randrange(30))])
+        if chosen.random() < 0.5:
+            proto.tensor_shape.dim.add(size=chosen.randrange(40))
+        data = proto.SerializeToString()
+        others = [data, data + data, data + b"\x48\x05", b"\xc2\x00\x01a" + data, data + b"\x4b\x4c" + data]
+        data = chosen.choice(others)
+        data = data if chosen.random() < 0.7 else data[: chosen.randrange(len(data) + 1)]
+        try:
+            expected = tensor_of("x", Proto.FromString(data))
+        except (ForebayError, DecodeError) as error:
+            said = "what came is no TensorProto" if isinstance(error, DecodeError) else str(error)
+            with pytest.raises(ForebayError, match=re.escape(said)):
+                tensor_in("x", data)
+        else:
+            found = tensor_in("x", data)
+            assert (found.datatype, found.shape) == (expected.datatype, expected.shape)
+            assert bytes(found.data) == bytes(expected.data)
+
+
+@pytest.mark.parametrize("text", [b"", b"a", b"a text of some length"])
+def test_a_part_of_the_texts_is_made_at_a_time(text):  # F74
+    proto = Proto(dtype=7)
+    proto.tensor_shape.dim.add(size=300_000)
+    proto.string_val.extend([text] * 300_000)
+    data = proto.SerializeToString()
+    del proto
+    tensor_in("x", data)
+    tracemalloc.start()
+    try:
+        tensor = tensor_in("x", data)
+        assert tracemalloc.get_traced_memory()[1] < 4 * (len(data) + len(tensor.data)) + 2**20
+    finally:
+        tracemalloc.stop()
 
 
 PROTOS = st.builds(

@@ -24,6 +24,7 @@ _TENSORS: Final = frozenset({"TensorProto", "InferTensorContents", "Tensor", "By
 _SHAPES: Final = frozenset({"shape", "dims", "dim", "lod"})
 """Fields that never are."""
 
+_END_OF_NUMBERS: Final = 1 << 29
 _DEPTH: Final = 128
 """Deeper than any parser goes."""
 _STEPS: Final = 4096
@@ -66,6 +67,8 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
             at += 1
             if tag >= 0x80:
                 tag, at = _varint(data, start, end)
+            if not 0 < tag >> 3 < _END_OF_NUMBERS:  # no parser goes on
+                break
             wire, tag_bytes = tag & 7, at - start
             inner, width, is_tensor, name = _UNKNOWN if groups else plan.get(tag >> 3, _UNKNOWN)
             count = 1

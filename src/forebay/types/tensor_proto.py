@@ -12,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from forebay.errors import ValidationError
 from forebay.types.datatypes import BY_TENSORFLOW, DataType, datatype_of
-from forebay.types.tensor import Tensor, check_size, elements, join_elements, split_elements
+from forebay.types.proto_numbers import array_in_parts
+from forebay.types.proto_texts import split_texts
+from forebay.types.tensor import Tensor, check_size, element_ends, elements, join_elements, split_elements
 from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
 
 MAX_FILLED_BYTES: Final = 16 * 1024 * 1024
@@ -33,6 +37,8 @@ _FIELDS: Final = {
     "BOOL": "bool_val",
     "BYTES": "string_val",
 }
+_TEXTS: Final = 8
+"""The number of `string_val`."""
 _AS_IN_MEMORY: Final = {"FP32": b"\x2a", "FP64": b"\x32", "BOOL": b"\x5a"}
 """How the fields begin on the wire whose elements lie there as in memory."""
 
@@ -47,11 +53,33 @@ class Room:
         self.left = MAX_FILLED_BYTES
 
 
-def tensor_of(name: str, proto: Any, room: Room | None = None) -> Tensor:
+class _Texts(msgspec.Struct, frozen=True):
+    """Elements of BYTES that were taken out of a message."""
+
+    count: int
+    data: bytearray
+
+
+def tensor_in(name: str, message: bytes, room: Room | None = None) -> Tensor:
+    """Return the tensor that a serialized message holds; objects are made of a part of its texts at a time.
+
+    Raises:
+        ValidationError: As `tensor_of`, or if it is no such message.
+    """
+    count, data, rest = split_texts(message, _TEXTS)
+    proto = TENSORFLOW.parsed("TensorProto", rest)
+    if not count or proto.string_val:  # some were written in a way that nobody writes them
+        return tensor_of(name, TENSORFLOW.parsed("TensorProto", message) if count else proto, room)
+    proto.string_val.append(b"")  # stands for them
+    return tensor_of(name, proto, room, _Texts(count, data))
+
+
+def tensor_of(name: str, proto: Any, room: Room | None = None, texts: _Texts | None = None) -> Tensor:
     """Return the tensor that a message holds.
 
     Args:
         room: What is left for it to be filled, if others of its request may be filled as well.
+        texts: Its texts, if they were taken out of it.
 
     Raises:
         ValidationError: If it contradicts itself, or is of a type that we have not.
@@ -72,7 +100,9 @@ def tensor_of(name: str, proto: Any, room: Room | None = None) -> Tensor:
             raise ValidationError(f"tensor '{name}' of DT_STRING has its elements in string_val, not in tensor_content")
         check_size(name, datatype.name, shape, len(proto.tensor_content))
         return Tensor(name, datatype.name, shape, proto.tensor_content)
-    return Tensor(name, datatype.name, shape, _elements(name, datatype, shape, getattr(proto, field), room or Room()))
+    values = getattr(proto, field)
+    data = _elements(name, datatype, shape, values, room or Room(), texts if field == "string_val" else None)
+    return Tensor(name, datatype.name, shape, data)
 
 
 def put(into: Any, tensor: Tensor) -> None:
@@ -109,7 +139,9 @@ def datatype_by_number(name: str, number: int) -> DataType:
     return found
 
 
-def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any, room: Room) -> bytes | memoryview:
+def _elements(
+    name: str, datatype: DataType, shape: Sequence[int], values: Any, room: Room, texts: _Texts | None
+) -> bytes | memoryview:
     """Return elements that came one by one, as they lie in memory.
 
     Raises:
@@ -117,26 +149,32 @@ def _elements(name: str, datatype: DataType, shape: Sequence[int], values: Any, 
     """
     import numpy as np
 
-    count, came = elements(name, shape, datatype.size or 4), len(values)
+    if not datatype.size and texts is None:
+        texts = _Texts(len(values), bytearray(join_elements(name, values)))
+    count, came = elements(name, shape, datatype.size or 4), len(values) if texts is None else texts.count
     said = f"tensor '{name}' of {TYPE_NAMES[datatype.tensorflow]}{list(shape)}"
     if came > count:
         raise ValidationError(f"{said} has {count} elements by its shape, and {came} came; shape and data must agree")
+    longest, last = datatype.size or _TEXT_BYTES, b"\0\0\0\0"
     if came < count:
-        longest = datatype.size or max(_TEXT_BYTES, max(map(len, values), default=0) + 4)
+        if texts is not None:
+            at = 0
+            for end in element_ends(name, memoryview(texts.data), came):
+                longest, last, at = max(longest, end - at), texts.data[at:end], end
         if count * longest > room.left:
             raise ValidationError(
                 f"{said} has {count} elements by its shape, and {came} came; up to {MAX_FILLED_BYTES} bytes are filled "
                 "in all tensors of a request, and a text counts as 64 at least"
             )
         room.left -= count * longest
-    if not datatype.size:
-        last = values[came - 1] if came else b""
-        return join_elements(name, [*values, *[last] * (count - came)])
+    if texts is not None:
+        texts.data.extend(last * (count - came))
+        return memoryview(texts.data).toreadonly()
     if datatype.name in _AS_IN_MEMORY and came == count:
         return _written(_FIELDS[datatype.name], values)
     is_half = _FIELDS[datatype.name] == "half_val"
     kind = "uint16" if is_half else datatype.numpy
-    wide = np.fromiter(values, kind if datatype.size >= 4 else "int64", came)
+    wide = array_in_parts(values, kind if datatype.size >= 4 else "int64")
     if datatype.size < 4:
         limits = np.iinfo(kind) if kind != "bool" else None
         if limits is not None and came and (wide.min() < limits.min or wide.max() > limits.max):

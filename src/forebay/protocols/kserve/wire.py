@@ -491,4 +491,6 @@ def _typed(message: memoryview, one: GivenInput) -> Data:
             "number of raw ones"
         )
     whole = b"".join(message[start:end] for start, end in one.contents)
+    if one.datatype == "BYTES":
+        return contents.taken_texts(one.name, one.shape, whole)
     return contents.taken(one.name, one.datatype, one.shape, parsed("InferTensorContents", whole))

@@ -20,14 +20,26 @@ _CODES: Final = (
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 
+_SPEC: Final = (
+    "1 string name, 2 google.protobuf.Int64Value|version_choice version, 4 string|version_choice version_label, "
+    "3 string signature_name"
+)
+
+UNCUT: Final = ProtoTable(
+    "forebay/tensorflow_serving_uncut.proto",
+    PACKAGE,
+    {
+        "ModelSpec": _SPEC,
+        "PredictRequest": "1 ModelSpec model_spec, 2 map:bytes inputs, 3 string* output_filter",
+    },
+)
+"""The same messages with tensors that nobody has read: `types.tensor_proto.tensor_in` reads each."""
+
 SERVING: Final = ProtoTable(
     "forebay/tensorflow_serving.proto",
     PACKAGE,
     {
-        "ModelSpec": (
-            "1 string name, 2 google.protobuf.Int64Value|version_choice version, "
-            "4 string|version_choice version_label, 3 string signature_name"
-        ),
+        "ModelSpec": _SPEC,
         "PredictRequest": "1 ModelSpec model_spec, 2 map:tensorflow.TensorProto inputs, 3 string* output_filter",
         "PredictResponse": "2 ModelSpec model_spec, 1 map:tensorflow.TensorProto outputs",
         "ExampleList": "1 tensorflow.Example* examples",

@@ -201,6 +201,8 @@ class InferMethods:
             data: list[Any] = [view[start:end] for start, end in plan.spans]
             self._submit(call, None, message, plan, data)
         elif self._is_slow(layout):
+            if not self._lending.may_lend(layout.model, layout.version):
+                self.served(layout.model, layout.version)  # else nothing has to be read
             call.on_cancel = asyncio.ensure_future(self._infer_slowly(message, layout, call)).cancel
         else:
             self._begin(call, None, message, layout, self._tensors(message, layout))

@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge, Unavailable
 from forebay.observe.ids import next_id
 from forebay.protocols.tfserving import examples
-from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
+from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING, UNCUT
 from forebay.protocols.tfserving.rest import MAX_INPUTS
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
@@ -31,7 +31,7 @@ from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import NotManaged
 from forebay.types.call import Failure
 from forebay.types.context import PARAM
-from forebay.types.tensor_proto import Room, put, tensor_of
+from forebay.types.tensor_proto import Room, put, tensor_in, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,12 +55,14 @@ class _Kind(msgspec.Struct, frozen=True):
         read: Reads that into tensors, with names of what is wanted.
         write: Writes the answer for so many samples into the message it gives.
         gives: That message.
+        is_uncut: Whether `read` takes tensors that nobody has read, which a long message may have.
     """
 
     takes: str
     read: Callable[[Any, TensorFace], tuple[list[Tensor], Sequence[str]]]
     write: Callable[[Any, Sequence[Tensor], int], None]
     gives: str
+    is_uncut: bool = False
 
 
 class _Asked(msgspec.Struct, eq=False):
@@ -155,7 +157,7 @@ class TfServing:
             self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
         beside = partial(asyncio.get_running_loop().run_in_executor, self._threads)
         try:
-            given = await beside(SERVING.parsed, kind.takes, message)
+            given = await beside((UNCUT if kind.is_uncut else SERVING).parsed, kind.takes, message)
             version, served = self._find(given.model_spec)
             async with contextlib.AsyncExitStack() as stack:
                 if served is None:
@@ -287,7 +289,10 @@ def _read_predict(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[
             raise InvalidRequest(f"duplicate output tensor alias: {name[:80]}")
         outputs[name] = None
     room = Room()
-    tensors = [tensor_of(name, proto, room) for name, proto in asked.inputs.items()]
+    tensors = [
+        (tensor_in if isinstance(given, bytes) else tensor_of)(name, given, room)
+        for name, given in asked.inputs.items()
+    ]
     rows = max((one.shape[0] for one in tensors if one.shape), default=0)
     if face.has_rows and rows > MAX_EMPTY_ROWS and rows > asked.ByteSize():  # each is a step of Python, on the loop
         msg = f"the call has {rows} samples, more than it has bytes; of {MAX_EMPTY_ROWS} at most nothing has to come"
@@ -317,7 +322,7 @@ def _write_values(into: Any, tensors: Sequence[Tensor], count: int) -> None:
 
 
 _KINDS: Final = {
-    "Predict": _Kind("PredictRequest", _read_predict, _write_predict, "PredictResponse"),
+    "Predict": _Kind("PredictRequest", _read_predict, _write_predict, "PredictResponse", is_uncut=True),
     "Classify": _Kind("ClassificationRequest", _read_examples, _write_classes, "ClassificationResponse"),
     "Regress": _Kind("RegressionRequest", _read_examples, _write_values, "RegressionResponse"),
 }
