@@ -27,7 +27,7 @@ from forebay.server.shared_regions import CudaRegions, Region
 from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.model_infer import STATUSES, InferMethods
 from forebay.transports.grpc.service import GrpcService
-from forebay.transports.grpc.statuses import NotManaged, NotOffered
+from forebay.transports.grpc.statuses import MayNotManage, NotOffered
 from forebay.workers.landing import HERE
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class KServe:
     def _check_managed(self) -> None:
         if not self._is_managed:
             msg = "models are loaded and unloaded by clients where calls need a key (--api-key), or with --manage"
-            raise NotManaged(msg)
+            raise MayNotManage(msg)
 
     def _tracing(self, asked: Any) -> Mapping[str, Any]:
         _check_reads(asked)

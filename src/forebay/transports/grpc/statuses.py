@@ -47,7 +47,7 @@ class NotOffered(NotFound):
     """A method that is known and does nothing here."""
 
 
-class NotManaged(ForebayError):
+class MayNotManage(ForebayError):
     """A method that loads or unloads models, where clients may not."""
 
     code = Code.UNAVAILABLE
@@ -101,7 +101,7 @@ def of_error(error: ForebayError, own: Mapping[type[ForebayError], Status] = NON
         return Status.INTERNAL, "the model failed; the server's log says why"
     if isinstance(error, NotOffered):
         return Status.UNIMPLEMENTED, error.message
-    if isinstance(error, NotManaged):
+    if isinstance(error, MayNotManage):
         return Status.PERMISSION_DENIED, error.message
     for kind, status in own.items():
         if isinstance(error, kind):

@@ -28,7 +28,7 @@ from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_o
 from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.multi_inference import multi_inference
 from forebay.transports.grpc.service import GrpcService
-from forebay.transports.grpc.statuses import NotManaged
+from forebay.transports.grpc.statuses import MayNotManage
 from forebay.types.call import Failure
 from forebay.types.context import PARAM
 from forebay.types.tensor_proto import Room, put, tensor_in, tensor_of
@@ -237,7 +237,7 @@ class TfServing:
     async def _reload(self, message: bytes, _call: Call) -> bytes:
         config = SERVING.parsed("ReloadConfigRequest", message).config
         if not self._is_managed:
-            raise NotManaged("clients say what is loaded where calls need a key (--api-key), or with --manage")
+            raise MayNotManage("clients say what is loaded where calls need a key (--api-key), or with --manage")
         if config.WhichOneof("config") != "model_config_list":
             raise InvalidRequest("a model_config_list is needed; there is no other configuration here")
         await reload(self._app, [_wanted(one) for one in config.model_config_list.config])
