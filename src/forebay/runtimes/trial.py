@@ -6,40 +6,50 @@ one that was not loaded here, and has it run on made-up values (`sharing.py`) no
 a line each: what the file takes and gives, and how its samples may share a run. If it ends before the first, or takes
 too long, the file is refused. If it ends before the second, the file is served one request at a time. Its memory is
 bounded by the kernel: what asks for more gets none, as where a machine has none left.
+
+A process that found nothing wrong is kept for a while: some libraries take many seconds to be imported, and a server
+that starts has other files to try. It ends with the server, or once nothing was asked of it for so long.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import re
 import resource
 import select
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError, revive
+from forebay.errors import ConfigError, ForebayError, Unavailable, revive
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with, reason_of
 from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of
 from forebay.types.devices import Device
-from forebay.types.failures import failure_of
+from forebay.types.failures import failure_of, text_of
 from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with, end_with_reader
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import BinaryIO
 
     from forebay.runtimes.model_file import ModelFile
 
 LOAD_S: Final = 300.0
 """How long the process may take to load a file."""
+IDLE_S: Final = 20.0
+"""How long a process is kept that has nothing to do."""
 _LEAST_BYTES: Final = 2 << 30
 _FOR_A_BYTE: Final = 5
 """Bytes of memory for each byte of the file and of those in its folder: it is read, turned about and tried."""
@@ -123,41 +133,47 @@ def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: Tr
 
     Raises:
         ConfigError: If it cannot be loaded, or not within the limits.
+        Unavailable: If there can be no further process.
     """
     path = path.absolute()
     max_bytes = limits.max_bytes or _LEAST_BYTES + _FOR_A_BYTE * _size(path)
     options = msgspec.structs.replace(options, threads=min(options.threads or _MAX_THREADS, _MAX_THREADS))
     order = msgspec.json.encode(_Order(str(path), options, tuple(devices), max_bytes, os.getpid()))
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each of its threads takes memory at once
-        start_new_session=True,  # Ctrl+C at the terminal is the server's business
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    process, first = _asked(order)
+    is_good = False
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(order)
-        lines = _Lines(process.stdout.fileno())
-        first = lines.next(LOAD_S)
         if first is None:
-            why = _ended(process, lines, LOAD_S, max_bytes)
-            raise ConfigError(f"the model is '{path}', and it cannot be loaded: the process that tried to {why}")
+            how = process.how_it_ended(LOAD_S, max_bytes)
+            raise ConfigError(f"the model is '{path}', and it cannot be loaded: the process that tried to {how}")
         told = msgspec.json.decode(first, type=known(Trial | _Refused))
         if isinstance(told, _Refused):
             raise revive(told.kind, told.message)
-        second = lines.next(limits.max_s)
-        if second is not None:
-            return msgspec.json.decode(second, type=known(Trial))
-        why = f"the process that tried it {_ended(process, lines, limits.max_s, max_bytes)}"
-        return _alone(told, why)
+        second = process.line(limits.max_s)
+        if second is None:
+            hint = "" if process.has_ended else " (--trial-s)"
+            return _alone(told, f"the process that tried it {process.how_it_ended(limits.max_s, max_bytes)}{hint}")
+        found = msgspec.json.decode(second, type=known(Trial))
+        is_good = not any(one.sharing.why_not for one in (found.main, *found.others.values()))
+        return found
     finally:
-        process.kill()
-        process.stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_S)
+        if is_good:
+            _idle.keep(process)
+        else:
+            process.end()
+
+
+def _asked(order: bytes) -> tuple[_Process, bytes | None]:
+    """Give an order to a process; returns it and what it says first, None for nothing."""
+    process = _idle.take()
+    if process is not None:
+        process.order(order)
+        first = process.line(LOAD_S)
+        if first is not None or not process.has_ended:
+            return process, first
+        process.end()  # it may have ended before it was asked
+    process = _Process()
+    process.order(order)
+    return process, process.line(LOAD_S)
 
 
 def _alone(told: Trial, why: str) -> Trial:
@@ -165,18 +181,6 @@ def _alone(told: Trial, why: str) -> Trial:
     alone = Sharing(why_not=why)
     others = {name: SignaturePlan(one.signature, alone) for name, one in told.others.items()}
     return msgspec.structs.replace(told, main=SignaturePlan(told.main.signature, alone), others=others)
-
-
-def _ended(process: subprocess.Popen[bytes], lines: _Lines, max_s: float, max_bytes: int) -> str:
-    """Return what became of a process that did not say what it was to say."""
-    if not lines.has_ended:
-        return f"took more than {max_s:g} s, and was killed (--trial-s)"
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_LAST_S)
-    status = process.returncode
-    if status is None or status >= 0:
-        return f"ended with status {status}; {_memory(max_bytes)}"
-    return f"ended by signal {-status}; {_memory(max_bytes)}"
 
 
 def _memory(max_bytes: int) -> str:
@@ -195,29 +199,42 @@ def _size(path: Path) -> int:
     return size
 
 
-class _Lines:
-    """Reads lines from a pipe, for so long and so much.
+class _Process:
+    """A process that tries files.
 
     Attributes:
-        has_ended: Whether nobody writes there any more.
+        has_ended: Whether it says nothing more.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self) -> None:
         self.has_ended = False
-        self._descriptor = descriptor
         self._held = b""
+        started: SimpleQueue[subprocess.Popen[bytes] | BaseException] = SimpleQueue()
+        threading.Thread(target=_live, args=(started,), daemon=True, name="forebay-trial").start()
+        found = started.get()
+        if isinstance(found, BaseException):
+            raise Unavailable(f"the process that tries model files cannot be started: {text_of(found)}") from found
+        self._process = found
 
-    def next(self, timeout_s: float) -> bytes | None:
-        """Return a line; None if it does not come in time, or at all."""
+    def order(self, order: bytes) -> None:
+        """Tell it what to try."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(order + b"\n")
+            self._process.stdin.flush()
+
+    def line(self, timeout_s: float) -> bytes | None:
+        """Return the next thing that it says; None if that does not come in time, or at all."""
+        assert self._process.stdout is not None
         until = time.monotonic() + timeout_s
         heard = select.poll()  # `select` knows no descriptors from 1,024 on
-        heard.register(self._descriptor, select.POLLIN)
+        heard.register(self._process.stdout, select.POLLIN)
         while b"\n" not in self._held:
             left_s = until - time.monotonic()
             if left_s <= 0 or len(self._held) > _MAX_ANSWER:
                 return None
             if heard.poll(min(left_s, 3600.0) * 1000):
-                found = os.read(self._descriptor, 1 << 16)
+                found = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not found:
                     self.has_ended = True
                     return None
@@ -225,18 +242,105 @@ class _Lines:
         line, _, self._held = self._held.partition(b"\n")
         return line
 
+    def how_it_ended(self, max_s: float, max_bytes: int) -> str:
+        """Return what became of it, where it did not say what it was to say."""
+        if not self.has_ended:
+            return f"took more than {max_s:g} s, and was killed"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_S)
+        status = self._process.returncode
+        how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        return f"ended {'by' if how.startswith('signal') else 'with'} {how}; {_memory(max_bytes)}"
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # pyright: ignore[reportOptionalMemberAccess] - both were asked for
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_S)
+
+
+def _live(started: SimpleQueue[subprocess.Popen[bytes] | BaseException]) -> None:
+    """Start a process and wait for its end: the kernel ends it with the thread that started it."""
+    process, problem = caught(
+        lambda: subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each of its threads takes memory at once
+            start_new_session=True,  # Ctrl+C at the terminal is the server's business
+        )
+    )
+    if problem is not None:
+        started.put(problem)
+        return
+    started.put(process)
+    process.wait()
+
+
+class _Idle:
+    """The process that has nothing to do, if there is one."""
+
+    def __init__(self) -> None:
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.end)
+
+    def take(self) -> _Process | None:
+        """Return it, for a file."""
+        with self._lock:
+            process, self._process = self._process, None
+            return process
+
+    def keep(self, process: _Process) -> None:
+        """Keep a process for a while; of two one is enough."""
+        timer = threading.Timer(IDLE_S, self.end, (process,))
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # there can be no further thread, which would end it
+            process.end()
+            return
+        with self._lock:
+            process, self._process = self._process or process, process
+        if process is not self._process:
+            process.end()
+
+    def end(self, process: _Process | None = None) -> None:
+        """End it, or this process if it still is the one."""
+        with self._lock:
+            if self._process is None or process not in {None, self._process}:
+                return
+            process, self._process = self._process, None
+        process.end()
+
+
+_idle: Final = _Idle()
+
 
 def main() -> None:
-    """Try the file that the standard input names, and say on the standard output what it is.
+    """Try the files that the standard input names, and say on the standard output what they are.
 
     What libraries print goes to the other output.
     """
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=known(_Order))
-    if not end_with(order.server):
-        end_with_reader(answer.fileno())
-    _bound(order.max_bytes)
+    is_watched = False
+    for line in sys.stdin.buffer:
+        order = msgspec.json.decode(line, type=known(_Order))
+        if not is_watched and not end_with(order.server):
+            end_with_reader(answer.fileno())
+        is_watched = True
+        _bound(order.max_bytes)
+        _try(order, answer)
+        gc.collect()
+    os._exit(0)  # libraries take their time to end, and nothing is left to be done
+
+
+def _try(order: _Order, answer: BinaryIO) -> None:
+    """Try a file and say what it is."""
     file, problem = caught(load_with, Path(order.path), order.options)
     if problem is not None:
         error = failure_of(problem).error if isinstance(problem, ForebayError) else ConfigError(reason_of(problem))
@@ -259,7 +363,6 @@ def main() -> None:
     }
     main = found.pop("")
     answer.write(msgspec.json.encode(msgspec.structs.replace(told, main=main, others=found)) + b"\n")
-    os._exit(0)  # libraries take their time to end, and nothing is left to be done
 
 
 def _sharing(model: ModelFile, max_bytes: int) -> Sharing:

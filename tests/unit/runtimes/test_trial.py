@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tests.models import model_files
 from tests.waiting import eventually
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, Unavailable
 from forebay.runtimes import trial
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.trial import TrialLimits, tried
@@ -24,6 +25,22 @@ NO_END = 1 << 62
 
 def tried_file(path, max_s=600.0, max_bytes=None, devices=()):
     return tried(path, RunOptions(threads=1), devices, TrialLimits(max_s, max_bytes))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The processes that the test starts."""
+    trial._idle.end()
+    found = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            found.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    yield found
+    trial._idle.end()
 
 
 def filled(path, count):
@@ -52,20 +69,38 @@ def test_it_says_what_the_file_is(tmp_path):
     assert found.main.sharing.is_padded
 
 
-def test_a_file_that_never_ends_is_killed_and_served_one_request_at_a_time(tmp_path, monkeypatch):
+def test_a_file_that_never_ends_is_killed_and_served_one_request_at_a_time(tmp_path, started):
     # F122: threads of the server went on for ever.
-    started = []
-
-    class Noted(subprocess.Popen):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more)
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Noted)
     found = tried_file(model_files.looping(tmp_path / "m.onnx", NO_END), max_s=0.2)
     assert not found.main.sharing.has_rows
     assert found.main.sharing.why_not == "the process that tried it took more than 0.2 s, and was killed (--trial-s)"
     assert [process.returncode for process in started] == [-9]
+
+
+def test_a_process_is_kept_for_the_next_file_and_ends_with_what_was_wrong(tmp_path, started):
+    good, bad = model_files.linear(tmp_path / "m.onnx"), model_files.across(tmp_path / "a.onnx")
+    for path in (good, good, bad, good):
+        thread = threading.Thread(target=tried_file, args=(path,))  # which a process does not end with
+        thread.start()
+        thread.join()
+    assert [process.poll() for process in started] == [-9, None]
+    started[1].kill()
+    assert tried_file(good).main.sharing.has_rows
+    assert len(started) == 3
+
+
+def test_a_process_that_has_nothing_to_do_ends(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(trial, "IDLE_S", 0.01)
+    tried_file(model_files.linear(tmp_path / "m.onnx"))
+    (process,) = started
+    eventually(lambda: process.returncode is not None, "the end of what has nothing to do")
+
+
+def test_a_process_that_cannot_be_started_is_told(tmp_path, monkeypatch):
+    trial._idle.end()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(Unavailable, match="the process that tries model files cannot be started: "):
+        tried_file(model_files.linear(tmp_path / "m.onnx"))
 
 
 def test_a_loop_that_ends_is_tried_to_its_end(tmp_path):
@@ -105,6 +140,7 @@ def test_a_process_that_ends_before_it_says_anything_is_a_refusal(tmp_path, monk
     for script, said in (("exit 3", "ended with status 3"), ("kill -9 $$", "ended by signal 9")):
         (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "python").chmod(0o755)
+        trial._idle.end()
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         with pytest.raises(ConfigError) as refused:
             tried_file(path, max_bytes=64 * MiB)
@@ -144,13 +180,16 @@ tried(Path(sys.argv[1]), RunOptions(), [], TrialLimits(3600.0, None))
     path = model_files.looping(tmp_path / "m.onnx", NO_END)
     server = subprocess.Popen([sys.executable, "-c", code, str(path)])
     try:
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
-        eventually(lambda: children.read_text().split(), "the process that tries the file")
-        (child,) = map(int, children.read_text().split())
+        (child,) = eventually(lambda: _children(server.pid), "the process that tries the file")
     finally:
         server.kill()
         server.wait()
     eventually(lambda: not Path(f"/proc/{child}/stat").exists() or _is_gone(child), "the end of that process")
+
+
+def _children(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def _is_gone(pid):
