@@ -98,6 +98,10 @@ class NotFound(RequestError):
     code = Code.NOT_FOUND
 
 
+class UnknownModel(NotFound):
+    """No model that is served has this name."""
+
+
 class ServingNotFound(NotFound):
     """No started serving has this name."""
 

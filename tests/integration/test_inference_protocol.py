@@ -412,6 +412,9 @@ def test_samples_that_failed_are_no_inferences(server):  # O144
 
 
 def test_nobody_and_nothing_is_there(server):  # O122, O125, O129
+    # Triton's client examples hold errors to these words.
+    told = refusal(ask(server, "dubled", ROW))[1]
+    assert told.startswith("Request for unknown model: there is no model 'dubled'")
     for path in ("/v2/models/dubled", "/v2/models/dubled/infer", "/v2/models/doubled/versions/9/ready", "/v2/a/../b"):
         assert refusal(CLIENT.get(server.url + path))[0] == 404, path
     assert "did you mean 'doubled'?" in refusal(ask(server, "dubled", ROW))[1]

@@ -14,7 +14,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import NotFound, Unavailable
+from forebay.errors import NotFound, Unavailable, UnknownModel
 from forebay.server.byte_budget import ByteBudget
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
@@ -175,7 +175,7 @@ class App:
         names = list(dict.fromkeys([*self._served, *(() if self.stock is None else self.stock.offer.names)]))
         hint = nearest(name, names)
         did_you_mean = f"; did you mean '{hint}'?" if hint else f"; there is {listed(names[:10]) or 'none yet'}"
-        raise NotFound(f"there is no model '{name[:100]}'{did_you_mean}")
+        raise UnknownModel(f"there is no model '{name[:100]}'{did_you_mean}")
 
     async def load(
         self,

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import forebay
-from forebay.errors import NotFound, Unavailable
+from forebay.errors import NotFound, Unavailable, UnknownModel
 from forebay.observe import timeline
 from forebay.observe.log import JsonFormatter
 from forebay.serving.tensor_face import TensorFace
@@ -16,6 +16,7 @@ from forebay.serving.tensor_face import TensorFace
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from forebay.errors import ForebayError
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.types.tensor import TensorMetadata
@@ -57,6 +58,11 @@ def every_version(app: App, name: str, version: str = "") -> Iterable[Served]:
     if not name:
         return app.every
     return [find_served(app, name, version)] if version else app.versions(name).ready.values()
+
+
+def in_tritons_words(error: ForebayError) -> ForebayError:
+    """Return what is said of an unknown model: Triton's clients look for these words at the beginning."""
+    return NotFound(f"Request for unknown model: {error.message}") if type(error) is UnknownModel else error
 
 
 def is_model_ready(app: App, name: str, version: str = "") -> bool:

@@ -101,7 +101,7 @@ def test_each_request_of_a_stream_has_its_model(port):
     values = sorted(output(one.infer_response).item() for one in answers if not one.error_message)
     assert values == [3, 3, 5]  # whoever is ready first is answered first
     (error,) = [one.error_message for one in answers if one.error_message]
-    assert error.startswith("there is no model 'no-such'")
+    assert error.startswith("Request for unknown model: there is no model 'no-such'")
 
 
 def test_who_is_called_off_while_its_model_loads_holds_up_nobody(port):

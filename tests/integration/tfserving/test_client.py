@@ -11,8 +11,8 @@ SCRIPT = Path(__file__).with_name("clients") / "original.py"
 
 
 @pytest.fixture(scope="module")
-def told(client):
-    return json.loads(run_tensorflow(str(SCRIPT), client.address))
+def told(client, server):
+    return json.loads(run_tensorflow(str(SCRIPT), client.address, server.url))
 
 
 def test_it_gets_what_it_asks_for(told):
@@ -28,6 +28,12 @@ def test_it_is_told_of_models(told):
     assert told["inputs"] == {"x": [1, [-1, 4]]}
     assert told["method"] == "tensorflow/serving/predict"
     assert told["state"] == [1, 30, 0]
+
+
+def test_its_messages_read_what_is_told_over_rest(told):  # F85
+    assert told["rest_state"] == [1, 30, 0]
+    assert told["rest_spec"] == ["species", 1]
+    assert told["rest_inputs"] == told["inputs"]
 
 
 def test_it_is_told_what_is_wrong(told):

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from google.protobuf import json_format
 
-from forebay.errors import InvalidRequest, NotFound
+from forebay.errors import InvalidRequest, NotFound, UnknownModel
 from forebay.protocols.kserve.messages import SERVICE, described, messages, parsed
 from forebay.server.kserve_facts import (
     config_of,
     every_version,
     find_served,
+    in_tritons_words,
     is_model_ready,
     is_served_ready,
     log_settings,
@@ -178,7 +179,10 @@ def _direct(name: str, answer: Callable[[Any], Mapping[str, Any]]) -> Direct:
     response = getattr(messages(), f"{name}Response")
 
     def method(message: bytes, call: Call) -> None:
-        told = msgspec.to_builtins(answer(parsed(given, message)))
+        try:
+            told = msgspec.to_builtins(answer(parsed(given, message)))
+        except UnknownModel as error:
+            raise in_tritons_words(error) from None
         call.reply(json_format.ParseDict(told, response()).SerializeToString())
 
     return method

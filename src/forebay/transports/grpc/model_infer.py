@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge
+from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, UnknownModel
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
 from forebay.protocols.kserve.calls import timeout_of
 from forebay.protocols.kserve.wire import RequestLayouts, id_of
 from forebay.protocols.kserve.written import Written
+from forebay.server.kserve_facts import in_tritons_words
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
@@ -142,7 +143,10 @@ class InferMethods:
         Raises:
             NotFound: If there is no such model, or no such version of it.
         """
-        versions = self._app.versions(model)
+        try:
+            versions = self._app.versions(model)
+        except UnknownModel as error:
+            raise in_tritons_words(error) from None
         return versions.named(version) if version else versions.turn()
 
     async def begin_for(self, stream: InferStream, call: Call, message: Data) -> BegunInfer | None:

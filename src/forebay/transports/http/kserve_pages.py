@@ -14,6 +14,7 @@ from forebay.server.kserve_facts import (
     config_of,
     every_version,
     find_served,
+    in_tritons_words,
     is_model_ready,
     log_settings,
     model_metadata,
@@ -73,7 +74,7 @@ class InferencePages:
         except ForebayError as error:
             request_id = id_of(scope)
             failed(scope, error, request_id)
-            answer = fault_of(error, request_id)
+            answer = fault_of(in_tritons_words(error), request_id)
         if answer is not None:
             status, headers, body = answer
             length = (b"content-length", str(len(body)).encode())

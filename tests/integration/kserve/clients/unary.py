@@ -78,7 +78,8 @@ for algorithm in ("gzip", "deflate"):
 left = np.zeros((1, 4), "f4")
 given = tensor("left", left, "FP32")
 assert (
-    refused(lambda: client.infer("ad", [given])) == "StatusCode.NOT_FOUND: there is no model 'ad'; did you mean 'add'?"
+    refused(lambda: client.infer("ad", [given]))
+    == "StatusCode.NOT_FOUND: Request for unknown model: there is no model 'ad'; did you mean 'add'?"
 )
 assert "StatusCode.NOT_FOUND: the model 'add' has no version '7'" in refused(lambda: client.infer("add", [given], "7"))
 assert "INVALID_ARGUMENT: input 'right' is missing" in refused(lambda: client.infer("add", [given]))

@@ -3,16 +3,19 @@
 
 import json
 import sys
+import urllib.request
 
 import grpc
 import numpy as np
 import tensorflow as tf
+from google.protobuf import json_format
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow_serving.apis import (  # pyright: ignore[reportMissingImports]
     classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_management_pb2,
+    model_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
@@ -79,6 +82,25 @@ def codec():
     return wrong
 
 
+def over_rest(path, message):
+    """Reads what is told over REST with a message of the original, which takes no members that it does not know."""
+    with urllib.request.urlopen(f"{sys.argv[2]}/v1/models/species{path}") as answer:
+        told = json.load(answer)
+    if not path:
+        return json_format.ParseDict(told, message)
+    signatures = json_format.ParseDict(told["metadata"]["signature_def"], message)
+    return json_format.ParseDict(told["model_spec"], model_pb2.ModelSpec()), signatures
+
+
+def told_of(signatures):
+    return {
+        name: [one.dtype, [axis.size for axis in one.tensor_shape.dim]]
+        for name, one in signatures.signature_def["serving_default"].inputs.items()
+    }
+
+
+(rest_state,) = over_rest("", get_model_status_pb2.GetModelStatusResponse()).model_version_status
+rest_spec, rest_signatures = over_rest("/metadata", get_model_metadata_pb2.SignatureDefMap())
 answer = predict("species", x=rows)
 metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
 metadata.model_spec.name = "species"
@@ -100,10 +122,10 @@ print(
             "texts": [one.decode() for one in tf.make_ndarray(predict("words", input=["a", "b"]).outputs["output"])],
             "classify": [[one.label, one.score] for one in classified.result.classifications[0].classes],
             "regress": [one.value for one in regressed.result.regressions],
-            "inputs": {
-                name: [one.dtype, [axis.size for axis in one.tensor_shape.dim]]
-                for name, one in signatures.signature_def["serving_default"].inputs.items()
-            },
+            "inputs": told_of(signatures),
+            "rest_inputs": told_of(rest_signatures),
+            "rest_spec": [rest_spec.name, rest_spec.version.value],
+            "rest_state": [rest_state.version, rest_state.state, rest_state.status.error_code],
             "method": signatures.signature_def["serving_default"].method_name,
             "state": [state.version, state.state, state.status.error_code],
             "unknown": refused(lambda: predict("specie", x=rows)),
