@@ -226,12 +226,19 @@ def test_a_place_for_readiness_files_that_goes_away_costs_only_the_files(tmp_pat
 
 
 def test_api_keys_are_asked_for(serve):
-    server = serve(HANDLER, None, "--api-key", "secret", "--max-body-bytes", "10")
+    server = serve(HANDLER, None, "--api-key", "secret", "--max-body-bytes", "100", "--max-elements", "20")
     for path in ("/", "/info", "/metrics"):
         assert server.request(path=path).status_code == 401
         assert server.request(path=path, headers={"x-api-key": "secret"}).status_code == 200
     assert server.request(path="/healthz").status_code == 200
-    assert server.request("POST", content=b"x" * 11, headers={"x-api-key": "secret"}).status_code == 413
+    assert server.request("POST", content=b"x" * 101, headers={"x-api-key": "secret"}).status_code == 413
+    for kind, body, what in [  # F73
+        ("json", b"[%b]" % b",".join([b"{}"] * 21), "the body has more than 20 objects and members of objects"),
+        ("x-www-form-urlencoded", b"&".join([b"a"] * 21), "the form has more than 20 fields"),
+    ]:
+        headers = {"x-api-key": "secret", "content-type": f"application/{kind}"}
+        refused = server.request("POST", content=body, headers=headers)
+        assert (refused.status_code, refused.text.split(";")[0]) == (413, what)
 
 
 def test_readiness_files_and_the_end(serve, tmp_path, eventually):

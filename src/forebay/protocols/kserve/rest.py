@@ -399,10 +399,12 @@ def counting(
         TooLarge: If there is too much.
     """
     at = head_size(length, len(body))
-    if at <= _SHORT_BYTES:
+    if at <= min(_SHORT_BYTES, limits.elsewhere):
         return
     text = bytes(body[:at])
     yield from json_elements(text, limits.tensors + limits.elsewhere, limits.elsewhere)
+    if at <= _SHORT_BYTES:
+        return
     whole = yield from upper_bound(text)
     if whole.items <= MAX_ITEMS and whole.members - whole.objects <= MAX_PARAMETERS:
         return  # names of fields have a colon each, and texts among the data may

@@ -244,7 +244,7 @@ def _http(
         batched=is_batched,
         in_flight=in_flight,
         max_body_bytes=http.max_body_bytes if "max_body_bytes" in options.given else None,
-        api_keys=http.api_keys,
+        http=http,
         pages=pages,
         protocol=protocol,
     )

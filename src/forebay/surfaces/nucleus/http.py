@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request as HttpRequest
 
-from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable, WorkerLost
+from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable, WorkerLost
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.surfaces.nucleus.logs import log_access
-from forebay.surfaces.nucleus.payload import BadPayload, check
+from forebay.surfaces.nucleus.payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
+from forebay.transports.reading_turns import in_turns
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
+    from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.answers import Answer
     from forebay.surfaces.nucleus.in_flight import InFlight
@@ -75,7 +77,7 @@ class NucleusHttp:
         batched: bool,
         in_flight: InFlight,
         max_body_bytes: int | None,
-        api_keys: Sequence[str],
+        http: HttpConfig,
         pages: ServerPages | None,
         protocol: InferencePages | None = None,
     ) -> None:
@@ -86,7 +88,7 @@ class NucleusHttp:
             batched: Whether posts are batched.
             in_flight: Requests in flight, and how many may be.
             max_body_bytes: Longest body, if the person asked for a limit.
-            api_keys: If any, a request needs one of them.
+            http: Its keys, and how many elements a body may have.
             pages: Forebay's own pages; None leaves them out.
             protocol: The Open Inference Protocol, if it is spoken.
         """
@@ -95,7 +97,8 @@ class NucleusHttp:
         self._batched = batched
         self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
-        self._api_keys = [key.encode() for key in api_keys]
+        self._elements = http.elements
+        self._api_keys = [key.encode() for key in http.api_keys]
         self._pages: dict[str, Any] = {}
         if pages is not None:
             self._pages = {"/healthz": pages.healthz, "/readyz": pages.readyz, "/metrics": pages.metrics}
@@ -175,11 +178,15 @@ class NucleusHttp:
         if body is None:
             return CLIENT_GONE
         headers = forwarded(scope)
+        content_type = next((value for name, value in headers if name == b"content-type"), b"").decode("latin-1")
+        try:
+            await in_turns(counting(content_type, body, self._elements))
+        except TooLarge as error:
+            return await _write(send, answers.text(413, error.message), CORS)
         batched = self._batched and verb == "post"
         if batched and self._reads_posts:
-            content_type = next((value for name, value in headers if name == b"content-type"), b"")
             try:
-                check(content_type.decode("latin-1"), body)
+                check(content_type, body)
             except BadPayload as error:
                 return await _write(send, answers.refusal(error), CORS)
         params = {"verb": verb, "query": scope["query_string"], "headers": headers}

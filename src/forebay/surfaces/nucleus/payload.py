@@ -11,15 +11,21 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 
+from forebay.types.element_limits import too_many
+from forebay.types.json_elements import json_elements
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from starlette.datastructures import FormData
 
+    from forebay.types.element_limits import ElementLimits, Steps
     from forebay.workers.coroutines import Coroutines
 
 MAX_CHECKED_BYTES: Final = 1 << 20
 """Bodies up to this size are checked before they may join a batch; longer ones would hold up the event loop."""
+MAX_READ_BYTES: Final = 1 << 16
+"""Bodies up to this size are read for that where only `json` reads them, such as NaN."""
 
 _FORM_PIECE_BYTES: Final = 1 << 20
 _NO_LIMIT: Final = sys.maxsize
@@ -56,6 +62,26 @@ def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
     return body
 
 
+def counting(content_type: str, body: bytes, limits: ElementLimits) -> Steps[None]:
+    """Count the elements of a body before a worker makes objects of them.
+
+    Raises:
+        TooLarge: If there are too many.
+    """
+    kind = content_type.lower()
+    if len(body) <= min(limits.tensors, limits.elsewhere):
+        return
+    if kind.startswith("application/json"):
+        yield from json_elements(body, limits.tensors, limits.elsewhere)
+    elif kind.startswith("application/x-www-form-urlencoded"):
+        fields = 1
+        for at in range(0, len(body), _FORM_PIECE_BYTES):
+            fields += body.count(b"&", at, at + _FORM_PIECE_BYTES) + body.count(b";", at, at + _FORM_PIECE_BYTES)
+            yield
+        if fields > limits.elsewhere:
+            raise too_many("the form", "fields", limits.elsewhere)
+
+
 def check(content_type: str, body: bytes) -> None:
     """Check whether a body can be decoded, without keeping anything; what would be expensive to check passes.
 
@@ -69,7 +95,8 @@ def check(content_type: str, body: bytes) -> None:
         try:
             _skim.decode(body)
         except (msgspec.DecodeError, RecursionError):  # also what only `json` reads, such as NaN
-            _json(body)
+            if len(body) <= MAX_READ_BYTES:
+                _json(body)
     elif kind.startswith("text/plain"):
         _text(content_type, body)
     elif kind.startswith("multipart/form") and "boundary=" not in kind:

@@ -9,7 +9,11 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from forebay.errors import TooLarge
 from forebay.surfaces.ventu.schema import dump, is_model_object
+from forebay.types.element_limits import MAX_ELEMENTS, MAX_TENSOR_ELEMENTS, Steps, at_once
+from forebay.types.json_elements import json_elements
+from forebay.types.msgpack_elements import msgpack_elements
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -82,6 +86,7 @@ class Json(Serialisation):
 
     def loads(self, body: bytes) -> Any:
         """Return the data in a body; see `Serialisation.loads`."""
+        _require_few(json_elements(body, MAX_TENSOR_ELEMENTS, MAX_ELEMENTS))
         try:
             return msgspec.json.decode(body)
         except (ValueError, RecursionError):
@@ -110,6 +115,7 @@ class MsgPack(Serialisation):
 
     def loads(self, body: bytes) -> Any:
         """Return the data in a body; see `Serialisation.loads`."""
+        _require_few(msgpack_elements(body, MAX_TENSOR_ELEMENTS))
         try:
             return msgspec.msgpack.decode(body)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: a map or a list as a key
@@ -125,6 +131,18 @@ class MsgPack(Serialisation):
             return self.dumps(errors)
         except OverflowError:
             return self.dumps(json.loads(json.dumps(errors), parse_int=_int_or_text))
+
+
+def _require_few(counting: Steps[Any]) -> None:
+    """Count the elements of a body before any is made.
+
+    Raises:
+        Unreadable: If there are too many.
+    """
+    try:
+        at_once(counting)
+    except TooLarge as error:
+        raise Unreadable(error.message) from None
 
 
 def _int_or_text(digits: str) -> int | str:

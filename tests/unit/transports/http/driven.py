@@ -212,7 +212,7 @@ class Door:
         self.alpha, self.beta = Endpoint("alpha", waits=waits), Endpoint("beta", waits=waits)
         self.routes = {
             b"/models/" + each.name.encode(): Route(
-                StandIn(each, contract or Contract()), http.max_body_bytes, http.api_keys
+                StandIn(each, contract or Contract()), http.max_body_bytes, http.api_keys, elements=http.elements
             )
             for each in (self.alpha, self.beta)
         }

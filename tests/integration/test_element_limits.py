@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests with too many elements are refused at every door, packed or not, in the protocol's own words (F73, F75)."""
+
+import gzip
+import json
+
+import httpx
+import msgspec
+import pytest
+
+MODEL = """
+import forebay
+from forebay.openai import CompletionRequest
+
+
+class Sum(forebay.Model):
+    def predict(self, samples: list[list[float]]) -> list[float]:
+        return [sum(one) for one in samples]
+
+
+class Text(forebay.Model):
+    def predict(self, batch: list[CompletionRequest]) -> list[str]:
+        return ["text"] * len(batch)
+"""
+MANY = [[1.0] * 50 for _ in range(60)]
+TENSOR = {"name": "input", "datatype": "FP32", "shape": [60, 50], "data": MANY}
+WIDE = {f"a{number}": 0 for number in range(1100)}
+REFUSED = {
+    "/models/sum": ([1.0] * 2600, 413, "the body has more than 2500 elements in arrays"),
+    "/v2/models/sum/infer": ({"inputs": [{**TENSOR, "parameters": WIDE}]}, 413, "than 1000 objects and members"),
+    "/v1/models/sum:predict": ({"instances": MANY}, 413, "the body has more than 2500 elements in arrays"),
+    "/v1/completions": ({"model": "text", "prompt": [1] * 1100}, 413, "the body has more than 1000 elements in arrays"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(launch, tmp_path_factory):
+    file = tmp_path_factory.mktemp("limits") / "limited.py"
+    file.write_text(MODEL)
+    limits = ["--max-tensor-elements", "2500", "--max-elements", "1000"]
+    return launch(file, "--worker-kind", "thread", "--grpc-port", "0", *limits)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("path", REFUSED)
+def test_more_than_the_limit_is_refused(server, path, packed):
+    asked, status, why = REFUSED[path]
+    body = json.dumps(asked).encode()
+    headers = {"content-type": "application/json"} | ({"content-encoding": "gzip"} if packed else {})
+    answer = httpx.post(server.url + path, content=gzip.compress(body) if packed else body, headers=headers)
+    assert answer.status_code == status
+    assert why in answer.text
+
+
+def test_msgpack_is_counted_and_texts_are_not_looked_into(server):
+    headers = {"content-type": "application/msgpack"}
+    answer = httpx.post(f"{server.url}/models/sum", content=msgspec.msgpack.encode([0] * 2600), headers=headers)
+    assert (answer.status_code, "more than 2500 elements" in answer.text) == (413, True)
+    prompt = ",[{:" * 2000
+    answer = httpx.post(f"{server.url}/v1/completions", json={"model": "text", "prompt": prompt})
+    assert answer.status_code == 200
+    answer = httpx.post(f"{server.url}/models/sum", json=[1.0] * 1200)
+    assert answer.json() == 1200.0
