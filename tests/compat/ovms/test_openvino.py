@@ -169,7 +169,7 @@ async def test_tags_are_mapped_to_the_names_of_the_model(tmp_path):  # O99, O102
             await face.infer("g", tensor("a", [1.0]), tensor("b", [1.0]))
         with pytest.raises(InvalidRequest, match=r"has the shape \[1, 1\]"):
             await face.infer("g", tensor("a", one.reshape(2, 1)[:1]), tensor("b", one.reshape(2, 1)[:1]))
-        with pytest.raises(InvalidRequest, match="'BYTES'; nodes that infer take numbers"):
+        with pytest.raises(InvalidRequest, match="'BYTES'; OpenVINO tensors hold numbers"):
             await face.infer("g", tensor("a", b"x"), tensor("b", one))
 
 
@@ -190,9 +190,9 @@ async def test_what_a_handler_gives_a_model_must_be_what_it_says(tmp_path):  # O
     async with serving(tmp_path, worker_kind="thread") as face:
         assert (await face.infer("g", tensor("input", b"3 FP32"))).outputs
         for said, told in (
-            ("3 mine", "'mine'; nodes that infer take numbers"),
+            ("3 mine", "'mine'; OpenVINO tensors hold numbers"),
             ("4 FP32", "needs 16 bytes"),
-            ("3 FP32 objects", "Python's objects"),
+            ("3 FP32 objects", "needs 12 bytes of data, and 24 came"),
         ):
             with pytest.raises(InvalidRequest, match=told):
                 await face.infer("g", tensor("input", said.encode()))
