@@ -170,6 +170,8 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
         BadOutcome: Naming both numbers otherwise.
     """
     name = type(results).__name__
+    if results is None:
+        raise BadOutcome(f"predict returned None, as a function without `return` does; {_needed(count)}")
     if type(results) is not list:
         # What has keys or columns would give these instead of its values or rows: mappings of every kind, and tables.
         has_keys = (hasattr(results, "keys") or hasattr(results, "columns")) and getattr(results, "ndim", 2) != 1

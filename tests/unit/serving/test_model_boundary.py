@@ -125,7 +125,7 @@ RETURNED = {
     "set": {1, 2},
     "ndarray": np.array(2),
     "int": 2,
-    "NoneType": None,
+    "None, as a function without `return` does": None,
 }
 
 

@@ -204,6 +204,15 @@ def test_results_that_are_no_list_are_refused(returned, opened):
         run(opened(Odd), 1, 2, 3)
 
 
+def test_a_return_that_was_forgotten_is_named(opened):
+    class Forgetful(Model):
+        def predict(self, batch):
+            [sample * 2 for sample in batch]
+
+    with pytest.raises(BadOutcome, match=r"predict returned None, as a function without `return` does; a list with"):
+        run(opened(Forgetful), 1, 2, 3)
+
+
 def test_results_without_an_order_are_refused(opened):
     """G4."""
 
