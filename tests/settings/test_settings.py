@@ -300,6 +300,8 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
             "2: timeout_ms is 3600001, more than max_timeout_ms, which is 3600000",
         ),
         ("models: [iris.py, rose.py]\nmax_timeout_ms: 900\n", "1: Iris: timeout_ms is 4000, more than max_timeout_ms"),
+        ("target: iris:Iris\n", "1: there is no file iris:Iris; did you mean iris.py:Iris?"),
+        ("target: iris.py\nlog_level: debug\n", "2: log_level: there is no such key; did you mean log: {level: ...}?"),
         ("http: {port: 1}\n", "1: models: a list with at least one model is needed"),
     ],
 )
@@ -386,6 +388,8 @@ def test_the_usual_time_of_a_model_is_no_longer_than_the_longest(folder, check):
 def test_a_variable_that_nothing_reads_is_answered_with_the_nearest(check):
     _, _, err = check("iris.py", "FOREBAY_POLL_S=2")
     assert err.endswith("FOREBAY_POLL_S; did you mean FOREBAY_REPOSITORY_POLL_S?\n")
+    _, _, err = check("iris.py", "FOREBAY_PORT=9000")  # F111: it is no address of a service
+    assert err.endswith("FOREBAY_PORT; did you mean FOREBAY_HTTP_PORT?\n")
     env = "FOREBAY_WORKRES=2 FOREBAY_SERVICE_HOST=10.0.0.1 FOREBAY_PORT=tcp://10.0.0.1:80 FOREBAY_PORT_80_TCP_ADDR=x"
     status, out, err = check("iris.py", env)
     assert (status, "iris" in out) == (0, True)

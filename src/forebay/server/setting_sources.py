@@ -21,10 +21,10 @@ Told = dict[type[Any], dict[str, Any]]
 """Values by the struct that declares them and by name."""
 
 _OWN: Final = "FOREBAY_NUCLEUS_"
-_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)|$)")
+_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
 """Variables that Kubernetes sets in every container beside a service named `forebay` or `forebay-*`."""
 _SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
-"""What it sets `FOREBAY_HTTP_PORT` to where a service is named `forebay-http`."""
+"""What it sets `FOREBAY_PORT` to, or `FOREBAY_HTTP_PORT` where a service is named `forebay-http`."""
 
 
 def all_settings() -> Iterator[tuple[type, Setting]]:
@@ -45,10 +45,10 @@ def told_by(environment: Mapping[str, str]) -> tuple[Told, list[str]]:
     warnings: list[str] = []
     for name in sorted(environment):
         value = environment[name]
-        if name in known and name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value):
-            warnings.append(
-                f"ignored the variable {name}: {value!r} is the address of a service of Kubernetes, not a port"
-            )
+        if name.startswith(PREFIX) and name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value):
+            if name in known:
+                what = f"{value!r} is the address of a service of Kubernetes, not a port"
+                warnings.append(f"ignored the variable {name}: {what}")
         elif name in known and (value or known[name][1].written.is_secret):
             struct, setting = known[name]
             try:

@@ -341,7 +341,9 @@ def load_module(path: Path, package: str = "") -> ModuleType:
         raise ConfigError(f"{shown_path(path)} is a folder; a Python file is needed")
     if not path.is_file():
         siblings = [str(other.name) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        hint = nearest(path.name, siblings)
+        module, colon, name = path.name.partition(":")
+        is_module = colon and f"{module}.py" in siblings  # as others name what is in a file
+        hint = f"{module}.py:{name}" if is_module else nearest(path.name, siblings)
         msg = f"there is no file {shown_path(path)}" + (f"; did you mean {hint}?" if hint else "")
         raise ConfigError(msg)
     spec = TargetSpec(path, package)

@@ -161,6 +161,7 @@ class _Walker(Walker):
     @property
     def elsewhere(self) -> dict[str, str]:
         keys = [(name, key) for name, struct in _SECTIONS.items() for key in _keys(struct)]
+        keys += [("log", "level"), ("log", "format")]
         return {f"{name}.{key}": f"{name}: {{{key}: ...}}" for name, key in keys}
 
     def dotted(self, path: yaml.Path) -> str:
