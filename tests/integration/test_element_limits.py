@@ -27,7 +27,7 @@ TENSOR = {"name": "input", "datatype": "FP32", "shape": [60, 50], "data": MANY}
 WIDE = {f"a{number}": 0 for number in range(1100)}
 REFUSED = {
     "/models/sum": ([1.0] * 2600, 413, "the body has more than 2500 elements in arrays"),
-    "/v2/models/sum/infer": ({"inputs": [{**TENSOR, "parameters": WIDE}]}, 413, "than 1000 objects and members"),
+    "/v2/models/sum/infer": ({"inputs": [{**TENSOR, "parameters": WIDE}]}, 413, "more than 1000 objects and members"),
     "/v1/models/sum:predict": ({"instances": MANY}, 413, "the body has more than 2500 elements in arrays"),
     "/v1/completions": ({"model": "text", "prompt": [1] * 1100}, 413, "the body has more than 1000 elements in arrays"),
 }

@@ -79,7 +79,7 @@ def test_no_fewer_are_counted_in_json_than_are_made(value, indent):
     data = msgspec.json.format(msgspec.json.encode(value), indent=indent)
     items, members = made(msgspec.json.decode(data))
     found_items, found_members = counted_json(data)
-    assert items <= found_items <= 2 * items + members + 1  # commas in objects count as items, too
+    assert items <= found_items <= 2 * items + members + 1  # of empty objects the members are not told apart
     assert found_members == members
 
 
@@ -97,7 +97,7 @@ def test_what_decodes_of_any_nonsense_was_counted(text):
 
 def test_a_text_that_looks_like_lists_is_a_text():
     data = msgspec.json.encode({"a": ',[{:"\\' * 5000, "b": "\\" * 999, "c": [1, 2, 3]})
-    assert counted_json(data) == (5, 4)  # the commas of the object, and those of the list with its bracket
+    assert counted_json(data) == (3, 4)
 
 
 def values_in(value):

@@ -91,10 +91,10 @@ def outside_texts(
             piece = b"".join(parts[is_inside::2])
             is_inside ^= (len(parts) - 1) & 1
         found += _marked(piece)
-        if found.items > items:
-            raise too_many(what, "elements in arrays", int(items))
         if found.members > members:
             raise too_many(what, "objects and members of objects", int(members))
+        if found.items - max(found.members - 2 * found.objects, 0) > items:  # without the commas between members
+            raise too_many(what, "elements in arrays", int(items))
         yield
     return found
 
