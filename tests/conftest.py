@@ -2,6 +2,7 @@
 """Real servers and raw connections for the tests that stand where a user stands: at the socket and at the shell."""
 
 import contextlib
+import gc
 import inspect
 import json
 import logging
@@ -45,6 +46,12 @@ sys.modules.setdefault("openvino_telemetry", cast("Any", None))
 
 MODELS = Path(__file__).parent / "models"
 FOREBAY = COMMAND
+
+
+def pytest_collection_finish():
+    """Keep walks of the collector short, of which tests ask for many: all modules of tests are loaded now, and stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,6 +25,7 @@ def walks(monkeypatch):
     yield found
     found.stop()
     gc.unfreeze()
+    gc.freeze()  # as it was; see tests/conftest.py
 
 
 def test_what_has_survived_a_long_walk_is_not_walked_over_again(walks, monkeypatch):

@@ -77,8 +77,10 @@ def _types_given():
     """Every type that is handed to msgspec, with its place."""
     for path in sorted(SOURCE.rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
             text = ast.unparse(call)
-            if not isinstance(call, ast.Call) or not text.startswith(("msgspec.", "partial(msgspec.convert")):
+            if not text.startswith(("msgspec.", "partial(msgspec.convert")):
                 continue
             name = ast.unparse(call.func).rpartition(".")[2]
             typed = [keyword.value for keyword in call.keywords if keyword.arg == "type"]
