@@ -173,6 +173,7 @@ class InferStream:
     def close(self) -> None:
         """Call off what is still inside: nobody waits for it any more."""
         self._has_all = True
+        self._call.on_leave = None  # which refers to this stream, and that to the call
         for asked in list(self._open):
             asked.cancel()
         if self._session is not None:
