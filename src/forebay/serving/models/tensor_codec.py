@@ -17,6 +17,7 @@ Where a type says nothing, tensors of any name come as Python values, and what a
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -27,6 +28,7 @@ import msgspec
 from forebay.arrays.tensors import as_json, as_raw, from_array, numbers_of, texts_or_bytes, to_array
 from forebay.errors import BadOutcome, ValidationError
 from forebay.serving.models.array_types import array_type_of, is_array
+from forebay.serving.models.schema import is_union, unwrap
 from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TensorFace, outcome_of
 from forebay.types.call import Media
@@ -325,15 +327,24 @@ def side_of(wire: Any) -> TensorSide:
     required = schema.get("required", ())
     names = [field for field in hints if field in schema["properties"]] or [*schema["properties"]]
     names += [field for field in schema["properties"] if field not in names]
-    return TensorSide(
-        [
-            msgspec.structs.replace(
-                _port(field, hints.get(field), schema["properties"][field], parts), is_optional=field not in required
-            )
-            for field in names
-        ],
-        is_record=True,
-    )
+    ports: list[TensorPort] = []
+    for field in names:
+        hint, said, is_optional = hints.get(field), schema["properties"][field], field not in required
+        if is_optional and name == "input":
+            hint, said = _without_none(hint), _without_null(said)
+        ports.append(msgspec.structs.replace(_port(field, hint, said, parts), is_optional=is_optional))
+    return TensorSide(ports, is_record=True)
+
+
+def _without_none(annotation: Any) -> Any:
+    """Return what a field is where it is sent: None is said by leaving it out."""
+    members = [one for one in typing.get_args(annotation) if one is not types.NoneType]
+    return members[0] if is_union(unwrap(annotation)) and len(members) == 1 else annotation
+
+
+def _without_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    members = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    return members[0] if len(members) == 1 else schema
 
 
 def _port(name: str, annotation: Any, schema: Mapping[str, Any], parts: Mapping[str, Any]) -> TensorPort:

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tensors the fields of a sample become."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from forebay.serving.models.schema import WireType
+from forebay.serving.models.tensor_codec import codec_of, side_of
+
+
+class Sample(msgspec.Struct):
+    needed: float | None
+    number: float | None = None
+    words: list[str] | None = None
+    either: int | str | None = None
+    plain: int = 3
+
+
+def test_a_field_that_may_be_none_is_what_it_is_otherwise():  # F88
+    ports = {port.name: (port.datatype, port.shape, port.is_optional) for port in side_of(WireType(Sample)).ports}
+    assert ports == {
+        "needed": ("BYTES", (), False),  # its None has to be said, as JSON
+        "number": ("FP64", (), True),
+        "words": ("BYTES", (-1,), True),
+        "either": ("BYTES", (), True),
+        "plain": ("INT64", (), True),
+    }
+    results = {port.name: port.datatype for port in side_of(WireType(Sample, "output")).ports}
+    assert results["number"] == "BYTES"  # a result may be None, which no number is
+
+
+@pytest.mark.parametrize("numbers", [[1.5, 2.5], None])
+def test_such_a_field_is_read_or_left_out(numbers):  # F88
+    codec = codec_of(WireType(Sample), WireType(float, "output"))
+    given, data = [["needed", "BYTES", [2], False]], [b"\4\0\0\0null\3\0\0\0" + b"2.5"]
+    if numbers is not None:
+        given.append(["number", "FP64", [2], False])
+        data.append(np.array(numbers).tobytes())
+    found = codec.decode(data, {"given": given}, 2)
+    assert [one.needed for one in found] == [None, 2.5]
+    assert [one.number for one in found] == (numbers or [None, None])
