@@ -48,6 +48,8 @@ LARGE_READ_BYTES: Final = 64 * 1024
 """A client of whom so much has arrived at once has its next turn after the others."""
 PROBE_S: Final = 0.02
 """After this time a client nearby has answered a probe; others are looked at with each sweep."""
+SILENT_S: Final = 5.0
+"""A streamed answer to a client that has closed its side is called off when no part of it came for this time."""
 LONGEST_SLEEP: Final = 600
 """For how many sweeps a connection sleeps at most: for each of them there may be a set of those that wake up then."""
 
@@ -55,7 +57,7 @@ LONGEST_SLEEP: Final = 600
 class HttpConnection(ReadingConnection):
     """One client connection, both lanes."""
 
-    __slots__ = ("_is_among", "_is_probed", "_stuck_since", "_untaken", "_usual")
+    __slots__ = ("_is_among", "_probed_at", "_probed_bytes", "_stuck_since", "_untaken", "_usual")
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class HttpConnection(ReadingConnection):
         # Since when the client has taken nothing, if it does not take all, and how much was left then.
         self._stuck_since: int | None = None
         self._untaken = 0
-        # Whether the client has closed its side, and was sent something by which to learn whether it is gone.
-        self._is_probed = False
+        # Since when a client that has closed its side was sent nothing, and how much of a streamed answer before.
+        self._probed_at: int | None = None
+        self._probed_bytes = 0
         # Those that sweeps look at together with it.
         self._is_among = lane.awake
 
@@ -175,11 +178,12 @@ class HttpConnection(ReadingConnection):
     def _probe(self) -> None:
         """Learn whether the client has only closed its side, or is gone: both look the same until something is sent.
 
-        A client that is gone answers a 100 Continue with a reset, and any other one has to pass over it.
+        A client that is gone answers a 100 Continue with a reset, and any other one has to pass over it. Within an
+        answer its parts do the same, so a stream that says nothing for a while has lost its client.
         """
-        if self._is_probed:
+        if self._probed_at is not None:
             return
-        self._is_probed = True
+        self._probed_at = self._lane.epoch
         if not self.is_answer_begun() and self._speaks_1_1() and not self.flow.write_paused:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.loop.call_later(PROBE_S, self._leave_if_gone)
@@ -191,7 +195,13 @@ class HttpConnection(ReadingConnection):
 
     def _leave_if_gone(self) -> None:
         """Call off what is due if the client has reset the connection."""
-        if self.talk.state.owes and _events(self.transport) & (select.POLLERR | select.POLLHUP):
+        epoch, stream = self._lane.epoch, self._stream
+        if not self.talk.state.owes or self._probed_at is None:
+            return
+        if stream is None or not stream.has_started or stream.sent_bytes != self._probed_bytes:
+            self._probed_at, self._probed_bytes = epoch, 0 if stream is None else stream.sent_bytes
+        is_silent = (epoch - self._probed_at) * SWEEP_S > SILENT_S
+        if is_silent or _events(self.transport) & (select.POLLERR | select.POLLHUP):
             self.abort()
 
     # Limits
@@ -211,7 +221,7 @@ class HttpConnection(ReadingConnection):
                 self.abort()
         elif self.transport.is_closing():
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
-        elif self._is_probed and talk.state.owes:
+        elif self._probed_at is not None and talk.state.owes:
             self._leave_if_gone()
         elif talk.waiting and self.flow.read_paused and _events(self.transport) & select.POLLRDHUP:
             self._probe()  # reading would tell it, which goes on only once what waits has its turn

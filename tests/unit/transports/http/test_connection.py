@@ -164,6 +164,21 @@ def test_a_refusal_for_want_of_a_key_is_logged_as_such(doors, caplog):  # F116
     assert [record.kind for record in caplog.records] == ["Unauthorized"]
 
 
+def test_a_stream_that_says_nothing_to_a_client_that_has_closed_its_side_is_called_off(doors):  # F135
+    door = doors(waits=True, contract=Contract(streams=True))
+    client = door.connect().send(request("alpha", b"1"))
+    (asked,) = door.alpha.asked
+    assert client.connection.eof_received()
+    assert client.transport.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    for _ in range(3):  # while parts come, they tell whether the client is there
+        door.pass_seconds(4)
+        asked.on_part(b"b", lambda: None)
+    assert door.alpha.gone == []
+    door.pass_seconds(7)
+    assert door.alpha.gone == [asked]
+    assert client.transport.is_closed
+
+
 def test_a_tunnel_is_refused(doors):  # F67
     door = doors()
     for target in ("/models/alpha", "a:1"):
