@@ -2,12 +2,19 @@
 """Models of folders and buckets, served: from the socket to the store."""
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from tests.buckets import BUSY, FORBIDDEN, Faults, running_buckets
+from tests.hostile_store import HostileStore
+from tests.waiting import PATIENCE_S
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -246,6 +253,33 @@ def test_a_disk_that_fills_up_leaves_what_is_served(buckets, serve, tmp_path, ev
     small_disk.empty()
     eventually(lambda: ask(server, "net") == [2, 4])
     assert not list(small_disk.folder.rglob("coming-*"))
+
+
+def test_a_store_that_hangs_at_the_start_keeps_no_port_closed(serve, tmp_path, eventually):  # F125
+    with contextlib.closing(HostileStore()) as store:
+        store.objects["bucket-1/net/1/model.onnx"] = times(2)
+        may_answer = threading.Event()
+        store.answer = lambda _path, _query: may_answer.wait() and None
+        server = serve(None, "s3://bucket-1", *options(tmp_path), env=store.environment(), ready=False)
+        eventually(lambda: server.lines and any("was not listed within" in line for line in server.lines))
+        may_answer.set()
+        server.wait_ready()
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-fp", "true"], check=False).returncode != 0, reason="no namespaces")
+def test_the_first_process_of_a_container_ends_at_sigterm_while_a_store_hangs(tmp_path, eventually):  # F104
+    with contextlib.closing(HostileStore()) as store:
+        store.answer = lambda _path, _query: store.end.wait() and None
+        command = ["unshare", "-fp", "--kill-child", sys.executable, "-m", "forebay", "serve", "s3://bucket-1"]
+        told = {**os.environ, **store.environment()}
+        with subprocess.Popen([*command, *options(tmp_path), "--http-port", "0"], env=told) as process:
+            try:
+                eventually(lambda: store.seen)
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                os.kill(int(children[0]), signal.SIGTERM)
+                assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+            finally:
+                process.kill()
 
 
 SLOW = """

@@ -170,4 +170,5 @@ def written_at(files: Iterable[StoredFile]) -> str:
 
 
 def _tag(about: os.stat_result) -> str:
-    return f"{about.st_mtime_ns}-{about.st_ino}"
+    # Programs may set the time of change back (`cp -p`, `touch -r`), but not that of the last change to the inode.
+    return f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_ino}"

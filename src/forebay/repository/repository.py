@@ -46,6 +46,8 @@ log = logging.getLogger("forebay.repository")
 
 TIMEOUT_S: Final = 120.0
 """How long a listing may take."""
+FIRST_S: Final = 5.0
+"""How long the first listing holds up a server; it is waited for further once the ports are open."""
 _SHOWN: Final = 10
 """Problems that are told in the log of one look."""
 _KEPT: Final = 1000
@@ -173,14 +175,17 @@ class Repository:
             return True
         return not self.problem and _has(self._found, model, number) and not _has(self.catalog, model, number)
 
-    def open(self) -> None:
+    def open(self, within_s: float | None = None) -> None:
         """Look for the first time, and once more if something was written just now.
+
+        Args:
+            within_s: How long to wait for the listing; the next look waits for the same one.
 
         Raises:
             ForebayError: If the source cannot be asked; that is its `problem` then.
         """
         try:
-            self.look()
+            self.look(within_s)
         except ForebayError as error:
             self.problem = error.message
             raise
@@ -188,8 +193,11 @@ class Repository:
         if self._settling.is_moving and not self._end.wait(min(self.poll_s or SECOND_LOOK_S, SECOND_LOOK_S)):
             self.look()
 
-    def look(self) -> bool:
+    def look(self, within_s: float | None = None) -> bool:
         """List the source; returns whether `catalog` is another one now.
+
+        Args:
+            within_s: How long to wait for the listing, if not as long as it may take.
 
         Raises:
             ForebayError: If it cannot be asked; nothing has changed then.
@@ -198,7 +206,7 @@ class Repository:
             started = time.monotonic()
             self._looks += 1
             try:
-                files = self._list()
+                files = self._list(within_s)
             except ForebayError:
                 self._failures += 1
                 raise
@@ -295,15 +303,16 @@ class Repository:
             None if self._disk is None else self._disk.statistics(),
         )
 
-    def _list(self) -> Sequence[StoredFile]:
+    def _list(self, within_s: float | None) -> Sequence[StoredFile]:
         """Return what the source has; one that does not answer in time is waited for again by the next look.
 
         Raises:
             ForebayError: If it cannot be asked.
         """
         listing = self._listing = self._listing or _Listing(self._list_whole)
-        if not listing.is_over.wait(self._timeout_s):
-            raise SourceFailed(f"{self.place} was not listed within {self._timeout_s:g} s (--repository-timeout-s)")
+        if not listing.is_over.wait(within_s or self._timeout_s):
+            limit = f"{within_s:g} s" if within_s else f"{self._timeout_s:g} s (--repository-timeout-s)"
+            raise SourceFailed(f"{self.place} was not listed within {limit}")
         self._listing = None
         problem, listing.problem = listing.problem, None  # its traceback will refer to this frame
         if problem is None:

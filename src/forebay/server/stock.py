@@ -126,7 +126,7 @@ class Stock:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(LOADS)
         self._is_over = False
-        self.is_ready = False
+        self.is_ready = self._had_models = False
         self.one_says = asyncio.Lock()
         app.stock = self
         app.watch(self._look_at_app)
@@ -135,8 +135,13 @@ class Stock:
 
     def problems(self) -> list[str]:
         """Return why the models are not there yet; empty if they are."""
-        if self.is_ready:
+        if self.is_ready and not self._had_models:
+            self._had_models = bool(self.offer.names or self._app.served)
+        if self.is_ready and self._had_models:
             return []
+        if self.is_ready:
+            places = ", ".join(one.repository.place for one in self.stocked)
+            return [f"no model is served yet: {places} has none, if it is called so"]
         return [one.repository.problem for one in self.stocked if one.repository.problem] or [_LOADING]
 
     def statistics(self) -> StockStatistics:

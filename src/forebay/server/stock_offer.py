@@ -172,6 +172,20 @@ class StockOffer:
             self.dismissed[name, instead_of] = there[instead_of]
         self._preferred[name] = Preferred(number, instead_of, there)
 
+    def require_choice(self, name: str, version: str) -> None:
+        """Refuse to load by hand what would leave at once, because another version is served in its place.
+
+        Raises:
+            NotFound: If the repository has the version and the policy leaves it out.
+        """
+        there, number = self.there(name), number_of(version)
+        if number in there and number not in {*self._by_policy(name, there), *self._chosen(name, there)}:
+            raise self._not_served(name, number)
+
+    def _not_served(self, name: str, number: int | None) -> NotFound:
+        why = "a client has said which are" if name in self.policies else "see --versions"
+        return NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
+
     def recall(self, name: str, number: int) -> None:
         """Let a version that somebody has loaded by hand be served again, if another one has taken its place."""
         if number not in self._chosen(name, self.there(name)):
@@ -207,8 +221,7 @@ class StockOffer:
         if self.dismissed.get((name, number)) == revision:
             raise NotFound(f"version {number} of the model '{name}' was unloaded by hand, and is loaded by hand again")
         if number not in chosen and (name, number) not in self._loaded:
-            why = "a client has said which are" if name in self.policies else "see --versions"
-            raise NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
+            raise self._not_served(name, number)
         return revision
 
     def keep_only_what_is_there(self) -> None:

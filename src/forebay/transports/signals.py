@@ -49,9 +49,18 @@ class _Hangup:
         self.came = True
 
 
+def _end(number: int, _frame: object) -> None:
+    """End the process as an unhandled signal does; the kernel spares the first process of a container from those."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)
+
+
 @contextlib.contextmanager
 def early_hangup() -> Generator[None]:
     """Keep a SIGHUP for the `Signals` within: a process that is going to be a server may be asked to reload already."""
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
         yield
         return

@@ -558,7 +558,7 @@ DYING = """
 def test_health_follows_the_handler_and_a_stream_ends_with_its_worker(serve):
     # N60, N61, N76: not serving while it is constructed; whoever has a stream is told when it dies
     port = free_port()
-    options = ["--http-port", str(port)]
+    options = ["--grpc-port", str(port)]  # F104: it was ignored
     server = serve(DYING, {"protobuf_path": "dying.proto"}, *options, wait=False, **{"dying.proto": SMALL})
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
     health: Any = health_pb2_grpc.HealthStub(channel)

@@ -346,3 +346,18 @@ def test_a_panic_of_the_library_is_a_problem_of_the_store(store, monkeypatch):  
         source.list()
     with pytest.raises(SourceFailed, match=r"cannot be read at models/a: called `Result::unwrap\(\)`"):
         source.read("a", StoredFile("a", 1, "x", 0.0), 0, 1)
+
+
+def test_the_first_look_is_waited_for_a_while_and_goes_on(opened, store):  # F125
+    store.objects["models/net/1/a"] = b"123"
+    answer = threading.Event()
+    source = Bucket("s3://bucket/models")
+    repository = Repository(source, TreeRules(), disk=opened(source=source)._disk)
+    store.answer = lambda _path, _query: answer.wait() and None
+    with pytest.raises(SourceFailed, match=r"was not listed within 0\.1 s"):
+        repository.open(0.1)
+    asked = len(store.seen)
+    answer.set()
+    repository.open()
+    assert models(repository) == {"net": [1]}
+    assert len(store.seen) == asked

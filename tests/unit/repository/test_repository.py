@@ -671,3 +671,18 @@ def test_killed_at_any_moment_the_disk_is_whole_or_ignored(buckets, bucket, open
     record_property("killed", KILLS)
     print(f"{KILLS} kills: {whole} whole revisions taken over, {torn} torn ones ignored")
     shutil.rmtree(folder)
+
+
+def test_a_file_that_is_written_anew_with_the_same_size_and_time_is_another_one(tmp_path, opened):  # F104
+    path = tmp_path / "models" / "net" / "1" / "a"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"old")
+    os.utime(path, (1, 1))
+    repository = opened(str(tmp_path / "models"), in_place=True, poll_s=0)
+    before = repository.find("net")
+    path.write_bytes(b"new")
+    os.utime(path, (1, 1))
+    assert not repository.is_current(before)
+    repository.look()
+    repository.look()
+    assert repository.find("net") != before

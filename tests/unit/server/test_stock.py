@@ -936,3 +936,32 @@ async def test_what_comes_back_while_it_leaves_can_leave_again(files):  # F98
         await reached(lambda: len(found.stock._there) == 1)
         assert await found.ask("b") == "b"
         assert not found.stock._held
+
+
+@run
+async def test_what_the_policy_leaves_out_is_not_loaded_by_hand_only_to_leave(files):  # F104
+    for number in (1, 2):
+        files.put(f"a/{number}", str(number))
+    async with serving(files) as found:
+        offer = found.stock.offer
+        offer.require_choice("a", "2")
+        offer.require_choice("a", "7")  # who loads it says that there is none
+        with pytest.raises(NotFound, match="version 1 of the model 'a' is there and not served; see --versions"):
+            offer.require_choice("a", "1")
+        source = found.app.source
+        assert source is not None
+        await found.app.swap("a", "1", lambda: source("a", "1"))
+        offer.require_choice("a", "1")
+        offer.require_choice("a", "2")
+
+
+@run
+async def test_a_place_without_any_model_is_not_ready_and_says_so(files):  # F104
+    async with serving(files) as found:
+        assert found.app.problems() == [f"no model is served yet: {files.folder} has none, if it is called so"]
+        files.put("a/1", "one")
+        await found.look()
+        assert found.app.problems() == []
+        files.remove("a/1")
+        await found.look()
+        assert found.app.problems() == []  # it was there

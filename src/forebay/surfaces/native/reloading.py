@@ -311,7 +311,7 @@ class Reloading:
     def _seen(self) -> dict[str, Any]:
         """Return what can be seen of code and configuration, and of model files."""
         entries = self._entries
-        code: list[tuple[str, int, int]] = []
+        code: list[tuple[str, int, int, int]] = []
         if self._options.reload:
             for folder in sorted({_folder(entry) for entry in entries if _is_code(entry)}):
                 code += [_seen(Path(entry.path)) for entry in python_files(folder)]
@@ -338,9 +338,9 @@ def _files(entry: TargetEntry) -> Sequence[StoredFile]:
     return files_of_model(Path(entry.target)) if is_model_file(entry.target) else ()
 
 
-def _seen(path: Path) -> tuple[str, int, int]:
+def _seen(path: Path) -> tuple[str, int, int, int]:
     try:
         about = path.stat()
     except OSError:
-        return str(path), 0, 0
-    return str(path), about.st_size, about.st_mtime_ns
+        return str(path), 0, 0, 0
+    return str(path), about.st_size, about.st_mtime_ns, about.st_ctime_ns

@@ -20,7 +20,7 @@ from forebay.errors import ConfigError, Unavailable
 from forebay.repository.address import is_address, source_of
 from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.disk import disk_for
-from forebay.repository.repository import Repository
+from forebay.repository.repository import FIRST_S, Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
 from forebay.runtimes.saved_model import FILE, files_problem
@@ -80,7 +80,7 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
             source, rules, poll_s=config.poll_s, timeout_s=config.timeout_s, max_pause_s=config.max_pause_s, disk=disk
         )
         with contextlib.suppress(Unavailable):  # its problem is told, and it is tried again at the start
-            repository.open()
+            repository.open(FIRST_S)
         if self.overrides.version is not None or (self.overrides.name and len(repository.catalog.models) > 1):
             msg = f"{self.address} says itself how its models and versions are called; leave out `name` and `version`"
             raise ConfigError(msg)

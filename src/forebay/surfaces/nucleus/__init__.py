@@ -97,8 +97,8 @@ class NucleusSurface:
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path)
         warnings = [*warnings, *_ignored(config, options)]
         http = options.http
-        if "port" not in options.given:
-            http = msgspec.structs.replace(http, port=config.serve_port)
+        told_port = _told_port(config, options)
+        http = msgspec.structs.replace(http, port=config.serve_port if told_port is None else told_port)
         log_level = options.log_level or config.log_level
         logs.configure_logger(level=log_level)
         deaths = _Deaths()
@@ -111,7 +111,7 @@ class NucleusSurface:
         pool = _pool(spec, config, options, http.port, deaths)
         endpoint = _endpoint(config, options, pool)
         app = _App(endpoint, spec)
-        port_source = "" if "port" in options.given else f"{config.file}: serve_port"
+        port_source = f"{config.file}: serve_port" if told_port is None else ""
         if (models := config.served_models) is not None:
             app.store = _store(models, config, options, app.desk)
         asgi: ASGIApp | None = None
@@ -150,8 +150,8 @@ class NucleusSurface:
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path, serving=False)
-        if "port" in options.given:
-            config = msgspec.structs.replace(config, serve_port=options.http.port)
+        told_port = _told_port(config, options)
+        config = msgspec.structs.replace(config, serve_port=config.serve_port if told_port is None else told_port)
         found = recipe(config, options.state_dir or DEFAULT_FOLDER)
         return msgspec.structs.replace(
             found,
@@ -202,6 +202,13 @@ class _App(App):
         """Return why the server is not ready; a handler whose verbs are not known yet is not."""
         found = super().problems()
         return found or ([] if self._has_learned else ["the handler is loading"])
+
+
+def _told_port(config: NucleusConfig, options: Options) -> int | None:
+    """Return the port that a flag says; a project speaks gRPC or HTTP, so the flag of either is understood for gRPC."""
+    if config.protobuf_path and options.grpc.port is not None:
+        return options.grpc.port
+    return options.http.port if "port" in options.given else None
 
 
 class _Deaths:
@@ -274,6 +281,7 @@ def _grpc(
 
 
 def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) -> ModelStore:
+    from forebay.repository.bucket_listing import ListingLimits
     from forebay.surfaces.nucleus.environment import handler_environment
     from forebay.surfaces.nucleus.model_store import ModelStore, source_for
 
@@ -281,9 +289,18 @@ def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) 
     for name, value in handler_environment(config, options.http.port, os.environ).items():
         if name.startswith(_OF_STORES):
             os.environ[name] = value
-    source = source_for(models, config.project_dir)
-    size, poll_s = models.disk_cache_size, options.repository.poll_s
-    store = partial(ModelStore, source, _model_dir(options), desk, disk_cache_size=size, poll_s=poll_s)
+    looks = options.repository
+    source = source_for(models, config.project_dir, ListingLimits(looks.timeout_s, looks.max_files))
+    store = partial(
+        ModelStore,
+        source,
+        _model_dir(options),
+        desk,
+        disk_cache_size=models.disk_cache_size,
+        poll_s=looks.poll_s,
+        timeout_s=looks.timeout_s,
+        max_pause_s=looks.max_pause_s,
+    )
     if config.type == "python":
         return store()
     from forebay.repository.tree_rules import TreeRules

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.repository.address import source_of
+from forebay.repository.bucket_listing import USUAL, ListingLimits
 from forebay.repository.disk import DiskCache
-from forebay.repository.repository import Repository
+from forebay.repository.looking import MAX_PAUSE_S
+from forebay.repository.repository import TIMEOUT_S, Repository
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
 from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
@@ -81,17 +83,17 @@ class Joined:
         return None
 
 
-def source_for(models: Models, project: Path) -> ModelSource:
+def source_for(models: Models, project: Path, limits: ListingLimits = USUAL) -> ModelSource:
     """Return where the models of a project are.
 
     Raises:
         ConfigError: If what reads such places is not installed.
     """
     if models.dir is not None:
-        return source_of(models.dir, project)
+        return source_of(models.dir, project, limits)
     if models.path is not None:
-        return Joined({DEFAULT_MODEL: source_of(models.path, project)})
-    return Joined({one.name: source_of(one.path, project) for one in models.paths or ()})
+        return Joined({DEFAULT_MODEL: source_of(models.path, project, limits)})
+    return Joined({one.name: source_of(one.path, project, limits) for one in models.paths or ()})
 
 
 class ModelStore:
@@ -105,6 +107,8 @@ class ModelStore:
         *,
         disk_cache_size: int | None,
         poll_s: float,
+        timeout_s: float = TIMEOUT_S,
+        max_pause_s: float = MAX_PAUSE_S,
         rules: TreeRules = PYTHON_RULES,
         tfs: TfsModels | None = None,
     ) -> None:
@@ -116,6 +120,8 @@ class ModelStore:
             desk: Where workers ask.
             disk_cache_size: Versions that are kept here, of those that were asked for; None keeps all that there are.
             poll_s: Seconds between two looks; 0 looks at the start only.
+            timeout_s: How long a listing may take.
+            max_pause_s: The longest pause that a look earns by taking long.
             rules: How files make models.
             tfs: Is told what workers use.
         """
@@ -126,6 +132,8 @@ class ModelStore:
         self._desk = desk
         self._disk_cache_size = disk_cache_size
         self._poll_s = poll_s
+        self._timeout_s = timeout_s
+        self._max_pause_s = max_pause_s
         self._again_s = min(poll_s, AGAIN_S) or AGAIN_S
         self._repository: Repository | None = None
         self._published: dict[str, dict[str, Revision]] = {}
@@ -156,7 +164,14 @@ class ModelStore:
             msg = f"models cannot be kept in {self._folder}: {error.strerror}; --state-dir names another folder"
             raise ConfigError(msg) from error
         disk = DiskCache(self._source, self._folder, self._disk_cache_size, may_exceed=True)
-        repository = self._repository = Repository(self._source, self._rules, poll_s=self._poll_s, disk=disk)
+        repository = self._repository = Repository(
+            self._source,
+            self._rules,
+            poll_s=self._poll_s,
+            timeout_s=self._timeout_s,
+            max_pause_s=self._max_pause_s,
+            disk=disk,
+        )
         while True:
             try:
                 await asyncio.to_thread(repository.open)

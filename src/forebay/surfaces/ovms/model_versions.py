@@ -17,7 +17,7 @@ from forebay.repository.cache import Lease
 from forebay.repository.disk import disk_for
 from forebay.repository.listing import Revision, StoredFile
 from forebay.repository.local import LocalFolder, files_of_model
-from forebay.repository.repository import Repository
+from forebay.repository.repository import FIRST_S, Repository
 from forebay.repository.tree_rules import TreeRules, number_of
 from forebay.runtimes.contract import OpenVinoOptions
 from forebay.runtimes.saved_model import FILE as SAVED_MODEL
@@ -195,7 +195,7 @@ class StoredModels:
             source, rules, poll_s=config.poll_s, timeout_s=config.timeout_s, max_pause_s=config.max_pause_s, disk=disk
         )
         with contextlib.suppress(ForebayError):
-            repository.open()
+            repository.open(FIRST_S)
         if self._on_change is not None:
             self._begin(repository, self._on_change)
         return repository

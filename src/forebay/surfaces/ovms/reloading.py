@@ -34,7 +34,7 @@ log = logging.getLogger("forebay")
 LOOK_S: Final = 1.0
 """Pause between two looks at the files if nobody says; an edit counts once two looks in a row have found the same."""
 
-_Seen = dict[str, tuple[int, int]]
+_Seen = dict[str, tuple[int, int, int]]
 
 
 class GraphReloading:
@@ -55,7 +55,7 @@ class GraphReloading:
         self._name = name
         self._lock = asyncio.Lock()
         self._used = self._files(app.config)
-        self._settling: Settling[str, tuple[int, int]] = Settling(self._used)
+        self._settling: Settling[str, tuple[int, int, int]] = Settling(self._used)
         self._took_s = 0.0
         self._looking = Looking("forebay-ovms-watch", self._look, self._pause_s)
         self._asking: asyncio.Task[object] | None = None
@@ -160,9 +160,9 @@ class GraphReloading:
         for file in files:
             with contextlib.suppress(OSError):
                 about = file.stat()
-                seen[str(file)] = about.st_size, about.st_mtime_ns
+                seen[str(file)] = about.st_size, about.st_mtime_ns, about.st_ctime_ns
         for base in config.bases:
-            seen |= {str(path): (0, 0) for path in versions_in(base).values() if str(path) not in seen}
+            seen |= {str(path): (0, 0, 0) for path in versions_in(base).values() if str(path) not in seen}
         return seen
 
 

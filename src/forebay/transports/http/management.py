@@ -44,6 +44,8 @@ class Management:
     async def load(self, request: Request) -> Response:
         """Load a version that the project names, or load it anew; answers once it is ready."""
         name, version = await self._to_load(request)
+        if self._app.stock is not None:
+            self._app.stock.offer.require_choice(name, version)
         await self._app.load(
             name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
         )
