@@ -21,6 +21,7 @@ from tests.circles import left_in_circles
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ModelError
+from forebay.server.config import RepositoryConfig
 from forebay.surfaces.nucleus import model_client
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.desk import Desk, DeskClient
@@ -77,8 +78,8 @@ class Served:
         self.desk = Desk()
         self.path = self.run(self.desk.open())
         source = source_for(self.models, folder)
-        size = self.models.disk_cache_size
-        self.store = ModelStore(source, folder / "kept", self.desk, disk_cache_size=size, poll_s=poll_s)
+        size, looks = self.models.disk_cache_size, RepositoryConfig(poll_s=poll_s)
+        self.store = ModelStore(source, folder / "kept", self.desk, disk_cache_size=size, looks=looks)
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)

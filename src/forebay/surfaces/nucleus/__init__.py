@@ -291,16 +291,8 @@ def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) 
             os.environ[name] = value
     looks = options.repository
     source = source_for(models, config.project_dir, ListingLimits(looks.timeout_s, looks.max_files))
-    store = partial(
-        ModelStore,
-        source,
-        _model_dir(options),
-        desk,
-        disk_cache_size=models.disk_cache_size,
-        poll_s=looks.poll_s,
-        timeout_s=looks.timeout_s,
-        max_pause_s=looks.max_pause_s,
-    )
+    size = models.disk_cache_size
+    store = partial(ModelStore, source, _model_dir(options), desk, disk_cache_size=size, looks=looks)
     if config.type == "python":
         return store()
     from forebay.repository.tree_rules import TreeRules

@@ -18,8 +18,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.repository.address import source_of
 from forebay.repository.bucket_listing import USUAL, ListingLimits
 from forebay.repository.disk import DiskCache
-from forebay.repository.looking import MAX_PAUSE_S
-from forebay.repository.repository import TIMEOUT_S, Repository
+from forebay.repository.repository import Repository
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
 from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from forebay.repository.cache import Lease
     from forebay.repository.listing import Revision, StoredFile
     from forebay.repository.source import ModelSource
+    from forebay.server.config import RepositoryConfig
     from forebay.surfaces.nucleus.desk import Desk, DeskVisitor
     from forebay.surfaces.nucleus.settings import Models
     from forebay.surfaces.nucleus.tfs_models import TfsModels
@@ -106,9 +106,7 @@ class ModelStore:
         desk: Desk,
         *,
         disk_cache_size: int | None,
-        poll_s: float,
-        timeout_s: float = TIMEOUT_S,
-        max_pause_s: float = MAX_PAUSE_S,
+        looks: RepositoryConfig,
         rules: TreeRules = PYTHON_RULES,
         tfs: TfsModels | None = None,
     ) -> None:
@@ -119,9 +117,7 @@ class ModelStore:
             folder: Where they are copied to.
             desk: Where workers ask.
             disk_cache_size: Versions that are kept here, of those that were asked for; None keeps all that there are.
-            poll_s: Seconds between two looks; 0 looks at the start only.
-            timeout_s: How long a listing may take.
-            max_pause_s: The longest pause that a look earns by taking long.
+            looks: How often the place is looked at; 0 seconds look at the start only.
             rules: How files make models.
             tfs: Is told what workers use.
         """
@@ -131,10 +127,8 @@ class ModelStore:
         self._folder = folder
         self._desk = desk
         self._disk_cache_size = disk_cache_size
-        self._poll_s = poll_s
-        self._timeout_s = timeout_s
-        self._max_pause_s = max_pause_s
-        self._again_s = min(poll_s, AGAIN_S) or AGAIN_S
+        self._looks = looks
+        self._again_s = min(looks.poll_s, AGAIN_S) or AGAIN_S
         self._repository: Repository | None = None
         self._published: dict[str, dict[str, Revision]] = {}
         self._held: dict[str, Lease[Path]] = {}
@@ -167,9 +161,9 @@ class ModelStore:
         repository = self._repository = Repository(
             self._source,
             self._rules,
-            poll_s=self._poll_s,
-            timeout_s=self._timeout_s,
-            max_pause_s=self._max_pause_s,
+            poll_s=self._looks.poll_s,
+            timeout_s=self._looks.timeout_s,
+            max_pause_s=self._looks.max_pause_s,
             disk=disk,
         )
         while True:
