@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
@@ -117,9 +117,14 @@ class MsgPack(Serialisation):
         """Return the data in a body; see `Serialisation.loads`."""
         _require_few(msgpack_elements(body, MAX_TENSOR_ELEMENTS))
         try:
-            return msgspec.msgpack.decode(body)
+            found: Any = msgspec.msgpack.decode(body)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: a map or a list as a key
             raise Unreadable(str(error)) from None
+        names: list[object] = list(cast("dict[object, object]", found)) if type(found) is dict else []
+        for name in names:
+            if not isinstance(name, str):
+                raise Unreadable(f"the names of an object are texts; found {name!r:.60}")
+        return cast("Any", found)
 
     def dumps(self, value: Any) -> bytes:
         """Return data as bytes; see `Serialisation.dumps`."""
