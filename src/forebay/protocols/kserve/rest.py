@@ -11,10 +11,8 @@ import msgspec
 
 from forebay.arrays.tensors import numbers_of, to_array
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
-from forebay.protocols import native
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.places import place_of, place_wanted
-from forebay.protocols.samples import samples_of
 from forebay.types import element_limits
 from forebay.types.call import EMPTY
 from forebay.types.datatypes import datatype_of
@@ -118,17 +116,17 @@ class _Request(msgspec.Struct):
     parameters: dict[str, _Scalar] | None = None
 
 
-class _Uncut(msgspec.Struct):
-    inputs: msgspec.Raw
-    outputs: msgspec.Raw = msgspec.Raw(b"null")
-
-
 class _UncutSide(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw()
     name: msgspec.Raw = msgspec.Raw()
     datatype: msgspec.Raw = msgspec.Raw()
     shape: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw()
+
+
+class _Uncut(msgspec.Struct):
+    inputs: list[_UncutSide]
+    outputs: list[_UncutSide] | None = None
 
 
 def model_path(model: str, version: str = "") -> str:
@@ -378,7 +376,6 @@ def encode_response(
 
 _request: Final = msgspec.json.Decoder(known(_Request))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
-_uncut_side: Final = msgspec.json.Decoder(known(_UncutSide))
 _MAX_DIGITS: Final = 16
 MAX_ITEMS: Final = 100_000
 """Elements of a request beside its data: of shapes and parameters. The loop makes objects of them."""
@@ -401,22 +398,30 @@ def counting(
     at = head_size(length, len(body))
     if at <= min(_SHORT_BYTES, limits.elsewhere):
         return
-    text = bytes(body[:at])
+    text = body[:at]
     yield from json_elements(text, limits.tensors + limits.elsewhere, limits.elsewhere)
     if at <= _SHORT_BYTES:
         return
     whole = yield from upper_bound(text)
     if whole.items <= MAX_ITEMS and whole.members - whole.objects <= MAX_PARAMETERS:
         return  # names of fields have a colon each, and texts among the data may
+    few = 2 * MAX_TENSORS + MAX_PARAMETERS
+    if whole.objects > few and (yield from outside_texts(text)).objects > few:
+        raise _too_many_tensors()
     try:
-        sides, tensors, data, names = _parts(text)
-    except (msgspec.DecodeError, InvalidRequest, RecursionError, UnicodeDecodeError):
+        sides = _uncut.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return  # whoever reads all of it says better what is wrong
+    yield
+    tensors = [*sides.inputs, *(sides.outputs or ())]
+    if max(len(sides.inputs), len(tensors) - len(sides.inputs)) > MAX_TENSORS:
+        raise _too_many_tensors()
+    data = [memoryview(one.data) for one in tensors]
+    names = sum(len(memoryview(said)) > 0 for one in tensors for said in msgspec.structs.astuple(one))
     inside = beside = whole
     for count in (upper_bound, outside_texts):
         inside = yield from _counted(count, data)
-        beside = yield from _counted(count, [text, *tensors])
-        beside -= inside + (yield from _counted(count, sides))
+        beside = (yield from count(text)) - inside
         is_few = beside.items <= MAX_ITEMS and beside.members - beside.objects - names <= MAX_PARAMETERS
         if is_few and inside.items <= limits.tensors:
             return
@@ -427,33 +432,15 @@ def counting(
     raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
 
 
+def _too_many_tensors() -> TooLarge:
+    return TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time")
+
+
 def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[Data]) -> Steps[JsonElements]:
     found = JsonElements()
     for piece in pieces:
         found += yield from count(piece)
     return found
-
-
-def _parts(text: bytes) -> tuple[list[bytes], list[memoryview], list[memoryview], int]:
-    """Cut a request into what it says of inputs and outputs, these one by one, and their data.
-
-    Returns:
-        These three, and how many names of fields the inputs and outputs have that belong there.
-
-    Raises:
-        TooLarge: If there are too many inputs or outputs.
-        MsgspecError, InvalidRequest: If it is none.
-    """
-    found = _uncut.decode(text)
-    sides = [bytes(side) for side in (found.inputs, found.outputs) if bytes(side) != b"null"]
-    full = [side for side in sides if side[1:-1].strip()]
-    try:
-        tensors = [one for side in full for one in samples_of(side, native.PARAMS["json", "json"], MAX_TENSORS)]
-    except TooLarge:
-        raise TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time") from None
-    fields = [_uncut_side.decode(one) for one in tensors]
-    names = sum(len(memoryview(said)) > 0 for one in fields for said in msgspec.structs.astuple(one))
-    return sides, tensors, [memoryview(one.data) for one in fields], names
 
 
 def _implied_size(one: _Input, shape: tuple[int, ...], left: int) -> int:
