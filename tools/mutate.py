@@ -137,14 +137,15 @@ def measure(copy: Path, data: Path, processes: int) -> None:
     running: list[subprocess.Popen[bytes]] = []
     for number in range(processes):
         command = [sys.executable, "-m", "coverage", "run", f"--include={include}", f"--data-file={data}.{number}"]
-        command += ["-m", "pytest", "-q", "-p", "tools.mutate", "-p", "no:cacheprovider", *files[number::processes]]
+        plain = ["-p", "tools.mutate", "-p", "no:cacheprovider", "--timeout=120"]
+        command += ["-m", "pytest", "-q", *plain, *files[number::processes]]
         told = environment(copy, MUTATE_DURATIONS=f"{data}.durations.{number}")
         running.append(subprocess.Popen(command, cwd=copy, env=told, stdout=subprocess.DEVNULL))
     for each in running:
         each.wait()
 
 
-def touching(data: Path, copy: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
+def touching(data: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
     """Return the tests that touch each line, the most specific first, and how long each takes."""
     durations: dict[str, float] = {}
     for path in data.parent.glob(f"{data.name}.durations.*"):
@@ -157,7 +158,7 @@ def touching(data: Path, copy: Path) -> tuple[dict[tuple[str, int], list[str]], 
         measured = coverage.CoverageData(str(path))
         measured.read()
         for file in measured.measured_files():
-            below = str(Path(file).relative_to(copy / "src/forebay"))
+            below = file.rpartition("/src/forebay/")[2]
             for line, names in measured.contexts_by_lineno(file).items():
                 known = [name for name in names if name in durations]
                 tests[below, line].update(known)
@@ -232,7 +233,7 @@ def main() -> int:
             print("which tests touch which line? This takes some minutes", flush=True)
             measure(copy, data, given.processes)
         found = all_mutants(copy)
-        tests, durations = touching(data, copy)
+        tests, durations = touching(data)
         rows: list[str] = []
         survivors = 0
         picked = sorted(random.Random(given.seed).sample(found, min(given.count, len(found))))
