@@ -128,6 +128,7 @@ class _Place:
 
         If that is more memory than is kept, those give some back whose places nobody has used for the longest time.
         """
+        self.owner.take_back(self)
         if self.size > KEPT_BYTES or not self.owner.keep(self):
             _thread.start_new_thread(self.give_back, ())
         while sum(map(_memory, list(_kept.items()))) > KEPT_BYTES:
@@ -162,6 +163,9 @@ class Places:
         self._free: dict[int, list[_Place]] = {}
         self._empty: dict[int, list[_Place]] = {}
         self._parts: list[tuple[_File, int]] = []
+        # A walk of the collector that finds a body ends what else only circles hold. The file must not be among it, for
+        # its place comes back.
+        self._lent: dict[_Place, None] = {}
         self._is_closed = False
 
     def close(self) -> None:
@@ -171,12 +175,17 @@ class Places:
         self._free, self._empty, self._parts = {}, {}, []
         _thread.start_new_thread(_end, ending)  # beside the loop, for that takes long
 
-    def take(self, size: int) -> _Place:
-        """Return a place for a body of this size.
+    def lend(self, size: int) -> _Place:
+        """Return a place for a body of this size, until it leaves.
 
         Raises:
             OSError: If there is no more memory for it, or no more files.
         """
+        place = self._take(size)
+        self._lent[place] = None
+        return place
+
+    def _take(self, size: int) -> _Place:
         size = max(1 << (size - 1).bit_length(), LANDING_BYTES)
         try:
             places = self._free[size]
@@ -219,7 +228,7 @@ class Places:
         Raises:
             OSError: If there is none.
         """
-        place = self.take(size)
+        place = self.lend(size)
         try:
             place.reserve(reserved)
         except OSError:
@@ -233,6 +242,10 @@ class Places:
         """Tell whether a body lies here, so that the workers of this pool may look at it."""
         whole = _whole(body)
         return whole is not None and whole.place.owner is self
+
+    def take_back(self, place: _Place) -> None:
+        """Hold a place no longer that a body has left."""
+        self._lent.pop(place, None)
 
     def keep(self, place: _Place) -> bool:
         """Have a place ready for another body; tells whether there may be one."""

@@ -261,3 +261,16 @@ def test_an_array_that_lies_in_a_body_is_seen_where_the_body_has_landed():
     assert bytes(seen_by_a_worker(seen)) == array.tobytes()
     assert own(seen) == array.tobytes()
     assert landed_in(memoryview(dump(array.copy())[1])) is None
+
+
+@pytest.mark.parametrize("size", [LANDING_BYTES, 8 << 20])
+def test_a_body_that_only_a_circle_holds_gives_its_place_back_with_its_file(alone, size):
+    circle: list[Any] = [written([b"x" * size], places=alone)]
+    circle.append(circle)
+    for _others in range(landing.SHARED_BYTES // size):  # nothing else holds its file
+        alone.lend(size)
+    del circle
+    gc.collect()
+    place = alone.lend(size)
+    assert os.fstat(place.file.descriptor).st_ino == place.file.inode
+    place.reserve(size)

@@ -101,6 +101,9 @@ class ReadingConnection(AnsweringConnection):
         if size > missing:
             size, after = missing, self._body.byte_after()
         self.seen = self._lane.epoch
+        if not self._is_unparsed:  # the parser misses what lands, so the rest is none of its business either
+            self._is_unparsed = True
+            self._parser = self.parser = new_parser(self)
         self._body.placed(size)
         talk.begin_segment()
         talk.body_bytes += size
@@ -118,8 +121,6 @@ class ReadingConnection(AnsweringConnection):
             return
         talk.end_segment(size, self._lane.epoch)
         if talk.body_bytes == head.length:
-            if not self._is_unparsed:
-                self._parser = self.parser = new_parser(self)  # the other one waits for the body
             self._is_unparsed = False
             self.on_message_complete()
 

@@ -2,8 +2,10 @@
 """A connection driven by hand: what one client sends never becomes what another one gets, and limits hold early."""
 
 import asyncio
+import errno
 import gc
 import itertools
+import os
 import socket
 
 import pytest
@@ -17,6 +19,7 @@ from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.transports.http.route import Route
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.types.call import Failure
+from forebay.workers.landing import Places
 
 KEY = "x-api-key: k1"
 
@@ -814,3 +817,26 @@ def test_a_length_is_read_whatever_number_it_is(doors):
         more = "expect: 100-continue", "content-length: " + "1" * digits
         client = door.connect().send(request("alpha", b"", *more, length=False))
         assert client.statuses == [413], digits
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("is_remembered", [False, True])
+def test_a_body_for_which_memory_runs_out_while_it_lands_is_read_to_its_end(doors, monkeypatch, steps, is_remembered):
+    door = doors()
+    door.routes[b"/models/alpha"].places = Places()
+    client = door.connect()
+    body = bytes(range(256)) * 2048
+    if is_remembered:
+        client.send(request("alpha", body)[:5000], request("alpha", body)[5000:])
+    left, reserve = [steps], os.posix_fallocate
+
+    def runs_out(*asked):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        reserve(*asked)
+
+    monkeypatch.setattr(os, "posix_fallocate", runs_out)
+    sent = request("alpha", body) + request("alpha", b"next")
+    client.send(sent[:9000], *(sent[at : at + 50_000] for at in range(9000, len(sent), 50_000)))
+    assert client.answers[-2:] == [(200, b"alpha " + body), (200, b"alpha next")]
