@@ -16,8 +16,8 @@ from tests.waiting import PATIENCE_S
 import forebay.runtimes
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.runtimes import Device
-from forebay.runtimes.contract import accelerator
-from forebay.runtimes.model_file import ModelFile
+from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
+from forebay.runtimes.model_file import ModelFile, load_with
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 
@@ -53,6 +53,25 @@ def test_what_it_cannot_be_asked_is_an_error_of_ours(net, arrays, wanted, kind, 
     with pytest.raises(kind, match=said) as caught:
         net(arrays, wanted)
     assert caught.value.detail is None  # a pipeline's numbers are a pipeline's
+
+
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_what_openvino_cannot_compute_is_an_error_with_any_number_of_threads(tmp_path, threads):
+    """With one it answered with arrays of no rows, and ended the process later."""
+    pytest.importorskip("openvino")
+    shapes = {name: ("FLOAT", ["n", f"length of {name}"]) for name in "ab"}
+    path = model_files.save(
+        tmp_path / "net.onnx",
+        [("Add", ["a", "b"], ["sum"]), ("Softmax", ["sum"], ["y"], {"axis": 1})],
+        [(name, *shape) for name, shape in shapes.items()],
+        [("y", "FLOAT", ["n", "length"])],
+    )
+    options = RunOptions(threads=threads, openvino=OpenVinoOptions())
+    net = load_with(path, options)
+    for _ in range(3):
+        with pytest.raises(RunnerFailed, match="cannot be run on this"):
+            net({"a": np.ones((1, 5)), "b": np.ones((1, 7))})
+        assert net({"a": np.ones((1, 4)), "b": np.ones((1, 4))})["y"].tolist() == [[0.25] * 4]
 
 
 def test_a_file_of_openvino_is_asked_the_same_way(tmp_path):
