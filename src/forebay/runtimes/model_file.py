@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from forebay.runtimes.contract import Runtime
     from forebay.runtimes.signature import Feed, Signature, Var
 
+_MAX_REASON: Final = 2000
+"""Characters of what a library says: OpenVINO names a whole graph's worth of operators."""
 _VERDICT: Final = re.compile(r"^\(\w+\) |^\w*Error: ")
 
 
@@ -184,7 +186,8 @@ def reason_of(problem: BaseException) -> str:
     lines = [" ".join(line.split()) for line in words_of(problem).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Exception from ")]  # where in OpenVINO, before what
     told = [line for line in lines if _VERDICT.search(line)] or lines[:3]
-    return " ".join(told)[:400] or type(problem).__name__
+    text = " ".join(told) or type(problem).__name__
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]} ..."
 
 
 def _loader(

@@ -17,7 +17,7 @@ import forebay.runtimes
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.runtimes import Device
 from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
-from forebay.runtimes.model_file import ModelFile, load_with
+from forebay.runtimes.model_file import ModelFile, load_with, reason_of
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 
@@ -101,6 +101,20 @@ def test_texts_go_through_openvino(tmp_path):
     assert answer.tolist() == [b"\x89PNG\0\xff", "\u00e9", "ab"]
     with pytest.raises(InvalidRequest, match=r"'x' has a text that ends in \\0"):
         net({"x": np.array(["a", "b\0"], object)})
+
+
+@pytest.mark.parametrize("shape, is_scalar", [(None, False), ([], True)])
+def test_a_tensor_of_which_an_onnx_file_says_no_shape_is_no_scalar(tmp_path, shape, is_scalar):  # F89
+    axes = [("in", "FLOAT", shape)], [("out", "FLOAT", shape)]
+    net = forebay.runtimes.load(model_files.save(tmp_path / "same.onnx", [("Identity", ["in"], ["out"])], *axes))
+    (feed,) = net.signature().feeds
+    assert (feed.rows, feed.shape, feed.is_scalar) == (None, (), is_scalar)
+
+
+def test_what_a_library_says_is_told_to_its_end():  # F89
+    said = f"{'a' * 1000} the end"
+    assert reason_of(RuntimeError(said)) == f"RuntimeError: {said}" or reason_of(RuntimeError(said)) == said
+    assert len(reason_of(RuntimeError("a" * 10_000))) < 2100
 
 
 def test_bytes_that_are_no_text_reach_onnxruntime(tmp_path):  # F80
