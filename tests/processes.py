@@ -7,6 +7,7 @@ to kill its whole process: that of another test, or the one that runs tests.
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -35,3 +36,15 @@ def freeze(pid):
     os.kill(pid, signal.SIGSTOP)
     states = Path(f"/proc/{pid}/task").glob
     eventually(lambda: {one.read_text().rpartition(")")[2].split()[0] for one in states("*/stat")} == {"T"})
+
+
+def start_peak(pid):
+    """Forget the most memory that a process has had; returns how much it has now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return peak_bytes(pid)
+
+
+def peak_bytes(pid):
+    """The most memory that a process has had since then."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) * 1024

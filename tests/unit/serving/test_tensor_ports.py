@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.serving.models.schema import WireType
-from forebay.serving.models.tensor_codec import TensorPort, TensorSide, codec_of, face_of, side_of
+from forebay.serving.models.tensor_codec import codec_of, side_of
 
 
 class Sample(msgspec.Struct):
@@ -40,13 +40,3 @@ def test_such_a_field_is_read_or_left_out(numbers):  # F88
     found = codec.decode(data, {"given": given}, 2)
     assert [one.needed for one in found] == [None, 2.5]
     assert [one.number for one in found] == (numbers or [None, None])
-
-
-@pytest.mark.parametrize(
-    "shape, has_rows, told", [(None, False, (-1,)), (None, True, (-1,)), ((), False, ()), ((), True, (-1,))]
-)
-def test_a_tensor_of_any_number_of_axes_is_not_told_as_a_scalar(shape, has_rows, told):  # F89
-    side = TensorSide([TensorPort("x", "FP32", shape, "array")], is_record=True)
-    face = face_of(side, side, has_rows=has_rows)
-    assert face.inputs[0].shape == face.outputs[0].shape == told
-    assert face.unranked == ({"x"} if shape is None else set())

@@ -244,7 +244,7 @@ def decode_request(
         ForebayError: What `read` raises.
     """
     at = head_size(length, len(body))
-    if at > _SHORT_BYTES and not is_counted:
+    if not is_counted:
         at_once(counting(body, length))
     try:
         found = _request.decode(body[:at])
