@@ -70,7 +70,7 @@ def short_steps(monkeypatch):
     """Let a text, an escape and a run come to lie in several steps."""
     monkeypatch.setattr(json_module, "BOUND_BYTES", 7)
     monkeypatch.setattr(json_module, "EXACT_BYTES", 3)
-    monkeypatch.setattr(msgpack_module, "STEP_BYTES", 9)
+    monkeypatch.setattr(msgpack_module, "STEP_BYTES", 40)
 
 
 @settings(max_examples=300)
