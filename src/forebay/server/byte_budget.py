@@ -165,6 +165,7 @@ class ByteBudget:
         max_bytes: The budget.
         held_bytes: What all accounts hold.
         unread_bytes: How much of it is unread answers.
+        staged_bytes: What is held beside them: bodies that were unpacked, and those that came over another server.
         arriving: Accounts with requests that are arriving.
         unread: Accounts with unread answers.
         clock: Tells the time, in seconds.
@@ -179,7 +180,7 @@ class ByteBudget:
         self.held_bytes = self.unread_bytes = 0
         self.arriving: dict[ByteAccount, None] = {}
         self.unread: dict[ByteAccount, None] = {}
-        self._staged_bytes = 0
+        self.staged_bytes = 0
         self._lock = threading.Lock()
 
     def open(self, owner: Holder | None, max_bytes: int) -> ByteAccount:
@@ -188,7 +189,7 @@ class ByteBudget:
 
     def is_exceeded(self) -> bool:
         """Tell whether more is held than the budget allows."""
-        return self.held_bytes + self._staged_bytes > self.max_bytes
+        return self.held_bytes + self.staged_bytes > self.max_bytes
 
     def exceeded(self) -> Unavailable:
         """Return the error for a request that exceeds the budget."""
@@ -242,14 +243,14 @@ class ByteBudget:
             Unavailable: If they exceed the budget.
         """
         with self._lock:
-            if self.held_bytes + self._staged_bytes + size > self.max_bytes:
+            if self.held_bytes + self.staged_bytes + size > self.max_bytes:
                 raise self.exceeded()
-            self._staged_bytes += size
+            self.staged_bytes += size
 
     def give(self, size: int) -> None:
         """Release such bytes."""
         with self._lock:
-            self._staged_bytes -= size
+            self.staged_bytes -= size
 
 
 def _never(_function: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.arriving_body import ArrivingBody
+from forebay.transports.http.asgi_calls import HELD
 from forebay.transports.http.connection_state import (
     BODY,
     FINAL,
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
     from forebay.types.tensor import Data
 
 
-HELD: Final = "forebay.held"
-"""Where the scope of a request on the slow lane has the bytes that are counted for it."""
 UNREAD: Final = object()
 """Stands with what waits, in place of an app: it is bytes that were not parsed yet."""
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.requests")
 
+HELD: Final = "forebay.held"
+"""Where a scope has the bytes that its connection counts for the request; other servers count none."""
 TOLD: Final = "forebay.call"
 """Where a scope holds its `EndedCall`, for those who know more of it; without it nothing is told."""
 

@@ -12,8 +12,8 @@ from starlette.requests import Request as HttpRequest
 from forebay.errors import Cancelled, ForebayError, TooLarge
 from forebay.observe.ids import next_id
 from forebay.protocols import native
-from forebay.transports.http.asgi_calls import TOLD, failed, id_of
-from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.asgi_calls import HELD, TOLD, failed, id_of
+from forebay.transports.http.bodies import BodyTooLong, CountedReceive, left, read_body
 from forebay.transports.http.errors import (
     ForeignPage,
     MethodNotAllowed,
@@ -53,6 +53,7 @@ class Predict:
         head = route.read_head(scope["headers"], scope["query_string"], in_query=in_query)
         answer: AsgiAnswer | None = None
         staged: Staged | None = None
+        counted: CountedReceive | None = None
         try:
             if head.problem is not None:
                 raise head.problem
@@ -63,6 +64,8 @@ class Predict:
                 staged = route.stage(head)
                 body = await self._read_staged(head, staged, receive)
             else:
+                if HELD not in scope and route.byte_budget is not None:
+                    receive = counted = CountedReceive(receive, route.byte_budget)
                 body = await self._read_body(route, head, receive)
             if route.is_retired:
                 head = route.now(head, scope["headers"], scope["query_string"])
@@ -91,6 +94,8 @@ class Predict:
                 answer.let_go()
             if staged is not None:
                 staged.close()
+            if counted is not None:
+                counted.close()
 
     def methods(self, page: Any) -> Methods:
         """Return the handlers of a path by verb: a model also describes itself if it has a page, others only answer."""

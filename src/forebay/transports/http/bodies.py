@@ -6,7 +6,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from starlette.types import Receive
+    from starlette.types import Message, Receive
+
+    from forebay.server.byte_budget import ByteBudget
+
+
+class CountedReceive:
+    """Receives for an application under a server that does not count what it holds; `close` it with the answer."""
+
+    def __init__(self, receive: Receive, byte_budget: ByteBudget) -> None:
+        self._receive = receive
+        self._byte_budget = byte_budget
+        self._size = 0
+
+    async def __call__(self) -> Message:
+        """Receive the next message.
+
+        Raises:
+            Unavailable: If its body exceeds the budget.
+        """
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        if size:
+            self._byte_budget.take(size)
+            self._size += size
+        return message
+
+    def close(self) -> None:
+        """Count its body no longer."""
+        self._byte_budget.give(self._size)
+        self._size = 0
 
 
 class BodyTooLong(Exception):

@@ -12,8 +12,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from forebay.errors import ForebayError
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.body_reader import read_bodies
-from forebay.transports.http.answering import HELD, AnsweringConnection
-from forebay.transports.http.asgi_calls import TOLD
+from forebay.transports.http.answering import AnsweringConnection
+from forebay.transports.http.asgi_calls import HELD, TOLD
 from forebay.transports.http.connection_state import (
     ASKED,
     BODY,
@@ -415,6 +415,7 @@ class ReadingConnection(AnsweringConnection):
         super().on_message_begin()
         self.url = with_path(url)
         self.headers = self.scope["headers"] = headers
+        self.scope[HELD] = 0  # type: ignore[typeddict-unknown-key]
         self.expect_100_continue = _waits_for_word(headers) and self._parser.get_http_version() == "1.1"
         super().on_headers_complete()
         self.talk.on(OWE)

@@ -32,6 +32,7 @@ from forebay.types.msgpack_elements import msgpack_elements
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from forebay.server.byte_budget import ByteBudget
     from forebay.server.served import AskedEndpoint, Served, StandIn
     from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.forms_and_gzip import Staged, Staging
@@ -287,6 +288,11 @@ class Route:
             head.problem = head.problem or without_frames(error)  # its frames hold the head
         head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
+
+    @property
+    def byte_budget(self) -> ByteBudget | None:
+        """What counts bodies that come over another server; None if nothing does."""
+        return None if self._staging is None else self._staging.memory
 
     def stage(self, head: Head) -> Staged:
         """Begin to read a body in steps.

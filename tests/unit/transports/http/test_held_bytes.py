@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What connections of the HTTP port hold: heads, bodies and unread answers count against one budget."""
 
+import asyncio
 import logging
 
 import pytest
 from tests.unit.transports.http.driven import Door, request
 
+from forebay.protocols.native import Contract
 from forebay.server.byte_budget import GRACE_S, SMALL_BYTES
+from forebay.server.served import StandIn
+from forebay.transports.http.asgi_inference import Predict
 from forebay.transports.http.connection_state import GONE, IDLE, LINGER
+from forebay.transports.http.forms_and_gzip import Staging
+from forebay.transports.http.route import Route
 
 KIB = 1024
 
@@ -232,3 +238,33 @@ def test_what_is_small_has_no_account(doors):
     client = door.connect().send(request("alpha", bytes(SMALL_BYTES // 8)))
     assert door.lane.byte_budget.held_bytes == 0
     assert client.connection._body._account is None
+
+
+def test_bodies_that_come_over_another_server_count_until_they_are_answered(doors):  # F78
+    door = doors(waits=True, max_buffered_bytes=100 * KIB)
+    budget = door.lane.byte_budget
+    staging = Staging(door.lane.config, budget)
+    route = Route(StandIn(door.alpha, Contract()), 1 << 20, (), staging=staging)
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")], "query_string": b""}
+
+    async def ask(size, answers):
+        sent, messages = [], [{"type": "http.request", "body": bytes(size // 2), "more_body": left} for left in (1, 0)]
+
+        async def receive():
+            return messages.pop(0) if messages else await asyncio.Future()
+
+        async def send(message):
+            sent.append(message)
+
+        asking = asyncio.ensure_future(Predict(route)({**scope, "path": "/"}, receive, send))
+        await asyncio.sleep(0)
+        held = budget.staged_bytes
+        if answers:
+            door.alpha.answer()
+        await asking
+        return sent[0]["status"], held
+
+    assert door.loop.run_until_complete(ask(60 * KIB, answers=True)) == (200, 60 * KIB)
+    assert budget.staged_bytes == 0
+    assert door.loop.run_until_complete(ask(120 * KIB, answers=False))[0] == 503
+    assert budget.staged_bytes == 0
