@@ -52,6 +52,8 @@ log = logging.getLogger("forebay.repository")
 
 LOADS: Final = 4
 """Versions that are loaded at a time."""
+IN_USE_S: Final = 1.0
+"""How long a load waits for requests that others had their models loaded for: most are over soon."""
 TRIES: Final = 4
 """How often a version is loaded for a request that finds it gone again."""
 MAX_WAITING: Final = 4096
@@ -116,6 +118,8 @@ class Stock:
         self._leaving: set[asyncio.Task[None]] = set()
         self._there: dict[Served, Revision] = {}  # what was built and is not gone
         self._held: set[Served] = set()  # what of it is leaving, and has a lease until it is gone
+        self._admitted: set[Key] = set()  # what is being loaded, and has room
+        self._lent = 0
         self._departure = asyncio.Event()
         self._found: WeakKeyDictionary[Served, Revision] = WeakKeyDictionary()  # perhaps never loaded
         self._best: dict[str, int] = {}  # which of a model was given all requests, unless it or another has left since
@@ -191,10 +195,13 @@ class Stock:
                 raise Unavailable(f"the model '{name}' is just leaving; try again")
         finally:
             self._waiting -= 1
+        self._lent += 1
         try:
             yield served
         finally:
+            self._lent -= 1
             self._memory.give_back(key, revision, has_waited=has_waited)
+            self._departure.set()
 
     async def wait_for(self, name: str, version: str | None = None) -> None:
         """Let what somebody has just written into a repository be found; returns once it counts, or nobody has it.
@@ -331,6 +338,9 @@ class Stock:
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
         self._loading.pop(key, None)
+        self._admitted.discard(key)
+        # Whoever waited for this load has its turn before those that wait for its room.
+        task.get_loop().call_soon(self._departure.set)
         if not task.cancelled() and task.exception() is not None:  # whoever waited has it
             self._look_at_app(key[0])  # what came by hand was left to this load
 
@@ -389,6 +399,7 @@ class Stock:
             Unavailable: If all that is there is in use.
         """
         until = time.monotonic() + self._app.load_timeout_s
+        in_use_until = time.monotonic() + IN_USE_S
         while True:
             name, served = revision.model, {one.number for one in self.offer.served(revision.model)}
             others = [other for other in self._memory.versions_of(name) if other[1] not in served]
@@ -397,9 +408,11 @@ class Stock:
                 leaving = self._memory.admit(revision, may_exceed=may_exceed)
                 break
             except Full:
-                if not self._held or not await self._departed(until):
+                will_end = until if self._held or self._admitted else in_use_until if self._lent else 0.0
+                if not await self._departed(will_end):
                     msg = f"there is no room for '{name}': all that is in memory is in use; try again later"
                     raise Unavailable(msg) from None
+        self._admitted.add(key)
         waited = [self._ready(other) for other in leaving]
         for other in leaving:
             self._unload(other)
@@ -412,7 +425,7 @@ class Stock:
         return [self._memory.loaded[other] for other in {*others, key} if other in self._memory.loaded]
 
     async def _departed(self, until: float) -> bool:
-        """Wait until an endpoint is gone; False if it is too late."""
+        """Wait until an endpoint is gone, or a load or a request that was lent one is over; False if it is too late."""
         self._departure.clear()
         try:
             async with asyncio.timeout(until - time.monotonic()):

@@ -965,3 +965,18 @@ async def test_a_place_without_any_model_is_not_ready_and_says_so(files):  # F10
         files.remove("a/1")
         await found.look()
         assert found.app.problems() == []  # it was there
+
+
+@run
+async def test_a_load_waits_for_the_room_of_one_that_is_not_over_yet(files):  # F98
+    for name in "ab":
+        files.put(f"{name}/1", name)
+    async with serving(files, max_models=1) as found:
+        files.may_load.clear()
+        first = asyncio.ensure_future(found.ask("a"))
+        await reached(lambda: files.loads)
+        second = asyncio.ensure_future(found.ask("b"))
+        await reached(lambda: len(found.stock._loading) == 2)
+        files.may_load.set()
+        assert await first == "a"
+        assert await second == "b"
