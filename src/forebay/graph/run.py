@@ -313,31 +313,38 @@ class GraphRun:
         earliest = DONE
         due: frozenset[str] = frozenset()
         for group in node.sets:
-            timestamp = min((waiting[port][0][0] for port in group if waiting[port]), default=DONE)
-            if timestamp < earliest and all(
-                waiting[port] or port in node.turns or state.bounds[port] > timestamp for port in group
-            ):
+            timestamp = DONE
+            for port in group:
+                if waiting[port] and waiting[port][0][0] < timestamp:
+                    timestamp = waiting[port][0][0]
+            if timestamp >= earliest:
+                continue
+            for port in group:
+                if not waiting[port] and port not in node.turns and state.bounds[port] <= timestamp:
+                    break
+            else:
                 earliest, due = timestamp, group
-        return [port for port in waiting if port in due and _is_at(waiting[port], earliest)]
+        return [port for port in waiting if port in due and _is_at(waiting[port], earliest)] if due else ()
 
     def _fire(self, node: PlannedNode, state: _NodeState, ports: Sequence[str]) -> None:
         """Run a node with the first packets of these ports, or pass it over if it needs more than these."""
-        packets = {port: state.waiting[port].popleft() for port in ports}
-        timestamp = min(at for at, _ in packets.values())
+        inputs: dict[str, Any] = {}
+        timestamp = DONE
+        for port in ports:
+            at, inputs[port] = state.waiting[port].popleft()
+            timestamp = min(timestamp, at)
         state.fired = max(state.fired, timestamp)
-        if any(
-            not group.isdisjoint(ports) and not node.required.isdisjoint(group.difference(ports)) for group in node.sets
-        ):
+        if len(ports) < len(node.ports) and _lacks(node, ports):
             if not self._streams:
                 for stream in node.outputs.values():
                     self._settle(stream, timestamp + 1)
             return
         if node.spec.closed_loop and not node.turns.issuperset(ports):
             for port in node.turns:
-                if port in packets or state.waiting[port] or any(port in flight.inputs for flight in state.flights):
+                if port in inputs or state.waiting[port] or any(port in flight.inputs for flight in state.flights):
                     msg = f"node '{node.spec.name}' is already processing data: its loop still turns; open a new stream"
                     raise InvalidRequest(msg)
-        firing = Firing(node, timestamp, {port: value for port, (_, value) in packets.items()})
+        firing = Firing(node, timestamp, inputs)
         self.open += 1
         self._ready.append(firing)
         if self._streams:
@@ -386,6 +393,11 @@ class GraphRun:
                 f"{self._bounds[stream.name] - 1}; send what it reads on a stream, at timestamps further apart"
             )
         self._deliver(stream, timestamp, value)
+
+
+def _lacks(node: PlannedNode, ports: Sequence[str]) -> bool:
+    """Tell whether a required port is in one set with these and not among them."""
+    return any(not group.isdisjoint(ports) and node.required & group.difference(ports) for group in node.sets)
 
 
 def _is_at(packets: deque[tuple[int, Any]], timestamp: int) -> bool:
