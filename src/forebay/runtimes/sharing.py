@@ -38,7 +38,7 @@ _MADE_UP: Final = re.compile(r"unk__\d+|\?|.*DynamicDimension.*|")
 _SIZES: Final = ((5, 7, 11, 13, 17, 19), (64, 96, 128, 160, 192, 224))
 """What free axes are tried with: unlike sizes tell them apart, and pictures are not to be too small for a network."""
 _ONE_SIZE: Final = 16
-_SAME: Final = 1e-3
+_SAME: Final = 1e-4
 """How far numbers may be apart, by the largest of them, that zeros behind a sample are to leave alone."""
 _ALIKE: Final = 0.05
 """The same for a sample alone and one among copies of itself: libraries sum up in another order then, and a network
@@ -194,6 +194,7 @@ class _Try:
     def _ties(self, axis: str) -> set[tuple[str, int]] | None:
         """Return the axes of outputs that are as long as this one, None if it cannot be padded."""
         found: set[tuple[str, int]] | None = None
+        answers: dict[str, list[Array]] = {}
         for sign in (1, -1):
             given = self._made(1, sign)
             longer = {name: self._longer(name, array, axis) for name, array in given.items()}
@@ -203,6 +204,7 @@ class _Try:
                 return None
             ties: set[tuple[str, int]] = set()
             for name, array in short.items():
+                answers.setdefault(name, []).append(array)
                 if array.ndim != long[name].ndim:
                     return None
                 grown = [at for at, size in enumerate(array.shape) if long[name].shape[at] != size]
@@ -214,7 +216,12 @@ class _Try:
             if found is not None and found != ties:
                 return None
             found = ties
-        return found
+        return found if all(map(self._are_telling, answers.values())) else None
+
+    def _are_telling(self, answers: Sequence[Array]) -> bool:
+        """Tell whether unlike samples are answered otherwise: nonsense may bring a network to its limit."""
+        one, two = answers
+        return one.dtype.kind != "f" or not one.size or one.shape != two.shape or bool((one != two).any())
 
     def _longer(self, name: str, array: Array, axis: str) -> Any:
         """Return an input twice as long along an axis; None if it cannot be padded."""
@@ -224,7 +231,7 @@ class _Try:
         return self._np.pad(array, [(0, size if at in places else 0) for at, size in enumerate(array.shape)])
 
     def _made(self, rows: int, sign: int = 0, scale: float = 1.0) -> dict[str, Array]:
-        """Make values up: whole numbers are 0 and 1, which every table has; with a sign 1, as masks have.
+        """Make values up: whole numbers are 0 and 1, which every table has; with the sign 1 they are 1, as masks are.
 
         Args:
             scale: What numbers are multiplied with; with a small one whole numbers are zeros behind the first, as those
@@ -245,7 +252,7 @@ class _Try:
             return (found * scale).astype(var.dtype)
         if abs(scale) < 1:
             found = self._np.zeros(shape, var.dtype)
-        elif sign or scale < 0:
+        elif sign > 0 or scale < 0:
             found = self._np.ones(shape, var.dtype)
         else:
             found = self._random.integers(0, 2, shape).astype(var.dtype)

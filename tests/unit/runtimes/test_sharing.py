@@ -53,6 +53,19 @@ def test_an_axis_that_zeros_would_change_is_not_padded(tmp_path, make):
     assert (found.has_rows, found.is_padded) == (True, False)
 
 
+def test_what_answers_one_number_whatever_it_is_asked_shows_nothing_of_padding(tmp_path):
+    # F90: a network that made-up values had brought to its limit was padded, and answered otherwise to pictures.
+    path = model_files.save(
+        tmp_path / "m.onnx",
+        [("ReduceMean", ["x"], ["mean"], {"axes": [1], "keepdims": 0}), ("Clip", ["mean", "low", "low"], ["y"])],
+        [("x", "FLOAT", ["n", "length"])],
+        [("y", "FLOAT", ["n"])],
+        [("low", np.float32(7))],
+    )
+    found = sharing(path)
+    assert (found.has_rows, found.is_padded) == (True, False)
+
+
 @pytest.mark.parametrize(
     "make, why",
     [
