@@ -73,6 +73,25 @@ BODIES = {
     "no shape": tensor(elem_type=2, int_data=[1]),
     "a fraction for a whole number": tensor(elem_type=2, shape=[1], int_data=[1.5]),
     "a number too large": tensor(elem_type=2, shape=[1], int_data=[2**31]),
+    "int32 as a text with a fraction": tensor(elem_type=2, shape=[1], int_data=["1.0"]),
+    "int32 as a text": tensor(elem_type=2, shape=[1], int_data=["1"]),
+    "int32 as an exponent": tensor(elem_type=2, shape=[1], int_data=[1e3]),
+    "float32 without end": tensor(elem_type=1, shape=[2], float_data=["Infinity", "-Infinity"]),
+    "float32 as inf": tensor(elem_type=1, shape=[1], float_data=["inf"]),
+    "a truth as a text": tensor(elem_type=9, shape=[1], bool_data=["true"]),
+    "a truth as a number": tensor(elem_type=9, shape=[1], bool_data=[1]),
+    "a type as a text": tensor(elem_type="2", shape=[1], int_data=[1]),
+    "a shape as a text": tensor(elem_type=2, shape=["1"], int_data=[1]),
+    "a tensor without a name": {"tensors": [{"elem_type": 2, "shape": [1], "int_data": [1]}]},
+    "a tensor of null": {"tensors": [None]},
+    "no list of tensors": {"tensors": {}},
+    "null among numbers": tensor(elem_type=2, shape=[1], int_data=[None]),
+    "log id as an empty text": {**pairs(x="1"), "logid": ""},
+    "log id below nothing": {**pairs(x="1"), "logid": -1},
+    "log id as a text with a sign": {**pairs(x="1"), "logid": "+1"},
+    "log id as a text with a zero before it": {**pairs(x="1"), "logid": "01"},
+    "log id as an exponent": {**pairs(x="1"), "logid": 1e3},
+    "log id as a truth": {**pairs(x="1"), "logid": True},
     "a list": [1],
     "a number": 1,
     "nothing": None,
@@ -97,6 +116,11 @@ PATHS = {
 }
 
 
+def _each(names, row):
+    """All of the answers to these differ."""
+    return {name: {"": row} for name in names}
+
+
 ERROR = {"json.error": "P23", "json.message": "P23"}
 TEXT = {"json.err_msg": "P14"}
 DIFFERS = {
@@ -104,13 +128,27 @@ DIFFERS = {
         (
             *("a number for a text", "a truth for a text", "a text for a list", "log id with a fraction"),
             *("log id that is no number", "log id too large", "client's address as a number", "a list", "a number"),
-            *("a fraction for a whole number", "a number too large", "half a body", "a number that is none"),
+            *("a truth as a text", "a truth as a number", "no list of tensors", "log id as an empty text"),
+            *(
+                "log id as a truth",
+                "a fraction for a whole number",
+                "a number too large",
+                "half a body",
+                "a number that is none",
+            ),
         ),
         ERROR,
     ),
     **dict.fromkeys(("a text tensor", "an unknown type", "another shape"), TEXT),
-    "log id with a fraction of nothing": {"": "P19"},
-    "log id as a text with a space": {"": "P19"},
+    **_each(
+        (
+            *("log id with a fraction of nothing", "log id as a text with a space", "log id as a text with a sign"),
+            *("log id as a text with a zero before it", "log id as an exponent"),
+        ),
+        "P19",
+    ),
+    **_each(("int32 as a text with a fraction", "int32 as an exponent", "float32 as inf"), "P14"),
+    **_each(("a tensor of null", "null among numbers"), "P23"),
     "more names than values": {"json.err_msg": "P10"},
     "an exception": {"json.err_msg": "P95"},
     "something behind it": {"": "P23"},
