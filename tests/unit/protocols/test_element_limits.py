@@ -122,6 +122,16 @@ def test_names_of_columns_are_counted_before_they_are_made():  # F75
     assert tensor.shape == (5000,)
 
 
+@pytest.mark.parametrize("value", [b'"ab"', b'["ab"]', b'{"b64":"eA=="}'])
+def test_texts_of_columns_are_counted_before_they_are_made(value):  # F75
+    face = TensorFace(inputs=[TensorMetadata("x", "BYTES", (-1, -1))])
+    body = b'{"inputs":[%b]}' % b",".join([value] * 250_000)
+    took, error = made_bytes(lambda: tfserving.columns_as_tensors(tfserving.decode_predict(body).inputs, face))
+    assert isinstance(error, TooLarge)
+    assert "input 'x' has more than 200000 elements in arrays" in error.message
+    assert took < 4 * len(body)
+
+
 def test_values_of_examples_are_counted_before_they_are_made():
     body = encode_json({"examples": [{"x": [[]] * 300_000}]})
     took, error = made_bytes(lambda: tfserving.decode_examples(body))

@@ -51,6 +51,8 @@ MANY_BYTES: Final = 512 * 1024
 """A body of rows that could be far too many; of a shorter one all are made, which takes 20 ms at most, and counted."""
 MAX_ODD_BYTES: Final = 512 * 1024
 """A body with NaN or infinities, which is looked through for them on the loop."""
+MAX_TEXTS: Final = 200_000
+"""Texts of an input, and lists of them; each is an object on the loop."""
 MAX_BYTES: Final = 50_000
 """Values of an input of which one is bytes in base64; each is several steps of Python, on the loop."""
 
@@ -387,13 +389,15 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
     shape: list[int] = []
     # Of numbers nothing has to be made: who reads all of it holds it to what is counted here.
     is_plain = b'"' not in data and b"{" not in data
-    if is_plain:
+    if not is_plain:
+        at_once(json_elements(data, MAX_TEXTS, len(data), f"input '{name}'"))
+    elif any(space in data for space in (b" ", b"\t", b"\r", b"\n")):
         data = data.translate(None, b" \t\r\n")
     while data[:1] == b"[":
         if len(shape) == _DEPTH:
             raise InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
-        if is_plain and data.find(b"[", 1) < 0 and (inside := data[1:-1]):
-            return (*shape, inside.count(b",") + 1), inside.split(b",", 1)[0]
+        if is_plain and data.find(b"[", 1) < 0 and len(data) > len(b"[]"):
+            return (*shape, data.count(b",") + 1), data[1 : data.find(b",")]  # without a comma up to its bracket
         end = b"]" * (_deeper(data) - 1) if is_plain else b""
         if end and end in data:
             shape.append(data.count(end + b",") + 1)
