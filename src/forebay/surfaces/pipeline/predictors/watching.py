@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.pipeline")
 
 
-class Trial(msgspec.Struct, frozen=True, eq=False):
+class RepeatedPrediction(msgspec.Struct, frozen=True, eq=False):
     """A prediction that the model in use has made, for another model to repeat.
 
     Attributes:
@@ -80,7 +80,7 @@ class WatchedClient(WatchedModel[ModelClient]):
         if self.trial is None:
             types = {name: array.dtype for name, array in found.items()}
             # The feed may lie in borrowed memory.
-            self.trial = Trial(copy.deepcopy(feed), fetch, batch, types).run
+            self.trial = RepeatedPrediction(copy.deepcopy(feed), fetch, batch, types).run
         return found
 
 
