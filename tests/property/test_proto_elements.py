@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elements of protobuf are counted in bytes as its parser makes them, whatever the bytes are (F74)."""
 
+import functools
 import random
 
 import pytest
@@ -37,6 +38,7 @@ def short_steps(monkeypatch):
     monkeypatch.setattr(proto_elements, "_STEPS", 3)
 
 
+@functools.cache
 def repeats(descriptor):
     """Tell whether a message may hold any number of things; else it counts as one."""
     inner = [field.message_type for field in descriptor.fields if field.message_type is not None]
