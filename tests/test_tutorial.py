@@ -19,14 +19,14 @@ from tests.waiting import PATIENCE_S, eventually
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/tutorial.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-UV = shlex.quote(str(Path(sys.executable).with_name("uv")))
-AS_TESTED = f"-c {shlex.quote(str(ROOT / 'constraints.txt'))}"
+UV = Path(sys.executable).with_name("uv")
+INSTALL = f"{shlex.quote(str(UV))} pip install -q --system-certs -c {shlex.quote(str(ROOT / 'constraints.txt'))}"
 # What takes the place of a command: uv is quicker, and the versions are those of all tests.
 INSTEAD = {
-    "python3 -m venv venv": f"{UV} venv -q venv",
+    "python3 -m venv venv": f"{shlex.quote(str(UV))} venv -q venv",
     ". venv/bin/activate": ":",
-    "pip install .": f"{UV} pip install -q --system-certs {AS_TESTED} {shlex.quote(str(ROOT))}",
-    "pip install pytest": f"{UV} pip install -q --system-certs {AS_TESTED} pytest",
+    "pip install .": f"{INSTALL} {shlex.quote(str(ROOT))}",
+    "pip install pytest": f"{INSTALL} pytest",
 }
 
 
