@@ -42,6 +42,7 @@ def server(launch, tmp_path_factory):
         model_files.elementwise(folder / "labels.onnx"): THREE,
         model_files.mean(folder / "mean.onnx"): THREE,
         model_files.table(folder / "table.onnx"): THREE,
+        model_files.table(folder / "far.onnx", beyond=100): "",
         model_files.texts(folder / "texts.onnx"): "",
         model_files.single(folder / "single.onnx"): "",
         folder / "inside.py": "",
@@ -117,6 +118,13 @@ def test_one_bad_sample_fails_alone(server, at_once):
     answers, _ = ask_together(at_once, server, "table", [{"at": 0}, {"at": 9}, {"at": 3}])
     assert [answer.status_code for answer in answers] == [200, 500, 200]
     assert answers[2].json() == {"row": [6.0, 7.0]}
+
+
+def test_a_model_that_cannot_be_tried_runs_samples_one_by_one(server, at_once):
+    # F90: what no made-up value shows was believed.
+    answers, _ = ask_together(at_once, server, "far", [{"at": 100}, {"at": 101}, {"at": 103}])
+    assert [answer.json() for answer in answers] == [{"row": [0.0, 1.0]}, {"row": [2.0, 3.0]}, {"row": [6.0, 7.0]}]
+    assert httpx.get(f"{server.url}/models/far").json()["batching"]["max_batch_size"] == 1
 
 
 def test_a_fixed_batch_dimension_is_served_as_it_is(server):

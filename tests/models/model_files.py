@@ -192,14 +192,18 @@ def looping(path, turns):
     )
 
 
-def table(path):
-    """Reads rows of a table of four; another number fails the run."""
+def table(path, beyond=0):
+    """Reads rows of a table of four; another number fails the run.
+
+    Args:
+        beyond: The number of its first row.
+    """
     return save(
         path,
-        [("Gather", ["rows", "at"], ["row"], {"axis": 0})],
+        [("Sub", ["at", "first"], ["place"]), ("Gather", ["rows", "place"], ["row"], {"axis": 0})],
         [("at", "INT64", ["n"])],
         [("row", "FLOAT", ["n", 2])],
-        [("rows", np.arange(8, dtype=np.float32).reshape(4, 2))],
+        [("rows", np.arange(8, dtype=np.float32).reshape(4, 2)), ("first", np.int64(beyond))],
     )
 
 

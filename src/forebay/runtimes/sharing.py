@@ -58,7 +58,8 @@ class Sharing(msgspec.Struct, frozen=True):
         has_rows: Whether the first axis of all inputs and outputs counts samples.
         feeds: For each input the names of the axes of one sample that are padded, None for others.
         fetches: For each output likewise, those axes that are as long as a padded one.
-        why_not: Why samples share no run although the file declares it; empty if they do, or if it does not.
+        why_not: Why samples share no run although the file declares it; empty if they do, or if it does not. If the
+            first axis counts samples all the same, they run one by one.
     """
 
     has_rows: bool = False
@@ -94,9 +95,14 @@ def sharing_of(model: ModelFile) -> Sharing:
     tries = (_Try(model, sizes) for sizes in (*_SIZES, None))
     found = next((one for one in tries if one.is_possible), None)
     if found is None:
-        return Sharing(why_not=f"it cannot be run on values that are made up: {_Try(model, None).problem}")
+        return untried(signature, f"it cannot be run on values that are made up: {_Try(model, None).problem}")
     why_not = found.rows_differ()
     return Sharing(why_not=why_not) if why_not else found.padding()
+
+
+def untried(signature: Signature, why: str) -> Sharing:
+    """Return how a model is served that could not be tried: samples are what its file declares, and run alone."""
+    return Sharing(has_rows=_declares_rows(signature), why_not=why)
 
 
 class _Try:

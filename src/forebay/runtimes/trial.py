@@ -33,7 +33,7 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError, Unavailable, revive
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with, reason_of
-from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of
+from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of, untried
 from forebay.types.devices import Device
 from forebay.types.failures import failure_of, text_of
 from forebay.types.first_use import known
@@ -178,9 +178,12 @@ def _asked(order: bytes) -> tuple[_Process, bytes | None]:
 
 def _alone(told: Trial, why: str) -> Trial:
     """Return a trial by which no signature's samples share a run."""
-    alone = Sharing(why_not=why)
-    others = {name: SignaturePlan(one.signature, alone) for name, one in told.others.items()}
-    return msgspec.structs.replace(told, main=SignaturePlan(told.main.signature, alone), others=others)
+
+    def alone(one: SignaturePlan) -> SignaturePlan:
+        return SignaturePlan(one.signature, untried(one.signature, why))
+
+    others = {name: alone(one) for name, one in told.others.items()}
+    return msgspec.structs.replace(told, main=alone(told.main), others=others)
 
 
 def _memory(max_bytes: int) -> str:
@@ -368,7 +371,7 @@ def _try(order: _Order, answer: BinaryIO) -> None:
 def _sharing(model: ModelFile, max_bytes: int) -> Sharing:
     sharing, problem = caught(sharing_of, model)
     if problem is not None:
-        return Sharing(why_not=_bounded(f"it cannot be tried: {reason_of(problem)}", max_bytes))
+        return untried(model.signature(), _bounded(f"it cannot be tried: {reason_of(problem)}", max_bytes))
     return msgspec.structs.replace(sharing, why_not=_bounded(sharing.why_not, max_bytes))
 
 

@@ -206,4 +206,6 @@ def test_a_model_that_cannot_be_run_on_what_is_made_up_shares_no_runs(tmp_path):
         [("row", "FLOAT", ["n", 2])],
         [("far", np.int64(-9)), ("rows", np.ones((4, 2), np.float32))],
     )
-    assert "cannot be run on values that are made up" in sharing(path).why_not
+    found = sharing(path)
+    assert (found.has_rows, found.is_padded) == (True, False)  # a sample is what the file declares
+    assert "cannot be run on values that are made up" in found.why_not

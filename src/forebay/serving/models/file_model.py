@@ -101,6 +101,8 @@ class _Asked:
         """Run it once for all samples that go together."""
         if not self.plan.sharing.has_rows:
             return [self._run(sample) for sample in batch]
+        if self.plan.sharing.why_not:
+            return [self._stacked([sample])[0] for sample in batch]
         if isinstance(batch, Padded):
             return self._rows(batch.arrays, len(cast("list[Any]", batch)))
         groups: dict[Any, list[int]] = {}
@@ -174,7 +176,7 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
         "predict": predict,
         "pad": Pad(dict(sharing.feeds), outputs=dict(sharing.fetches)) if sharing.is_padded else None,
     }
-    if not sharing.has_rows:
+    if not sharing.has_rows or sharing.why_not:
         members["max_batch_size"] = 1
     if loaded is not None:
         members["loaded"] = staticmethod(loaded)
