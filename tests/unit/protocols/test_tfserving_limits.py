@@ -78,3 +78,13 @@ def test_lists_of_numbers_have_the_shape_that_they_say(text, shape):
     told = b'{"inputs": {"x": %s}}' % text.encode()
     (tensor,) = rest.columns_as_tensors(rest.decode_predict(told).inputs, FACE)
     assert tensor.shape == shape
+
+
+@pytest.mark.parametrize("part", [b'"', b'"\\', b"\\", b"-", b"N", b"I", b"Inf", b'"a"', b"\\\n", b'"\n'])
+def test_what_stands_beside_nan_is_read_once(part):  # F83
+    """A text without an end was read to the end of the body from each of its quotes: for minutes."""
+    body = b'{"instances": [NaN, ' + part * ((rest.MAX_ODD_BYTES - 100) // len(part)) + b"]}"
+    with pytest.raises(InvalidRequest):
+        rest.decode_predict(body)
+    with pytest.raises(TooLarge, match="has NaN or an infinity; ask over gRPC"):
+        rest.decode_predict(body + b" " * rest.MAX_ODD_BYTES)

@@ -49,7 +49,7 @@ MAX_VALUES: Final = 400_000
 """Elements of the arrays of examples; the loop makes objects of them."""
 MANY_BYTES: Final = 512 * 1024
 """A body of rows that could be far too many; of a shorter one all are made, which takes 20 ms at most, and counted."""
-MAX_ODD_BYTES: Final = 512 * 1024
+MAX_ODD_BYTES: Final = 256 * 1024
 """A body with NaN or infinities, which is looked through for them on the loop."""
 MAX_TEXTS: Final = 200_000
 """Texts of an input, and lists of them; each is an object on the loop."""
@@ -89,8 +89,8 @@ class _Uncut(msgspec.Struct, frozen=True):
 _AS_THEY_ARE: Final = frozenset({int, float, bool})
 _NO_PREDICT: Final = 'the body is no {"instances": [...]} and no {"inputs": ...}'
 _NO_EXAMPLES: Final = 'the body is no {"examples": [{"feature": value, ...}, ...]}'
-_ODD: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-(?:NaN|Inf(?:inity)?)|NaN|Inf(?:inity)?')
-"""Texts, and numbers that JSON has not."""
+_ODD: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-(?:NaN|Inf(?:inity)?)|NaN|Inf(?:inity)?')
+"""Texts, and numbers that JSON has not; a text without an end goes to the end, so that nothing is read twice."""
 _MARK: Final = secrets.token_hex(8).encode()
 _MARKED: Final = {name: b'"%b%b"' % (_MARK, name) for name in (b"NaN", b"Infinity", b"-Infinity")}
 """What such numbers are while a body is read."""
