@@ -282,7 +282,7 @@ ROW = tensor("input", "FP32", [1, 3], [1, 2, 3])
         ([{**ROW, "shape": [0, 3], "data": []}], "at least one is needed"),
         ([{**ROW, "shape": [-1, 3]}], "every axis must be 0 or more"),
         ([{**ROW, "shape": [2**62, 2**62, 3]}], "all within 2^63 bytes"),
-        ([{**ROW, "shape": [1] * 100_000}], "has 100000 axes"),
+        ([{**ROW, "shape": [1] * 10_000}], "has 10000 axes"),
         ([{**ROW, "data": [1, 2]}], "has 3 elements, and 2 came"),
         ([{**ROW, "data": [[1, 2], [3]]}], "is no list of FP32, flat or of the shape [1, 3]"),
         ([{**ROW, "data": [1, "b", 3]}], "flat or of the shape [1, 3]: Expected `float`, got `str` - at `$[1]`"),
