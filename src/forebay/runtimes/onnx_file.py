@@ -2,12 +2,14 @@
 """What an ONNX file says of itself, read without protobuf and without its weights: other files, operators, constants.
 
 The file is walked field by field, and the data of tensors is skipped: what is read is as small as the graph. Depth and
-number of the fields are bounded. Only fields that somebody here asks for are known; their numbers are those of
-`onnx.proto`.
+number of the fields are bounded. Long lists are passed over many elements at a time: `onnx.proto` writes each of them
+as a field of its own, and a forest of decision trees has millions. Only fields that somebody here asks for are known;
+their numbers are those of `onnx.proto`.
 """
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
@@ -28,6 +30,11 @@ MAX_DEPTH: Final = 32
 """Graphs within operators of graphs."""
 _MAX_TEXT: Final = 4096
 """Bytes of a name, and of a constant of whole numbers."""
+_CHUNK: Final = 1 << 16
+_LONGEST: Final = 11
+"""Bytes of a tag of one byte and its number."""
+_SCALARS: Final = {0: rb"[\x80-\xff]{0,9}[\x00-\x7f]", 1: b".{8}", 5: b".{4}"}
+"""Numbers of the wire types that have no length."""
 _INT64: Final = 7
 _EXTERNAL: Final = 1
 
@@ -184,7 +191,7 @@ class _Reader:
         numbers: list[int] | None = None
         graphs: list[OperatorGraph] = []
         text: Any = None
-        for field, value in self._inside(where):
+        for field, value in self._inside(where, texts=9):
             if field == 1:
                 name = self._text(value)
             elif field == 3:
@@ -199,7 +206,8 @@ class _Reader:
                 graphs.append(OperatorGraph())
                 self._graph(graphs[-1], value, depth + 1)
             elif field == 8:
-                numbers = [*(numbers or ()), *self._numbers(value)]
+                numbers = numbers or []
+                numbers += self._numbers(value)
             elif field in {22, 23}:
                 for part, inner in self._inside(value):
                     if part in {1, 2}:
@@ -217,7 +225,7 @@ class _Reader:
         files: list[str] = []
         numbers: list[int] = []
         raw: Any = None
-        for field, value in self._inside(where):
+        for field, value in self._inside(where, texts=6):
             if field == 2:
                 kind = _number(value)
             elif field == 7 and len(numbers) <= _MAX_TEXT:
@@ -283,13 +291,18 @@ class _Reader:
         self._file.seek(where[0])
         return self._file.read(where[1] - where[0])
 
-    def _inside(self, where: Any) -> Iterator[tuple[int, Any]]:
+    def _inside(self, where: Any, texts: int = 0) -> Iterator[tuple[int, Any]]:
         if not isinstance(where, tuple):
             raise self._wrong("it is no ONNX file")
-        return self._fields(*cast("tuple[int, int]", where))
+        return self._fields(*cast("tuple[int, int]", where), texts)
 
-    def _fields(self, at: int, end: int) -> Iterator[tuple[int, Any]]:
-        """Iterate over the fields of a message: their numbers, and a whole number each or where what is in it lies."""
+    def _fields(self, at: int, end: int, texts: int = 0) -> Iterator[tuple[int, Any]]:
+        """Iterate over the fields of a message: their numbers, and a whole number each or where what is in it lies.
+
+        Args:
+            texts: Number of a repeated field whose texts nobody here asks for.
+        """
+        last = alike = 0
         while at < end:
             if not self._left:
                 raise self._wrong(f"it has more than {MAX_FIELDS:,} fields")
@@ -313,6 +326,40 @@ class _Reader:
             if at > end or not field:
                 raise self._wrong("it is no ONNX file, or not all of one")
             yield field, value
+            alike = alike + 1 if tag == last else 0
+            last = tag
+            if field == texts and wire == 2:
+                at = self._past_texts(at, end, tag)
+            elif alike > _MAX_TEXT and wire != 2:
+                at = self._past_numbers(at, end, tag)
+
+    def _past_texts(self, at: int, end: int, tag: int) -> int:
+        """Return where short texts with the same tag end, as the elements of a list have."""
+        while at < end:
+            chunk = self._bytes((at, min(at + _CHUNK, end)))
+            place = 0
+            while place + 1 < len(chunk) and chunk[place] == tag and chunk[place + 1] < 0x80:
+                place += 2 + chunk[place + 1]
+            at += place
+            if not place or place + 1 < len(chunk):
+                break
+        if at > end:
+            raise self._wrong("it is no ONNX file, or not all of one")
+        return at
+
+    def _past_numbers(self, at: int, end: int, tag: int) -> int:
+        """Return where numbers with the same tag end."""
+        if tag >= 0x80:
+            return at
+        alike = re.compile(b"(?:" + re.escape(bytes([tag])) + _SCALARS[tag & 7] + b")*+", re.DOTALL)
+        while at < end:
+            chunk = self._bytes((at, min(at + _CHUNK, end)))
+            found = alike.match(chunk)
+            place = found.end() if found else 0
+            at += place
+            if not place or place < len(chunk) - _LONGEST:
+                break
+        return at
 
     def _varint(self) -> int:
         found = shift = 0

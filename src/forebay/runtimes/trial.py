@@ -33,6 +33,7 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError, Unavailable, revive
 from forebay.runtimes.contract import RunOptions
 from forebay.runtimes.model_file import load_with, reason_of
+from forebay.runtimes.onnx_file import files_beside
 from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of, untried
 from forebay.types.devices import Device
 from forebay.types.failures import failure_of, text_of
@@ -191,14 +192,19 @@ def _memory(max_bytes: int) -> str:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file and of all beside it, or of all in a folder."""
-    folder = path if path.is_dir() else path.parent
-    size = 0
+    """Return the size of a file, of all beside it and of its weights further below, or of all in a folder."""
+    files: set[Path] = set()
     with contextlib.suppress(OSError):
-        for at, _, files in os.walk(folder):
-            for file in files if at == str(folder) or path.is_dir() else ():
-                with contextlib.suppress(OSError):
-                    size += (Path(at) / file).stat().st_size
+        if path.is_dir():
+            files = {Path(at) / file for at, _, found in os.walk(path) for file in found}
+        else:  # what lies below may be all that somebody has
+            with os.scandir(path.parent) as beside:
+                files = {Path(entry.path) for entry in beside if entry.is_file()}
+            files.update(path.parent / name for name in (files_beside(path) if path.suffix == ".onnx" else ()))
+    size = 0
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            size += file.stat().st_size
     return size
 
 

@@ -112,6 +112,30 @@ def test_weights_in_graphs_within_operators_and_in_attributes_are_files_as_well(
     assert set(files_beside(tmp_path / "m.onnx")) == expected
 
 
+def test_long_lists_of_numbers_and_texts_are_passed_over(tmp_path, monkeypatch):
+    # A forest of 90,000 nodes took 48 seconds to read, and one of half a million was refused for its number of fields.
+    import onnx
+    from onnx import helper
+
+    path = model_files.outside(tmp_path / "m.onnx")
+    model = onnx.load(path, load_external_data=False)
+    count = 50_000  # more than a chunk
+    lists = {
+        "floats": [0.5] * count,
+        "ints": [1 << at % 60 for at in range(count)],
+        "modes": ["BRANCH_LEQ", "LEAF", "l" * 127, "long" * 50] * (count // 4),
+        "values": onnx.TensorProto(name="t", data_type=8, dims=[count], string_data=[b"text"] * count),
+        "last": [1, -2],
+    }
+    model.graph.node.insert(0, helper.make_node("Forest", ["x"], ["f"], "forest", domain="own", **lists))
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(onnx_file, "MAX_FIELDS", 40_000)
+    forest, multiply = read_onnx(path).graph.operators
+    assert (forest.outputs, multiply.inputs, files_beside(path)) == (["f"], ["x", "w"], ("weights.bin",))
+    assert forest.ints["last"] == [1, -2]
+    assert forest.ints["ints"][:4096] == lists["ints"][:4096]
+
+
 def test_parameters_of_paddle_and_variables_of_tensorflow_belong_to_their_model(tmp_path):
     # F92: parameters may have another name; so have variables where the file of a SavedModel is named.
     for name in ("net.pdmodel", "weights.pdiparams", "a/__model__", "a/fc_0", "b/saved_model.pb", "b/variables/v"):

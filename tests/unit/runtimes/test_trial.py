@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -67,6 +68,17 @@ def test_it_says_what_the_file_is(tmp_path):
     assert (found.library, found.missing, found.name, found.others) == ("OnnxRuntime", ("gpu:1",), "", {})
     assert [var.name for var in found.main.signature.feeds] == ["ids"]
     assert found.main.sharing.is_padded
+
+
+def test_memory_goes_by_the_files_of_a_model_and_not_by_all_that_lies_below(tmp_path, monkeypatch):
+    # All folders below were walked, of a home directory as well; and weights that lay in one were not counted.
+    path = model_files.outside(tmp_path / "m.onnx", "parts/one")
+    (tmp_path / "other" / "deep").mkdir(parents=True)
+    (tmp_path / "other" / "deep" / "film").write_bytes(bytes(1 << 20))
+    scandir, seen = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda at: seen.append(str(at)) or scandir(at))
+    assert trial._size(path) == path.stat().st_size + (tmp_path / "parts" / "one").stat().st_size
+    assert seen == [str(tmp_path)]
 
 
 def test_a_file_that_never_ends_is_killed_and_served_one_request_at_a_time(tmp_path, started):
