@@ -47,6 +47,10 @@ class Holder(Protocol):
         """Give up answers that the client does not take; their bytes are released."""
         ...
 
+    def count_unread(self) -> None:
+        """Tell the account how much the client has not taken by now."""
+        ...
+
 
 class ByteAccount:
     """What one connection holds.
@@ -157,6 +161,11 @@ class ByteAccount:
         if self._owner is not None:
             self._owner.drop_unread(error)
 
+    def count_unread(self) -> None:
+        """Have the connection tell how much its client has not taken by now."""
+        if self._owner is not None:
+            self._owner.count_unread()
+
 
 class ByteBudget:
     """What all connections of a server hold; lives on its loop, only `take` and `give` are for any thread.
@@ -211,11 +220,14 @@ class ByteBudget:
     def make_room(self, *, for_arriving: bool = False) -> None:
         """Release bytes if too many are held; with `for_arriving` a request that is arriving may be refused for it."""
         now = self.clock()
+        if self.is_exceeded():  # connections tell now and then what was taken, which says nothing of a pace
+            for account in list(self.unread):
+                account.count_unread()
         while self.is_exceeded():
             lazy = [account for account in self.unread if account.does_not_read(now)]
             if not lazy or not self._drop_slowest(lazy, now):
                 break
-        if for_arriving and self.is_exceeded():
+        if for_arriving and self.arriving and self.is_exceeded():  # who was cut off may have been the only one
             largest = max(self.arriving, key=lambda account: account.arriving)
             largest.refuse_arriving(self.exceeded())
         while self.unread_bytes > self.max_bytes:

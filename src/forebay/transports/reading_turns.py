@@ -9,6 +9,7 @@ turns, a step in each (`types/element_limits.py`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -46,18 +47,17 @@ class ReadingTurns:
 
     def run(self, steps: Steps[Any], done: Callable[[Exception | None], object]) -> None:
         """Run a step in each turn, and call `done` with the error of one, or with None after the last one."""
+        self.wait(functools.partial(self._step, steps, done))
 
-        def step() -> None:
-            try:
-                next(steps)
-            except StopIteration:
-                done(None)
-            except Exception as error:  # noqa: BLE001 - whoever waits for the steps is told
-                done(error)
-            else:
-                self.wait(step)
-
-        self.wait(step)
+    def _step(self, steps: Steps[Any], done: Callable[[Exception | None], object]) -> None:
+        try:
+            next(steps)
+        except StopIteration:
+            done(None)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the steps is told
+            done(error)
+        else:
+            self.run(steps, done)
 
     def _failed(self, error: BaseException) -> None:
         log.error("a client's turn to read on has failed; the others have theirs", exc_info=error)

@@ -277,6 +277,17 @@ def test_an_error_is_told_before_another_message_comes(channel):
     assert not asking.close()
 
 
+def test_a_message_of_a_stream_with_too_many_elements_ends_it_with_an_error():  # F73
+    many = number("picky", 2)
+    many.inputs[0].shape.extend([1] * 2000)
+    with KServed(max_elements=1000) as port:
+        asking = Asking(port.connect())
+        assert asking.ask(number("picky", 2, id="good")).infer_response.id == "good"
+        status, text = refusal(lambda: asking.ask(many))
+    assert status == "RESOURCE_EXHAUSTED"
+    assert "shape has more than 1000 elements" in text
+
+
 def test_answers_come_in_the_order_of_their_requests():  # F87
     """Of four workers each answers after the next one; an error in between waits as well."""
     with KServed("in_order.py", Overrides(worker_kind="thread", workers=4)) as port:

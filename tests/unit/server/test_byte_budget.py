@@ -18,6 +18,7 @@ class Connection:
         self.account = budget.open(self, max_bytes)
         self.refused = []
         self.dropped = []
+        self.untold = None
 
     def refuse_arriving(self, error):
         self.refused.append(error)
@@ -27,6 +28,10 @@ class Connection:
         self.dropped.append(error)
         size = self.account.unread
         self.account.set_unread(0, dropped=size)
+
+    def count_unread(self):
+        if self.untold is not None:
+            self.account.set_unread(self.untold)
 
 
 @pytest.fixture
@@ -93,6 +98,25 @@ def test_a_client_that_reads_is_kept_however_much_and_however_long(budget):  # F
     assert (reader.dropped, sender.refused) == ([], [])
     assert [error.kind for error in lazy.dropped] == ["Unavailable"]
     assert "does not read 100 bytes" in lazy.dropped[0].message
+
+
+def test_what_was_taken_since_it_was_last_told_counts(budget):  # F78
+    reader, sender = Connection(budget), Connection(budget)
+    reader.account.set_unread(900)
+    budget.now = 2 * GRACE_S
+    reader.untold = 200
+    sender.account.arrive(150)
+    assert (reader.dropped, sender.refused, budget.held_bytes) == ([], [], 350)
+
+
+def test_who_is_cut_off_may_be_the_only_one_that_sends(budget):  # F78
+    working, lazy = Connection(budget), Connection(budget)
+    working.account.work(1100)
+    lazy.account.set_unread(900)
+    lazy.drop_unread = lambda error: lazy.account.close()
+    budget.now = 10.0
+    lazy.account.arrive(50)
+    assert budget.held_bytes == 1100
 
 
 def test_a_pace_that_is_too_slow_is_none(budget):

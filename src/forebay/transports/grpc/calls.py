@@ -260,8 +260,8 @@ class OpenCall:
         if self._held and not self.head.is_stream:
             self._hold(0)
 
-    def refuse_arriving(self, text: str) -> None:
-        """End the call: the server holds too much."""
+    def refuse_message(self, text: str) -> None:
+        """End the call: a message has too many elements, or the server holds too much."""
         self._refuse(BadMessage(Status.RESOURCE_EXHAUSTED, text))
 
     # What the client sends

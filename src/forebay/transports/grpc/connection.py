@@ -125,14 +125,14 @@ class GrpcConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Read nothing more from a client that does not take its answers."""
         self._is_paused = True
-        self._count_unread()
+        self.count_unread()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client has room again."""
         self._is_paused = False
-        self._count_unread()
+        self.count_unread()
         self._awake = self._seen = self.port.epoch
         if not self._awaits_turn:
             self._read_on()
@@ -274,7 +274,7 @@ class GrpcConnection(asyncio.Protocol):
             self._written += len(data)
             transport.write(data)
         if sender.unsent_bytes or self.account.unread:
-            self._count_unread()
+            self.count_unread()
         if sender.ready and sender.can_send and not self._is_paused:
             self._schedule()
         if self.is_leaving and not self._calls and not self._is_deaf:
@@ -389,7 +389,7 @@ class GrpcConnection(asyncio.Protocol):
         self._sender.unsent_bytes += size
         self._schedule()
 
-    def _count_unread(self, *, dropped: int = 0) -> None:
+    def count_unread(self, *, dropped: int = 0) -> None:
         """Count what the client has not taken of its answers."""
         transport = self._transport
         if transport is not None:
@@ -401,7 +401,7 @@ class GrpcConnection(asyncio.Protocol):
         """Refuse the call with the most bytes of messages that were not taken yet."""
         call = max(self._calls.values(), key=lambda call: call.arriving_bytes, default=None)
         if call is not None and call.arriving_bytes:
-            call.refuse_arriving(error.message)
+            call.refuse_message(error.message)
         else:  # a header block that does not end; frames may be being read, which does not end here
             self.keep(0)
             self.port.loop.call_soon(self._refuse, Reason.ENHANCE_YOUR_CALM, error.message)
@@ -421,7 +421,7 @@ class GrpcConnection(asyncio.Protocol):
             self.account.close()
         else:
             self.reset(call.stream, Reason.ENHANCE_YOUR_CALM)
-            self._count_unread(dropped=size)
+            self.count_unread(dropped=size)
 
     # Limits
 
@@ -430,7 +430,7 @@ class GrpcConnection(asyncio.Protocol):
         config, receiver = self.port.config, self._receiver
         self._manners.next_second()
         if self._transport is not None and (self.account.unread or self._transport.get_write_buffer_size()):
-            self._count_unread()
+            self.count_unread()
         if self._is_stuck(epoch):
             if epoch - self._moved > config.write_timeout_s:
                 self.abort()

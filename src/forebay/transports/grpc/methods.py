@@ -180,6 +180,13 @@ class _Messages:
         message = await self._call.next_message()
         if message is None:
             raise StopAsyncIteration
-        if len(message) > self._counting.passes_bytes:
+        if len(message) <= self._counting.passes_bytes:
+            return message
+        try:
             await in_turns(self._counting.steps(message))
-        return message
+        except TooLarge as error:  # who reads may be a task of the method's own, which nobody waits for
+            self._call.refuse_message(error.message)
+        else:
+            return message
+        await asyncio.sleep(0)  # the method was cancelled: what it does itself ends here
+        raise StopAsyncIteration

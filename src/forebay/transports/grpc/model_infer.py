@@ -133,6 +133,7 @@ class InferMethods:
         try:
             async for message in stream.ready():
                 yield message
+            await reading  # what it raises is no error of a request
         finally:
             reading.cancel()
             stream.close()

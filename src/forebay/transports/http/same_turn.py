@@ -166,6 +166,7 @@ class SameTurn(ReplyToAll):
             lane.tell(head.route.is_full_error, together[0].client, len(together))
             pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
             for client in together:
+                client.worked()  # its body may have been counted meanwhile
                 client.active = None
                 client.talk.state = IDLE  # SETTLED
             _write([client.send for client in together], [(b"%08x" % next(answers)).join(pieces) for _ in together])

@@ -4,6 +4,7 @@
 import json
 
 import pytest
+from tests.circles import left_in_circles
 from tests.unit.transports.http.driven import Door, request
 
 from forebay.types import json_elements
@@ -60,3 +61,14 @@ def test_nothing_is_made_for_a_client_that_has_left(door):
         turn(door.loop)
     assert not client.answers
     assert not door.alpha.asked
+
+
+def test_counting_leaves_no_circle_that_holds_the_body(door):  # F73
+    client = door.connect()
+    with left_in_circles() as left:
+        for body in (FEW, MANY):
+            client.connection.data_received(request("alpha", body))
+            for _ in range(200):
+                turn(door.loop)
+    assert client.statuses == [200, 413]
+    assert left == []

@@ -189,6 +189,27 @@ def test_clients_that_do_not_read_are_cut_off_and_those_that_read_are_not(doors,
     assert reader.leave_unread(0).send(body[:1000], body[1000:]).statuses == [200, 200]
 
 
+def test_a_client_that_reads_is_not_judged_by_what_was_unread_at_the_last_look(doors, clock):  # F78
+    door = doors(max_buffered_bytes=1000 * KIB)
+    clock.of(door)
+    reader = door.connect().send(request("alpha", b"1")).leave_unread(900 * KIB)
+    clock.now += 2 * GRACE_S
+    reader.transport.unread = 200 * KIB
+    body = request("alpha", bytes(300 * KIB))
+    assert door.connect().send(body[: 200 * KIB], body[200 * KIB :]).statuses == [200]
+    assert reader.state is IDLE
+
+
+def test_a_long_body_counts_no_longer_once_it_came_to_a_full_queue(doors):  # F78
+    door = doors(max_elements=20, max_tensor_elements=20)
+    client = door.connect().send(request("alpha", b"[%b1]" % bytes(100 * KIB).replace(b"\0", b" ")))
+    door.alpha.room = 0  # while its elements are counted
+    while not client.answers:
+        door.turn()
+    assert (client.statuses, client.state) == ([429], IDLE)
+    assert door.lane.byte_budget.held_bytes == 0
+
+
 def test_unread_answers_never_exceed_the_budget(doors, clock):  # F78: not even while nobody's pace is known
     door = doors(max_buffered_bytes=1000 * KIB)
     clock.of(door)
