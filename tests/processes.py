@@ -47,4 +47,5 @@ def start_peak(pid):
 def peak_bytes(pid):
     """The most memory that a process has had since then."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
     return int(found[1]) * 1024

@@ -166,11 +166,13 @@ def proto_spots(message: Any, path: tuple[int, ...] = (), name: str = "") -> Ite
         else:
             kind = "map" if is_map else "message"
         yield Spot(path, name + one.name, one.number, kind)
+        if inner is None:
+            continue
         if is_map and inner.fields_by_number[2].message_type is not None:
             # The empty key, and the value within the entry.
             value = inner.fields_by_number[2].message_type
             yield from proto_spots(value, (*path, one.number, 2), f"{name}{one.name}.")
-        elif inner is not None and not is_map and inner is not message:
+        elif not is_map and inner is not message:
             yield from proto_spots(inner, (*path, one.number), f"{name}{one.name}.")
 
 

@@ -124,6 +124,18 @@ def quiet(server: Running, seconds: float = 0.3) -> float:
     return neighbour.end()
 
 
+def tried(server: Running, attacker: Attacker, door: Door, attack: Attack) -> tuple[str, list[str]]:
+    """Send an attack, again while something is wrong; returns the last status, and what was wrong."""
+    status, found = "", list[str]()
+    for _ in range(TRIES):
+        before = quiet(server, 0.3 if found else 0.05)
+        measured = measure(server, attacker, door, attack)
+        status, found = measured.status, faults(attack, measured, before)
+        if not found:
+            break
+    return status, found
+
+
 def main(seconds: float, seed: int) -> int:
     """Run; returns the number of differences."""
     dice = random.Random(seed)
@@ -146,16 +158,10 @@ def main(seconds: float, seed: int) -> int:
                     break
                 attack = door.attacks[number]()
                 attack = packed(attack) if is_packed else attack
-                found: list[str] = []
-                for _ in range(TRIES):
-                    before = quiet(server, 0.3 if found else 0.05)
-                    measured = measure(server, attacker, door, attack)
-                    found = faults(attack, measured, before)
-                    if not found:
-                        break
-                findings.counts[f"{door.way} {measured.status}"] += 1
+                status, found = tried(server, attacker, door, attack)
+                findings.counts[f"{door.way} {status}"] += 1
                 if found:
-                    findings.differ(f"{door.name}, {attack.spot}: {measured.status}, {'; '.join(found)}")
+                    findings.differ(f"{door.name}, {attack.spot}: {status}, {'; '.join(found)}")
         if defects := server.defects():
             findings.differ("a defect stands in the log", defects[-3000:])
     print(f"crowds: {dict(findings.counts)} of {total}, {findings.differences} differences", flush=True)

@@ -130,7 +130,7 @@ def compare(seed: str) -> Counter[str]:
     draw = random.Random(seed)
     drawn = Drawn(draw, draw.choice([("default",), ("sync_set",), ("immediate",), tuple(POLICIES), tuple(POLICIES)]))
     model, engine = drawn.model(), drawn.engine()
-    at = {stream: draw.choice([0, 0, draw.randint(-5, 5)]) for stream in drawn.inputs}
+    at: dict[str, int | None] = {stream: draw.choice([0, 0, draw.randint(-5, 5)]) for stream in drawn.inputs}
     stride = draw.choice([1, 2, 10])
     running: list[Any] = []
     count = Counter(["graphs", *(f"{one.handler} nodes" for one in drawn.nodes)])
@@ -150,9 +150,10 @@ def compare(seed: str) -> Counter[str]:
             acts: Any = [(model.complete, name, timestamp, outputs), (engine.complete, firing, outputs)]
         else:
             stream = draw.choice(drawn.inputs)
-            if at[stream] is None or (kind == "close" and draw.random() < 0.8):
+            earliest = at[stream]
+            if earliest is None or (kind == "close" and draw.random() < 0.8):
                 continue
-            timestamp = at[stream] + draw.choice([0, 0, 1, draw.randint(0, stride), 10**9])
+            timestamp = earliest + draw.choice([0, 0, 1, draw.randint(0, stride), 10**9])
             at[stream] = None if kind == "close" else timestamp + 1
             said.append(f"{kind} {stream} at {timestamp}")
             if kind == "feed":

@@ -81,7 +81,7 @@ def expected(sent: list[bytes]) -> list[list[tuple[str, str]]]:
             fields = decoder.decode(block)
         except hpack.exceptions.HPACKDecodingError:
             break
-        seen.append([(name, value) for name, value in fields if name.startswith("x-")])
+        seen.append([(f"{name}", f"{value}") for name, value in fields if f"{name}".startswith("x-")])
     return seen
 
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportIncompatibleMethodOverride=false
 """Parts of a step that are written at once are those that are written one by one, right ones and wrong ones."""
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def told(part: Any) -> Any:
     """A part as it can be compared."""
     if type(part) is Failure:
         return type(part.error), part.error.message
-    return (part.body, part.media_type) if isinstance(part, forebay.Media) else part
+    return (part.body, part.type) if isinstance(part, forebay.Media) else part
 
 
 def streams(model: type[forebay.Model], samples: list[list[str]], params: list[dict[str, str]]) -> list[list[Any]]:
@@ -75,7 +76,8 @@ def streams(model: type[forebay.Model], samples: list[list[str]], params: list[d
             for sample, each in zip(samples, params, strict=True)
         ]
         found: list[list[Any]] = [[] for _ in items]
-        for step in runner.run(items):
+        made: Any = runner.run(items)
+        for step in made:
             for place, part in enumerate(step):
                 found[place].append(told(part))
         return found

@@ -71,4 +71,4 @@ def test_columns_are_what_they_were(array):
     outputs = [from_array("x", array), from_array("y", array)]
     assert np.array_equal(np.float32(json.loads(rest.encode_columns(outputs))["outputs"]["y"]), array)
     rows = json.loads(rest.encode_rows(outputs))["predictions"]
-    assert np.array_equal(np.float32([row["x"] for row in rows]), array)
+    assert np.array_equal(np.array([row["x"] for row in rows], np.float32), array)

@@ -442,6 +442,7 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
 def test_what_waits_in_a_stream_counts(eventually):  # F78: 256 answers of one stream waited uncounted
     array = np.zeros((1, 100_000), "f4")
     with KServed(max_buffered_bytes=6_000_000) as port:
+        assert port.listener._port is not None
         budget = port.listener._port.byte_budget
         opening = wire.PREFACE + wire.settings((wire.INITIAL_WINDOW_SIZE, 0))
         with wire.Wire(port, opening=opening) as lazy, wire.Wire(port) as other:

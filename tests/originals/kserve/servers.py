@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model `twice` on the Python servers of KServe and MLServer. Run: kserve|mlserver HTTP_PORT GRPC_PORT."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import sys
 

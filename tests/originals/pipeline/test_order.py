@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which an op gets its inputs, beside that of the original's own channels."""
 
+# pyright: reportIncompatibleMethodOverride=false
+
+from typing import Any
+
 import pytest
 from tests.originals.replay import assert_as_recorded, exchanges
 
@@ -16,7 +20,7 @@ class Join(Op):
 
 @pytest.mark.parametrize("exchange", exchanges("pipeline/order.json"))
 def test_inputs_come_in_the_order_of_the_original(exchange):  # F106
-    ops = {"@": RequestOp()}
+    ops: dict[str, Any] = {"@": RequestOp()}
     for name, inputs in exchange.request["input_ops"].items():
         ops[name] = Join(name=name, input_ops=[ops[one] for one in inputs])
     settings, _ = read({"rpc_port": 18080})

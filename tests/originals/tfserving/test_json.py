@@ -44,8 +44,10 @@ def read(asked):
     face = TensorFace(inputs=inputs, unranked=frozenset(asked["signature"]))
     try:
         body = rest.decode_predict(asked["text"].encode())
-        read = rest.columns_as_tensors if body.instances is None else rest.rows_as_tensors
-        given = read(body.inputs if body.instances is None else body.instances, face)
+        if body.instances is None:
+            given = rest.columns_as_tensors(body.inputs, face)
+        else:
+            given = rest.rows_as_tensors(body.instances, face)
         if body.instances is not None:
             face.ask(given)
         return {"tensors": {one.name: recorded(as_raw(one)) for one in given}}

@@ -36,10 +36,10 @@ def test_floats_have_the_digits_of_the_original(array):  # F83
 @pytest.mark.parametrize(
     "array, text",
     [
-        (np.float32([0.1, 0.2, 1 / 3, -0.0, 1e-30, 3e38]), "[0.1,0.2,0.333333343,-0.0,1e-30,3e38]"),
+        (np.array([0.1, 0.2, 1 / 3, -0.0, 1e-30, 3e38], np.float32), "[0.1,0.2,0.333333343,-0.0,1e-30,3e38]"),
         (np.array([[0.1, np.nan], [np.inf, -np.inf]]), "[[0.1,NaN],[Infinity,-Infinity]]"),
-        (np.float16([0.1]), "[0.0999756]"),
-        (np.int64([1, 2]), "[1,2]"),
+        (np.array([0.1], np.float16), "[0.0999756]"),
+        (np.array([1, 2], np.int64), "[1,2]"),
         (np.array(True), "true"),
         (np.float32(np.nan), "NaN"),
         (np.zeros((0, 3), np.float32), "[]"),

@@ -8,7 +8,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from forebay.errors import InvalidRequest, TooLarge
+from forebay.errors import ForebayError, InvalidRequest, TooLarge
 from forebay.protocols.kserve import rest as kserve
 from forebay.protocols.openai import reading
 from forebay.protocols.pipeline.literal import parse
@@ -94,7 +94,7 @@ def test_stop_sequences_are_counted_before_they_are_made():  # F75
     body = b'{"model":"m","stop":[%b]}' % b",".join([b'"a"'] * 1_000_000)
     took, error = made_bytes(lambda: reading.read(body))
     assert took < 2 * len(body)
-    assert error is not None
+    assert isinstance(error, ForebayError)
     assert error.message == "'stop' is longer than 16 texts may be"
     longest = ["\U0001f600" * 256] * 16
     assert reading.read(b'{"model":"m","stop":%b}' % encode_json(longest)).stops == longest

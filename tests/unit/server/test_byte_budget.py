@@ -2,6 +2,7 @@
 """The budget of bytes adds up whatever connections do, and makes room at the expense of those that do not read."""
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ class Connection:
 
 @pytest.fixture
 def budget():
-    made = ByteBudget(1000)
+    made: Any = ByteBudget(1000)
     made.now = 0.0
     made.clock = lambda: made.now
     made.call_soon = lambda function: function()

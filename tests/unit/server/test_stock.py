@@ -907,14 +907,14 @@ async def test_what_leaves_for_a_load_is_gone_before_it_begins(files):  # F98
     for name in "abcd":
         files.put(f"{name}/1", name)
     async with serving(files, max_models=1) as found:
-        make = found.stock._made
-        there = []
+        stock: Any = found.stock
+        make, there = stock._made, []
 
         def noted(*arguments):
-            there.append(len(found.stock._there))
+            there.append(len(stock._there))
             return make(*arguments)
 
-        found.stock._made = noted
+        stock._made = noted
         for name in "abcdabcd":
             assert await found.ask(name) == name
         assert there == [0] * 8

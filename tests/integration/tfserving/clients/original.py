@@ -99,7 +99,7 @@ def told_of(signatures):
     }
 
 
-(rest_state,) = over_rest("", get_model_status_pb2.GetModelStatusResponse()).model_version_status
+(rest_state,) = over_rest("", get_model_status_pb2.GetModelStatusResponse()).model_version_status  # pyright: ignore[reportAttributeAccessIssue]
 rest_spec, rest_signatures = over_rest("/metadata", get_model_metadata_pb2.SignatureDefMap())
 answer = predict("species", x=rows)
 metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
