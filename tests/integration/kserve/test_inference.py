@@ -439,6 +439,24 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
     assert not port.surprises
 
 
+def test_a_client_that_sends_large_requests_without_waiting_is_slowed_and_not_refused(eventually):  # F78
+    array = np.zeros((1, 800_000), "f4")
+    with KServed(max_connection_bytes=24_000_000, max_message_bytes=4_000_000) as port:
+        budget, endpoint = port.listener._port.byte_budget, port.endpoint_of("mirror")
+        submit, inside = endpoint.submit, []
+        endpoint.submit = inside.append
+        asking = Asking(port.connect())
+        for _ in range(20):
+            asking.send(request("mirror", array))
+        eventually(lambda: len(inside) > 4 or budget.held_bytes > 4.5 * array.nbytes)
+        for _ in range(20):
+            eventually(lambda: inside or not asking.call.is_active())
+            assert 0 < len(inside) <= 4  # they hold more than half of what a connection may
+            port._loop.call_soon_threadsafe(submit, inside.pop(0))
+            assert not asking.answer().error_message
+        assert not asking.close()
+
+
 def test_what_waits_in_a_stream_counts(eventually):  # F78: 256 answers of one stream waited uncounted
     array = np.zeros((1, 100_000), "f4")
     with KServed(max_buffered_bytes=6_000_000) as port:

@@ -249,6 +249,11 @@ class OpenCall:
         self._kept += size
         return size
 
+    @property
+    def holds_much(self) -> bool:
+        """Whether what it holds by these two is half of what its connection may hold: no more is to be taken now."""
+        return 2 * (self._kept + self._queued) > self._connection.port.max_connection_bytes
+
     def release_message(self, size: int) -> None:
         """Count such a message no longer: its request was answered."""
         if self._inbox is not None:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from forebay.types.tensor import Data, Tensor
 
 MAX_IN_FLIGHT: Final = 256
-"""Requests of one stream that may be inside at a time, and answers that may wait; nothing is read of it meanwhile."""
+"""Requests of one stream that may be inside at a time, and answers that may wait; nothing is read of it meanwhile.
+
+So it is while they hold half of the bytes that its connection may hold: the client is slowed, and not refused.
+"""
 
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _IS_FINAL: Final = "triton_final_response"
@@ -253,6 +256,8 @@ class InferStream:
         self._wake()
 
     def _is_full(self) -> bool:
+        if self._session is None and self._call.holds_much:  # a session may wait for more before it answers
+            return True
         pending = 0 if self._session is None or self._has_ended else self._session.pending
         return len(self._open) + self._waiting + len(self._out) + pending >= MAX_IN_FLIGHT
 

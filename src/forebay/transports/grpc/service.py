@@ -71,6 +71,11 @@ class Call(Protocol):
         """Count the message that was taken last until `release_message`, not until the next one; returns its size."""
         ...
 
+    @property
+    def holds_much(self) -> bool:
+        """Whether what it holds by these two is half of what its connection may hold: no more is to be taken now."""
+        ...
+
     def release_message(self, size: int) -> None:
         """Count such a message no longer: its request was answered."""
         ...
