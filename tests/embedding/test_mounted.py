@@ -58,6 +58,18 @@ def outer(kind, **more: Any) -> Any:
     return pytest.importorskip("fastapi").FastAPI(**more)
 
 
+def test_its_bodies_have_the_budget_that_the_configuration_says(tmp_path):  # F78
+    (tmp_path / "model.py").write_text(
+        "import forebay\nclass Echo(forebay.Model):\n    def predict(self, batch): return batch\n"
+    )
+    file = tmp_path / "forebay.yaml"
+    file.write_text("http: {max_buffered_bytes: 100000}\nmodels: [{target: model.py, worker_kind: thread}]\n")
+    with TestClient(forebay.asgi(str(file))) as client:
+        assert client.post("/models/echo", json=1).json() == 1
+        answer = client.post("/models/echo", json="a" * 100_000)
+    assert (answer.status_code, "--max-buffered-bytes" in answer.text) == (503, True)
+
+
 def test_alone_it_is_loaded_answers_and_is_drained_again_and_again():
     app = forebay.asgi(Shout)
     before = Shout.loaded, Shout.unloaded

@@ -439,12 +439,14 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
     assert not port.surprises
 
 
-def test_a_client_that_sends_large_requests_without_waiting_is_slowed_and_not_refused(eventually):  # F78
+def test_a_client_that_sends_large_requests_without_waiting_is_slowed_and_not_refused(eventually, monkeypatch):  # F78
     array = np.zeros((1, 800_000), "f4")
     with KServed(max_connection_bytes=24_000_000, max_message_bytes=4_000_000) as port:
-        budget, endpoint = port.listener._port.byte_budget, port.endpoint_of("mirror")
+        assert port.listener._port is not None
+        budget = port.listener._port.byte_budget
+        endpoint = port.endpoint_of("mirror")
         submit, inside = endpoint.submit, []
-        endpoint.submit = inside.append
+        monkeypatch.setattr(endpoint, "submit", inside.append)
         asking = Asking(port.connect())
         for _ in range(20):
             asking.send(request("mirror", array))

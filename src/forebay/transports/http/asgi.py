@@ -76,6 +76,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
 
     Whoever runs it starts and drains the app.
     """
+    app.byte_budget.max_bytes = config.max_buffered_bytes  # there may be no port that says so
     by_target = routes_of(app, config, ("GET", "POST"))
     pages = ServerPages(app, config)
     protocol = InferencePages(app, by_target, pages.management, Predict)
