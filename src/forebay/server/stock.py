@@ -485,7 +485,8 @@ class Stock:
     def _forget(self, key: Key) -> Revision:
         """Give a version to nobody any more; its endpoint counts until it is gone."""
         revision = self._memory.loaded[key]
-        leaving = [served for served, one in self._there.items() if one.id == revision.id and served not in self._held]
+        there = list(self._there.items())  # threads that build others add them meanwhile
+        leaving = [served for served, one in there if one.id == revision.id and served not in self._held]
         self._held.update(served for served in leaving if self._memory.take(revision))
         return self._memory.forget(key)
 

@@ -200,6 +200,24 @@ async def test_what_is_in_use_stays_and_the_next_one_has_to_wait(files):  # N121
 
 
 @run
+async def test_what_a_thread_builds_while_another_model_leaves_disturbs_nobody(files):
+    # A load failed with an error of a dict that had changed its size.
+    class Building:
+        @property
+        def id(self):
+            stock._there[object()] = self
+            return ""
+
+    files.put("a/1", "a")
+    files.put("b/1", "b")
+    async with serving(files, max_models=1) as found:
+        await found.ask("a")
+        stock: Any = found.stock
+        stock._there = {object(): Building(), **stock._there}
+        assert await found.ask("b") == "b"
+
+
+@run
 async def test_bytes_are_bounded_as_well(files):
     files.put("a/1", "aaaa")
     files.put("b/1", "bbb")
