@@ -39,12 +39,16 @@ CORE = (
     "transports/http/same_turn.py transports/refusal_pacing.py transports/grpc"
 ).split()
 """Where mutants are made, below src/forebay."""
-TESTS = "tests/unit tests/property tests/pools tests/contract tests/integration/grpc tests/serving tests/graph".split()
+TESTS = (
+    "tests/unit tests/property tests/pools tests/contract tests/serving tests/graph "
+    "tests/integration/grpc tests/integration/kserve tests/integration/tfserving"
+).split()
 """What runs in the process that is measured, nearly all of it."""
 BUDGET_S = 25.0
 """How long the tests of one mutant took together without it."""
 LIMIT_S = 60.0
 """How long they may take with it; longer is a hang, which a mutant is noticed by."""
+PLUGINS = ("-p", "tools.mutate", "-p", "no:cacheprovider")
 EXITS = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 
@@ -108,6 +112,14 @@ def all_mutants(root: Path) -> list[Mutant]:
 # Which tests touch a line. This module is a plugin of pytest then (`-p tools.mutate`).
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the chosen tests, in their order; names that are no test any more are ignored."""
+    if "MUTATE_CHOSEN" in os.environ:
+        order = {name: place for place, name in enumerate(Path(os.environ["MUTATE_CHOSEN"]).read_text().splitlines())}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in order])
+        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):  # noqa: ANN201 - a generator, as the hook wants it
     """Have coverage write the lines that come now to this test."""
@@ -137,8 +149,7 @@ def measure(copy: Path, data: Path, processes: int) -> None:
     running: list[subprocess.Popen[bytes]] = []
     for number in range(processes):
         command = [sys.executable, "-m", "coverage", "run", f"--include={include}", f"--data-file={data}.{number}"]
-        plain = ["-p", "tools.mutate", "-p", "no:cacheprovider", "--timeout=120"]
-        command += ["-m", "pytest", "-q", *plain, *files[number::processes]]
+        command += ["-m", "pytest", "-q", "--timeout=120", *PLUGINS, *files[number::processes]]
         told = environment(copy, MUTATE_DURATIONS=f"{data}.durations.{number}")
         running.append(subprocess.Popen(command, cwd=copy, env=told, stdout=subprocess.DEVNULL))
     for each in running:
@@ -182,16 +193,20 @@ def chosen(names: list[str], durations: dict[str, float]) -> list[str]:
 
 
 def noticed_by(copy: Path, mutant: Mutant, names: list[str]) -> str:
-    """Return which of these tests fails with a mutant; empty if none does."""
+    """Return which of these tests fails with a mutant; empty if none does, or none is left."""
+    files = [file for file in dict.fromkeys(name.split("::")[0] for name in names) if (copy / file).exists()]
+    if not files:
+        return ""
     path = copy / "src/forebay" / mutant.path
     source = path.read_bytes()
     path.write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
     listed = copy / "chosen.txt"
     listed.write_text("\n".join(names))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", f"@{listed}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *PLUGINS, "--no-header", *files]
+    told = environment(copy, MUTATE_CHOSEN=str(listed))
     try:
         process = subprocess.Popen(
-            command, cwd=copy, env=environment(copy), stdout=subprocess.PIPE, text=True, start_new_session=True
+            command, cwd=copy, env=told, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         try:
             out, _ = process.communicate(timeout=LIMIT_S)
@@ -199,9 +214,13 @@ def noticed_by(copy: Path, mutant: Mutant, names: list[str]) -> str:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return "they hang"
-        if process.returncode == 0:
+        if process.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return ""
-        failed = [line.split(" ", 1)[1] for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        if process.returncode == pytest.ExitCode.USAGE_ERROR:
+            raise SystemExit(f"pytest could not run {' '.join(files)}: {out}")
+        failed = [
+            line.split(" ", 1)[1] for line in out.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))
+        ]
         return failed[0].split(" - ")[0] if failed else f"exit {process.returncode}"
     finally:
         path.write_bytes(source)
