@@ -192,3 +192,11 @@ def test_a_method_of_grpc_is_told_of_no_message_with_too_many():  # F74
         "the field tensorflow.TensorProto.string_val has more than 100 elements of tensors; at most 100 are taken",
         "RESOURCE_EXHAUSTED",
     )]  # fmt: skip
+
+
+def test_data_with_too_many_elements_is_told_from_what_stands_beside_it():
+    """What a whole call may have is more than its data may."""
+    limits = ElementLimits(tensors=70_000, elsewhere=30_000)
+    with pytest.raises(TooLarge, match="the data of the inputs has more than 70000 elements"):
+        at_once(kserve.counting(asked(data=[1] * 80_000, shape=[80_000]), limits=limits))
+    at_once(kserve.counting(asked(data=[1] * 69_000, shape=[69_000]), limits=limits))

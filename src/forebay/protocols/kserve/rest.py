@@ -400,10 +400,10 @@ def counting(
         return
     text = body[:at]
     yield from json_elements(text, limits.tensors + limits.elsewhere, limits.elsewhere)
-    if at <= _SHORT_BYTES:
+    if at <= min(_SHORT_BYTES, limits.tensors):
         return
     whole = yield from upper_bound(text)
-    if whole.items <= MAX_ITEMS and whole.members - whole.objects <= MAX_PARAMETERS:
+    if whole.items <= min(MAX_ITEMS, limits.tensors) and whole.members - whole.objects <= MAX_PARAMETERS:
         return  # names of fields have a colon each, and texts among the data may
     few = 2 * MAX_TENSORS + MAX_PARAMETERS
     if whole.objects > few and (yield from outside_texts(text)).objects > few:
