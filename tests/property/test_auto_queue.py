@@ -74,6 +74,9 @@ def test_whatever_comes_leaves_once_in_time_and_in_bounds(arrivals, max_size, ob
             running += 1
             count += 1
             heapq.heappush(events, (now + seconds[count % len(seconds)], count, "done", batch))
+        lines = [line for line in queue._lines.values() if line.rows]
+        first = queue._first()
+        assert (None if first is None else queue._since(first)) == min(map(queue._since, lines), default=None)
         if running < slots and queue.waiting:
             oldest = min(one.arrived for line in queue._lines.values() for one in line.entries if not one.taken)
             assert now < oldest + objective_s  # nothing waits past the objective while a slot is free

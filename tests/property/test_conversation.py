@@ -8,6 +8,7 @@ import asyncio
 import math
 import random
 import zlib
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from forebay.types.call import Failure, Media, Request
 from forebay.workers import conversation, frames
 from forebay.workers.attached import AttachedPool
 from forebay.workers.conversation import MAY_SAY, Conversation
+from forebay.workers.slot_pool import running
 from forebay.workers.worker_events import (
     Counted,
     Failed,
@@ -553,3 +555,12 @@ def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
             asyncio.run(main(seed))
         except BaseException as error:
             raise AssertionError(f"seed {seed}") from error
+
+
+def test_what_a_slot_runs_are_the_batches_that_sit_there_or_the_only_one():
+    talk, _ = seated_conversation([1, 2])
+    batches = [sitting.batch for sitting in talk.seating.open.values()]
+    assert len(batches) == 2
+    assert running(SimpleNamespace(seating=talk.seating, batch=None)) == batches
+    assert running(SimpleNamespace(seating=None, batch=batches[0])) == batches[:1]
+    assert running(SimpleNamespace(seating=None, batch=None)) == []

@@ -328,3 +328,49 @@ def test_calls_whose_messages_land_in_one_turn_begin_together_and_none_that_was_
             os.close(transport.file)
 
     asyncio.run(run())
+
+
+def test_a_message_whose_end_comes_by_itself_begins_its_call_once():
+    """Its last frame says that nothing follows, and comes in the turn in which the message has landed."""
+    begun: list[int] = []
+
+    async def run() -> bytes:
+        loop = asyncio.get_running_loop()
+
+        def later(message: Any, call: Any) -> None:
+            begun.append(len(message))
+            loop.call_soon(call.reply, b"done")
+
+        methods = by_path([GrpcService(full_name="a.B", direct={"Echo": later}, lands={"Echo": lambda _: HERE})])
+        config = GrpcConfig()
+        port = GrpcPort(config, HeadReader(methods, (), config.max_metadata_bytes), loop)
+        connection, transport = GrpcConnection(port), Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(frames.PREFACE + frames.settings([]))
+        connection.data_received(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PLAIN))
+        connection.data_received(frames.frame(frames.DATA, 0, 1, prefix(100_000) + bytes(100_000)))
+        connection.data_received(frames.frame(frames.DATA, frames.END_STREAM, 1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        port.stop()
+        return transport.written
+
+    written = asyncio.run(run())
+    assert begun == [100_000]
+    assert written.count(prefix(4) + b"done") == 1
+
+
+def test_frames_of_a_message_whose_call_was_called_off_are_passed_over():
+    said = prefix(600_000) + bytes(600_000)
+    sent = [
+        frames.frame(frames.DATA, 0, 1, said[at : at + frames.MIN_FRAME_BYTES])
+        for at in range(0, len(said), frames.MIN_FRAME_BYTES)
+    ]
+    begun = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PLAIN) + b"".join(sent[:10])
+    pieces = [begun, b"".join(sent[10:20]), frames.rst_stream(1, frames.Reason.CANCEL), b"".join(sent[20:30])]
+    pieces.append(
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 3, PLAIN)
+        + frames.frame(frames.DATA, frames.END_STREAM, 3, prefix(4) + b"four")
+    )
+    assert talk(pieces, lands=True, at_once=True).seen == [("echo", b"four")]

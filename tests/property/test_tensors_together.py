@@ -59,7 +59,10 @@ def results(draw: st.DrawFn) -> tuple[list[Any], int, int]:
 
 
 @given(
-    results(), st.sampled_from(["", *TYPES]), st.booleans(), st.sampled_from([[], [["output", False]], [["no", False]]])
+    results(),
+    st.sampled_from(["", *TYPES]),
+    st.booleans(),
+    st.sampled_from([[], [["output", False]], [["output", True]], [["no", False]]]),
 )
 @settings(max_examples=300, deadline=None)
 def test_outcomes_written_together_are_those_written_alone(made, declared, is_record, wanted):

@@ -27,8 +27,17 @@ PLAIN = (
 INDEXING = PLAIN + b"\x40\x01a\x01b"
 """Adds a field to the table of the connection, so that no block means for certain what it meant before."""
 OTHER = PLAIN + literal(b"x-other", b"1")
+ELSEWHERE = PLAIN.replace(b"Echo", b"None")
+"""As long as a plain one, for a method that is not there."""
 LATE = PLAIN + literal(b"grpc-timeout", b"1H")
-BLOCKS = {"plain": PLAIN, "indexing": INDEXING, "other": OTHER, "late": LATE, "from the table": PLAIN + b"\xbe"}
+BLOCKS = {
+    "plain": PLAIN,
+    "indexing": INDEXING,
+    "other": OTHER,
+    "elsewhere": ELSEWHERE,
+    "late": LATE,
+    "from the table": PLAIN + b"\xbe",
+}
 
 
 class Transport:
@@ -154,3 +163,14 @@ def test_calls_that_come_at_once_are_the_same_however_few_are_read_in_a_turn(seg
         fed = talk([[said[:cut], said[cut:]]], later=False)  # the rest comes before the turn does, as with TLS
     assert in_turns == together
     assert fed == together
+
+
+def test_a_usual_call_beyond_those_that_a_client_may_have_is_refused_as_any_other():
+    def begun(stream: int, flags: int) -> bytes:
+        head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, PLAIN)
+        return head + frames.frame(frames.DATA, flags, stream, prefix(4) + b"four")
+
+    segments = [begun(1, frames.END_STREAM), *(begun(stream, 0) for stream in (3, 5, 7)), begun(9, frames.END_STREAM)]
+    whole, seen = talk([[segment] for segment in segments], later=False)
+    assert seen == [b"four"]
+    assert (whole, seen) == talk([[segment[:20], segment[20:]] for segment in segments], later=False)

@@ -226,6 +226,28 @@ def test_inputs_may_be_larger_than_a_batch(gate, gated, rows, sizes):
     assert [len(batch) for batch in gate.rows] == sizes
 
 
+def test_what_is_due_next_is_seen_to_while_what_was_due_first_runs(pool):
+    """The partition that waited for the first timeout runs that batch, so another one waits for the second."""
+    may_end = threading.Event()
+
+    def fn(options):
+        def run(batch):
+            rows = batch.realize()
+            assert rows[0] != 1 or may_end.wait(PATIENCE_S)
+            return rows * 2
+
+        return run
+
+    with Serving.new(fn).start(batch_size=4, batch_timeout_ms=50, batch_keys=["a", "b"], partitions=2) as process:
+        first = pool.submit(process.batched_run, cat(1).key("a"))
+        waits(process, 1)
+        second = pool.submit(process.batched_run, cat(2).key("b"))
+        assert outcome(second) == [4]
+        assert not first.done()
+        may_end.set()
+        assert outcome(first) == [2]
+
+
 def test_an_open_batch_grows_while_all_partitions_are_busy(gate, gated, pool):
     # S38
     with gated.start(batch_size=4, batch_timeout_ms=1) as process:

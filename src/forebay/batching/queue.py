@@ -354,7 +354,7 @@ class BatchQueue:
             if self.auto is not None and self._lines:
                 return min(gather.until, self._oldest() + self.auto.patience_s)
             return gather.until
-        if self._waits and self._lines:
+        if self._waits:
             # A line that may not run now becomes due when one of its batches is answered, which wakes the driver.
             line = self._first()
             return None if line is None else self._since(line)
@@ -424,8 +424,6 @@ class BatchQueue:
 
     def _oldest(self) -> float:
         """Return when the oldest entry that waits in a line arrived; there must be one."""
-        if len(self._lines) == 1:
-            return min(self._head(line).arrived for line in self._lines.values())
         while True:
             noted, number, line = self._ages[0]
             if self._lines.get(line.key) is not line:

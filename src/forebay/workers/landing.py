@@ -413,8 +413,6 @@ def _is_array(seen: object) -> bool:
 
 def own(body: bytes | bytearray | memoryview) -> bytes:
     """Return a body as bytes, itself if it is; a large one is copied while other threads go on."""
-    if type(body) is bytes:
-        return body
     found = landed_in(body) if type(body) is memoryview and len(body) > LONGEST_SHARED_BYTES else None
     if found is not None:
         whole = _whole(cast("memoryview", body))

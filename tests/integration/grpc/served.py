@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import msgspec
@@ -34,6 +35,7 @@ from forebay.server.config import GrpcConfig
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import Status
+from forebay.types.call import Request
 
 NAME = "test.Echo"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -80,6 +82,7 @@ class Echo:
                 "Hang": self.hang,
                 "Look": self.look,
                 "Tell": self.tell,
+                "Named": self.named,
             },
             unary={
                 "TaskEcho": self.task_echo,
@@ -136,6 +139,13 @@ class Echo:
         """Says as many bytes before its answer, and after it."""
         call.begin_answer([("before", "b" * int(message))])
         call.end(Status.OK, message=b"told", metadata=[("after", "a" * int(message))])
+
+    def named(self, message, call):
+        """Is answered by a request that has a name of its own."""
+        request = Request(body=message, reply=print)
+        request.id = "ours"
+        call.answered_by(SimpleNamespace(name="m", answering=None), request)
+        call.reply(b"")
 
     async def task_echo(self, message, call):
         await asyncio.sleep(0)

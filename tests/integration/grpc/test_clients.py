@@ -625,3 +625,12 @@ def test_the_access_log_lists_every_call(open_port, caplog):
     ]
     assert found()[3][:2] in {(path("Hang"), 4), (path("Hang"), 1)}
     assert caplog.records[0].request_id == "mine"
+
+
+def test_the_access_log_has_the_name_that_the_client_gave_a_call(open_port, caplog, eventually):
+    caplog.set_level("INFO", logger="forebay.access")
+    channel = open_port(access_log=True).connect()
+    ask(channel, "Named", b"", metadata=[("x-request-id", "mine")])
+    ask(channel, "Named", b"")
+    eventually(lambda: len(caplog.records) == 2)
+    assert [one.request_id for one in caplog.records] == ["mine", "ours"]

@@ -14,7 +14,7 @@ import h2.settings
 import pytest
 from h2.settings import SettingCodes
 from tests.integration.grpc.served import PATIENCE_S
-from tests.integration.grpc.wire import Answer, Wire, data, header_list, headers, prefixed
+from tests.integration.grpc.wire import Answer, Wire, call, data, header_list, headers, prefixed
 
 CONNECTION_WINDOW = 65_535
 
@@ -198,6 +198,27 @@ def test_statuses_need_no_window(port):
     with Client(port, window=0) as client:
         assert client.answer(client.open("Fail", b"NOT_FOUND gone")).trailers["grpc-status"] == "5"
         assert client.answer(client.open("Nothing", b"")).trailers["grpc-status"] == "12"
+
+
+def test_a_call_that_fails_before_its_answer_begins_has_one_block_of_headers(port):
+    """The protocol's Trailers-Only: status and headers of HTTP in one block, which ends the stream."""
+    with Wire(port) as wire:
+        wire.send(call("Fail", b"NOT_FOUND gone"))
+        assert wire.answer().status == 5
+        assert wire.answer().blocks == 1
+
+
+def test_a_stream_whose_answers_were_all_taken_may_say_nothing_for_long(open_port):
+    port = open_port(write_timeout_s=10.0)
+    with Wire(port) as wire:
+        wire.send(headers("Chat"))
+        for number in (1, 2, 3):
+            wire.send(data(prefixed(b"a")))
+            while len(wire.answers.setdefault(1, Answer()).body) < number * len(prefixed(b"a")):
+                assert wire.read() is not None
+                assert not wire.answers[1].is_over
+            port.forward(11)
+        assert not wire.settle().answers[1].is_over
 
 
 def test_the_size_of_windows_may_change_while_answers_wait(port):

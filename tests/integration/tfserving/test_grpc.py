@@ -10,9 +10,11 @@ from tests.integration.tfserving.conftest import M
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.arrays.tensors import from_array, to_array
+from forebay.errors import InvalidRequest
 from forebay.server.config import Overrides
+from forebay.serving.tensor_face import TensorFace
 from forebay.transports.grpc.calls import OpenCall
-from forebay.transports.grpc.tfserving import QUICK_BYTES, TfServing
+from forebay.transports.grpc.tfserving import QUICK_BYTES, TfServing, _read_predict
 from forebay.types.tensor_proto import put, tensor_of
 
 grpc = pytest.importorskip("grpc")
@@ -152,6 +154,13 @@ def test_what_predict_refuses(client, request_of, code, said):
     found, text = refused(client, "Predict", request_of(), "PredictResponse")
     assert found == code
     assert said in text
+
+
+def test_the_first_axis_of_a_model_without_samples_is_as_long_as_it_likes():
+    ((tensor,), _) = _read_predict(filled("any", 100_000), TensorFace(has_rows=False))
+    assert tensor.shape == (100_000,)
+    with pytest.raises(InvalidRequest, match="100000 samples"):
+        _read_predict(filled("any", 100_000), TensorFace())
 
 
 def test_classify(client):

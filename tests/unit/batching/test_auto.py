@@ -294,6 +294,27 @@ def test_what_is_late_already_is_served_with_the_best_throughput():
     assert hand.queue.take(hand.now).rows >= 56
 
 
+def test_nothing_waits_where_only_clients_that_were_answered_come_back():
+    run = Run(fixed, moments=[step * 0.01 for step in range(500)], objective_s=0.5, until=5.0)
+    auto = run.queue.auto
+    pace = auto._known(None)
+    auto._plan(pace, is_closed=False)
+    assert pace.wait_s > 0.0
+    auto._plan(pace, is_closed=True)
+    assert pace.wait_s == 0.0
+
+
+def test_a_key_that_has_what_a_slot_waits_for_overtakes_one_that_waits():
+    queue = BatchQueue(BatchConfig(objective_s=1.0, idle="go"))
+    for key in "ab":
+        pace = queue.auto._pace(key)
+        pace.goal, pace.wait_s = 4, 0.5
+    for now, key in enumerate("baaaa"):
+        assert queue.take(10.0) is None
+        queue.offer(entry(key=key), 10.0 + now / 100)
+    assert queue.take(10.05).key == "a"
+
+
 def test_a_request_larger_than_the_chosen_size_is_still_taken():
     hand = Hand(linear, objective_s=0.02).practise([1, 16, 32, 64] * 5)
     assert hand.queue.auto.size(None) < 64

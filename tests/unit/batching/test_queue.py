@@ -197,6 +197,14 @@ def test_max_running_2_runs_2():
     assert all_of(one) == ["c", "d"]
 
 
+def test_nothing_leaves_while_no_key_may_run():
+    one = offered(queue(max_running=1), *(entry(name, key=name) for name in "abab"))
+    assert [names(one.take(0.5)), names(one.take(0.5))] == ["aa", "bb"]
+    offered(one, *(entry(name, key=name) for name in "ab"))
+    assert one.take(0.5) is None
+    assert one.next_due() is None
+
+
 def test_a_key_that_may_not_run_sets_no_timer():
     one = offered(queue(idle="wait", max_wait_s=1.0, max_running=1, max_size=1), entry("a"), entry("b"), now=0.5)
     one.take(0.5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.serving.models.schema import WireType
-from forebay.serving.models.tensor_codec import codec_of, side_of
+from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide, codec_of, side_of
 
 
 class Sample(msgspec.Struct):
@@ -40,3 +40,20 @@ def test_such_a_field_is_read_or_left_out(numbers):  # F88
     found = codec.decode(data, {"given": given}, 2)
     assert [one.needed for one in found] == [None, 2.5]
     assert [one.number for one in found] == (numbers or [None, None])
+
+
+def test_a_sample_with_one_field_is_a_record_all_the_same():
+    port = TensorPort("x", "INT64")
+    data, params = [np.array([1, 2]).tobytes()], {"given": [["x", "INT64", [2], False]]}
+    assert TensorCodec(TensorSide([port], is_record=True), TensorSide()).decode(data, params, 2) == [{"x": 1}, {"x": 2}]
+    assert TensorCodec(TensorSide([port]), TensorSide()).decode(data, params, 2) == [1, 2]
+
+
+class Blob(msgspec.Struct):
+    name: str
+    content: bytes
+
+
+def test_a_field_of_bytes_is_said_in_json_for_that_alone_says_how_it_is_encoded():
+    ports = {port.name: (port.datatype, port.kind) for port in side_of(WireType(Blob)).ports}
+    assert ports == {"name": ("BYTES", "plain"), "content": ("BYTES", "json")}

@@ -282,3 +282,16 @@ def test_one_that_cannot_be_told_keeps_nobody_else_from_it(loop, caplog):
     assert told == [0, 2]
     assert len(line) == 0
     assert [record.getMessage() for record in caplog.records] == ["a refusal could not be written"]
+
+
+def test_the_share_of_a_line_never_falls_while_the_same_clients_wait(loop):
+    line = RefusalLine(loop)
+    line._cost_s = line._usual_cost_s = 1e-6
+    came = loop.now
+    line._waiting.extend((Client(number, [], loop), came) for number in range(20_000))
+    shares = []
+    while loop.now < came + 2 * LATE_S:
+        shares.append(line._share(loop.now))
+        loop.now += LATE_S / 100
+    assert shares == sorted(shares)
+    assert shares[-1] > shares[0]

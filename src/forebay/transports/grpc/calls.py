@@ -314,10 +314,10 @@ class OpenCall:
             StreamFault: If it is more than the client was allowed to send.
         """
         inbox = self._inbox
+        assert inbox is not None
         self._count(size, size, is_last=is_last)
-        if not self.is_done and inbox is not None:
-            inbox.advance(size)
-            self._received_more(inbox, size)
+        inbox.advance(size)
+        self._received_more(inbox, size)
 
     def receive(self, payload: bytes | memoryview, flow_bytes: int, *, is_last: bool) -> None:
         """Take the payload of a DATA frame.

@@ -503,7 +503,7 @@ class GrpcConnection(asyncio.Protocol):
         """Tell the client that the server is leaving; what it sends before it knows is answered."""
         if not self._receiver.is_greeted:
             self.leave()
-        elif not self._is_warned and not self._is_deaf:
+        elif not self._is_warned:
             self._is_warned = True
             self.send(frames.goaway(frames.MAX_STREAM, Reason.NO_ERROR, "the server is stopping"))
             self.send(frames.frame(frames.PING, 0, 0, GOODBYE))

@@ -80,9 +80,10 @@ class MessageBuffer:
 
     def add(self, data: bytes | memoryview) -> None:
         """Keep what has come."""
-        if self._lands is not None and self._landing is None and len(self._data) < PREFIX_BYTES:
+        if self._landing is None and len(self._data) < PREFIX_BYTES:
             data, self._data = bytes(self._data) + data if self._data else data, bytearray()
             if (size := self._long_size(data)) > 0:
+                assert self._lands is not None
                 data = memoryview(data)[PREFIX_BYTES:]
                 self._landing, self._size, self.missing_bytes = Landing(size, self._lands(data)), size, size
         missing = self.missing_bytes
@@ -101,7 +102,7 @@ class MessageBuffer:
 
     def _long_size(self, data: bytes | bytearray | memoryview) -> int:
         """Return how long a message is that begins here and shall land; 0 if none does."""
-        if len(data) < PREFIX_BYTES:
+        if self._lands is None or len(data) < PREFIX_BYTES:
             return 0
         flag, size = _PREFIX.unpack_from(data)
         return size if not flag and LANDING_BYTES <= size <= self._max_bytes else 0
@@ -126,7 +127,7 @@ class MessageBuffer:
 
     def _look(self) -> None:
         """Have the next message land if it is long and has begun to come."""
-        if self._data and self._lands is not None and self._long_size(self._data):
+        if self._long_size(self._data):
             rest, self._data = bytes(self._data), bytearray()
             self.add(rest)
 

@@ -34,10 +34,9 @@ class Patience:
             self._sent, self._sent_at = sent, epoch - 1
 
     def is_over(self, call: OpenCall, epoch: int, max_quiet: float) -> bool:
-        """Whether the client has taken nothing of a call for more sweeps than this."""
+        """Whether the client has taken nothing of a call, whose answer waits, for more sweeps than this."""
         outgoing = call.outgoing
-        if outgoing is None or not outgoing.pieces:
-            return False
+        assert outgoing is not None
         last = outgoing.moved if call.window <= 0 else max(outgoing.moved, self._sent_at)
         if last >= self._arrived:
             outgoing.waits_since = epoch

@@ -164,6 +164,16 @@ def test_data_that_is_null_was_not_said():
     assert (bytes(tensor.data), tensor.is_json) == (b"\x01\x02", False)
 
 
+def test_a_request_without_an_id_has_an_empty_one():
+    tensor = {"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}
+    assert [
+        rest.decode_request(json.dumps({"inputs": [tensor], **more}).encode()).id for more in ({}, {"id": "7"})
+    ] == [
+        "",
+        "7",
+    ]
+
+
 def test_the_path_of_a_model_is_quoted():
     assert rest.model_path("a/b", "1") == "/v2/models/a%2Fb/versions/1"
 

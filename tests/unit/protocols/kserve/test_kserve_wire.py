@@ -163,6 +163,13 @@ def test_a_head_is_read_once():
     assert layouts.of(third).parameters == {"a": 1}
 
 
+def test_a_head_whose_contents_have_to_be_read_is_not_remembered():
+    layouts = RequestLayouts()
+    one = message(("x", "INT64", [2], {"int64_contents": [1, 2]}))
+    assert scan(one).fixed is None
+    assert layouts.of(one) is not layouts.of(one)
+
+
 def test_only_so_many_heads_are_remembered():
     layouts = RequestLayouts()
     for size in range(wire.MAX_LAYOUTS + 10):
