@@ -439,6 +439,18 @@ def test_streams_dropped_at_random_leave_nothing_behind(port):
     assert not port.surprises
 
 
+def test_a_defect_while_long_contents_are_read_is_an_answer(monkeypatch):
+    def fail(*_given):
+        raise MemoryError
+
+    with KServed() as port:
+        monkeypatch.setattr(port.kserve._inference, "_tensors", fail)
+        made = number("picky", 2)
+        made.ClearField("raw_input_contents")
+        made.inputs[0].contents.int64_contents.extend(range(20_000))
+        assert refusal(lambda: infer(port.connect(), made)) == ("INTERNAL", "the server failed; its log says why")
+
+
 def test_a_client_that_sends_large_requests_without_waiting_is_slowed_and_not_refused(eventually, monkeypatch):  # F78
     array = np.zeros((1, 800_000), "f4")
     with KServed(max_connection_bytes=24_000_000, max_message_bytes=4_000_000) as port:

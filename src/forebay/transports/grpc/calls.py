@@ -409,6 +409,8 @@ class OpenCall:
             message = await self._unpack(unpacking)
         except BadMessage as error:
             self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
+            self.fail_by(error, self.head.path.decode("latin-1"), statuses.NONE)
         else:
             self.head.begin(self, message)
 

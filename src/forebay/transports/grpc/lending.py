@@ -8,11 +8,13 @@ import contextlib
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from forebay.errors import ForebayError, Unavailable
+from forebay.errors import Unavailable
+from forebay.transports.grpc.beside import run_beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from forebay.errors import ForebayError
     from forebay.server.app import App
     from forebay.transports.grpc.service import Call, Direct
     from forebay.transports.grpc.statuses import Status
@@ -55,13 +57,10 @@ class Lending:
         """Call a method once more, with a model that it did not find; False if that is not there to be loaded."""
 
         async def work() -> None:
-            try:
-                async with self.lend(model, version, call):
-                    method(message, call)
-            except ForebayError as error:
-                call.fail(error, self._statuses)
+            async with self.lend(model, version, call):
+                method(message, call)
 
         if not self.may_lend(model, version):
             return False
-        call.on_cancel = asyncio.ensure_future(work()).cancel
+        run_beside(work, call, self._statuses)
         return True

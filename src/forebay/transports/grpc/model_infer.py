@@ -27,6 +27,7 @@ from forebay.protocols.kserve.wire import RequestLayouts, id_of
 from forebay.protocols.kserve.written import Written
 from forebay.server.kserve_facts import in_tritons_words
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
+from forebay.transports.grpc.beside import run_beside
 from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
 from forebay.transports.grpc.statuses import Status
@@ -208,19 +209,16 @@ class InferMethods:
         elif self._is_slow(layout):
             if not self._lending.may_lend(layout.model, layout.version):
                 self.served(layout.model, layout.version)  # else nothing has to be read
-            call.on_cancel = asyncio.ensure_future(self._infer_slowly(message, layout, call)).cancel
+            run_beside(partial(self._infer_slowly, message, layout, call), call, STATUSES)
         else:
             self._begin(call, None, message, layout, self._tensors(message, layout))
 
     async def _infer_slowly(self, message: Data, layout: RequestLayout, call: Call) -> None:
-        try:
-            tensors = await self._read_beside(message, layout)
-            is_away = self._lending.may_lend(layout.model, layout.version)
-            lent = self._lending.lend(layout.model, layout.version, call) if is_away else contextlib.nullcontext()
-            async with lent:
-                self._begin(call, None, message, layout, tensors)
-        except ForebayError as error:
-            call.fail(error, STATUSES)
+        tensors = await self._read_beside(message, layout)
+        is_away = self._lending.may_lend(layout.model, layout.version)
+        lent = self._lending.lend(layout.model, layout.version, call) if is_away else contextlib.nullcontext()
+        async with lent:
+            self._begin(call, None, message, layout, tensors)
 
     def _begin(
         self, call: Call, stream: InferStream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]

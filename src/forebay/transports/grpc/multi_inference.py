@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.tfserving.messages import SERVING
+from forebay.transports.grpc.beside import run_beside
 from forebay.transports.grpc.model_infer import STATUSES
 from forebay.types.tensorflow import CLASSIFY, REGRESS
 
@@ -34,7 +36,7 @@ def multi_inference(methods: Mapping[str, Direct]) -> Direct:
     def method(message: bytes, call: Call) -> None:
         given = SERVING.parsed("MultiInferenceRequest", message)
         _check(given.tasks)
-        call.on_cancel = asyncio.ensure_future(_together(given, methods, call)).cancel
+        run_beside(partial(_together, given, methods, call), call, STATUSES)
 
     return method
 
@@ -50,8 +52,6 @@ async def _together(given: Any, methods: Mapping[str, Direct], call: Call) -> No
             part = _Part(call)
             methods[name](asked.SerializeToString(), cast("Call", part))  # it has what they use
             found.append(await part.answer)
-    except ForebayError as error:
-        call.fail(error, STATUSES)
     except asyncio.CancelledError:
         if part is not None and part.on_cancel is not None:
             part.on_cancel()

@@ -25,6 +25,7 @@ from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_of
+from forebay.transports.grpc.beside import run_beside
 from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.multi_inference import multi_inference
 from forebay.transports.grpc.service import GrpcService
@@ -118,8 +119,7 @@ class TfServing:
         def method(message: bytes, call: Call) -> None:
             try:
                 if len(message) > QUICK_BYTES:
-                    work = self._slowly(kind, message, call)
-                    call.on_cancel = asyncio.ensure_future(work).cancel
+                    run_beside(partial(self._slowly, kind, message, call), call, STATUSES)
                     return
                 given = SERVING.parsed(kind.takes, message)
                 _, served = self._find(given.model_spec)
@@ -127,8 +127,7 @@ class TfServing:
                     asked = facts.asked(served, given.model_spec.signature_name)
                     self._begin(kind, served, asked, call, *kind.read(given, asked.face))
                 else:
-                    work = self._slowly(kind, message, call)
-                    call.on_cancel = asyncio.ensure_future(work).cancel
+                    run_beside(partial(self._slowly, kind, message, call), call, STATUSES)
             except ForebayError as error:
                 call.fail(error, STATUSES)
 
@@ -156,30 +155,25 @@ class TfServing:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
         beside = partial(asyncio.get_running_loop().run_in_executor, self._threads)
-        try:
-            given = await beside((UNCUT if kind.is_uncut else SERVING).parsed, kind.takes, message)
-            version, served = self._find(given.model_spec)
-            async with contextlib.AsyncExitStack() as stack:
-                if served is None:
-                    assert self._app.stock is not None
-                    asked_s = call.deadline - monotonic()
-                    wait_s = self._app.stock.offer.patience_s(
-                        given.model_spec.name, asked_s if asked_s < float("inf") else None
-                    )
-                    try:
-                        async with asyncio.timeout(wait_s):
-                            served = await stack.enter_async_context(
-                                self._app.stock.lend(given.model_spec.name, version)
-                            )
-                    except TimeoutError:
-                        raise Unavailable(f"the model '{given.model_spec.name}' is still being loaded") from None
-                asked = facts.asked(served, given.model_spec.signature_name)
-                inputs, outputs = await beside(kind.read, given, asked.face)
-                answered = asyncio.get_running_loop().create_future()
-                self._begin(kind, served, asked, call, inputs, outputs, answered)
-                await answered
-        except ForebayError as error:
-            call.fail(error, STATUSES)
+        given = await beside((UNCUT if kind.is_uncut else SERVING).parsed, kind.takes, message)
+        version, served = self._find(given.model_spec)
+        async with contextlib.AsyncExitStack() as stack:
+            if served is None:
+                assert self._app.stock is not None
+                asked_s = call.deadline - monotonic()
+                wait_s = self._app.stock.offer.patience_s(
+                    given.model_spec.name, asked_s if asked_s < float("inf") else None
+                )
+                try:
+                    async with asyncio.timeout(wait_s):
+                        served = await stack.enter_async_context(self._app.stock.lend(given.model_spec.name, version))
+                except TimeoutError:
+                    raise Unavailable(f"the model '{given.model_spec.name}' is still being loaded") from None
+            asked = facts.asked(served, given.model_spec.signature_name)
+            inputs, outputs = await beside(kind.read, given, asked.face)
+            answered = asyncio.get_running_loop().create_future()
+            self._begin(kind, served, asked, call, inputs, outputs, answered)
+            await answered
 
     def _begin(
         self,
