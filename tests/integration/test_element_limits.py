@@ -8,6 +8,8 @@ import httpx
 import msgspec
 import pytest
 
+from forebay.types.json_segments import LONG_BYTES
+
 MODEL = """
 import forebay
 from forebay.openai import CompletionRequest
@@ -16,6 +18,10 @@ from forebay.openai import CompletionRequest
 class Sum(forebay.Model):
     def predict(self, samples: list[list[float]]) -> list[float]:
         return [sum(one) for one in samples]
+
+
+class Each(Sum):
+    batchable = True
 
 
 class Text(forebay.Model):
@@ -61,3 +67,31 @@ def test_msgpack_is_counted_and_texts_are_not_looked_into(server):
     assert answer.status_code == 200
     answer = httpx.post(f"{server.url}/models/sum", json=[1.0] * 1200)
     assert answer.json() == 1200.0
+
+
+NUMBER = "1." + "0" * 300
+ROWS = [[NUMBER] * 40 for _ in range(60)]
+SUMS = [40.0] * 60
+LONG = {
+    "/v1/models/sum:predict": ({"instances": ROWS}, {"predictions": SUMS}),
+    "/v1/models/sum/versions/1:predict": ({"signature_name": "serving_default", "inputs": ROWS}, {"outputs": SUMS}),
+    "/models/each": (ROWS, SUMS),
+    "/v2/models/sum/infer": ({"inputs": [{**TENSOR, "shape": [60, 40], "data": ROWS}]}, SUMS),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("path", LONG)
+def test_long_bodies_that_are_read_in_steps_are_answered(server, path, packed):
+    asked, expected = LONG[path]
+    body = json.dumps(asked).replace(f'"{NUMBER}"', NUMBER).encode()
+    assert len(body) > LONG_BYTES
+    headers = {"content-type": "application/json"} | ({"content-encoding": "gzip"} if packed else {})
+    answer = httpx.post(server.url + path, content=gzip.compress(body) if packed else body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["outputs"][0]["data"] if path.startswith("/v2") else found) == expected
+    broken = body[:-30] + b"x" + body[-29:]
+    answer = httpx.post(server.url + path, content=broken, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert f"(byte {len(body) - 30})" in answer.text

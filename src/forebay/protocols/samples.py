@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import TooLarge, ValidationError
+from forebay.errors import ForebayError, TooLarge, ValidationError
 from forebay.serving.models.unreadable import refusal
 from forebay.types.first_use import known
+from forebay.types.json_segments import TooDeep, elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from forebay.types.element_limits import Data, Steps
 
 MAX_SAMPLES: Final = 16_384
 """Samples in the array of one request, whatever the queue may hold."""
@@ -36,13 +39,41 @@ def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES)
     limit = min(limit, MAX_SAMPLES)
     try:
         rows = (_json_elements if params["in"] == "json" else _msgpack_elements)(body, limit)
-    except msgspec.ValidationError as error:
-        raise ValidationError(f"the body must be an array of samples: {error}", detail={"path": "$"}) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise refusal(error, body) from error
+        raise _refusal(error, body) from error
     if not rows:
-        raise ValidationError("the array of samples is empty", detail={"path": "$"})
+        raise _is_empty()
     return [memoryview(row) for row in rows]
+
+
+def samples_in_steps(body: Data, limit: int) -> Steps[list[memoryview]]:
+    """Do the same with long JSON, in steps.
+
+    Raises:
+        InvalidRequest, ValidationError, TooLarge: As `samples_of`.
+    """
+    limit = min(limit, MAX_SAMPLES)
+    try:
+        rows = yield from elements(body, limit)
+    except TooDeep:
+        return samples_of(bytes(body), {"in": "json"}, limit)
+    except msgspec.DecodeError as error:
+        raise _refusal(error, body) from error
+    if rows is None:
+        raise _too_many(limit)
+    if not rows:
+        raise _is_empty()
+    return rows
+
+
+def _refusal(error: Exception, body: Data) -> ForebayError:
+    if isinstance(error, msgspec.ValidationError):
+        return ValidationError(f"the body must be an array of samples: {error}", detail={"path": "$"})
+    return refusal(error, body)
+
+
+def _is_empty() -> ValidationError:
+    return ValidationError("the array of samples is empty", detail={"path": "$"})
 
 
 def _json_elements(body: bytes, limit: int) -> list[msgspec.Raw]:

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from forebay.types.caught import answered
@@ -45,17 +45,17 @@ class ReadingTurns:
             self._is_due = True
             self._loop.call_soon(self._next)
 
-    def run(self, steps: Steps[Any], done: Callable[[Exception | None], object]) -> None:
-        """Run a step in each turn, and call `done` with the error of one, or with None after the last one."""
+    def run(self, steps: Steps[T], done: Callable[[Exception | None, T | None], object]) -> None:
+        """Run a step in each turn, and call `done` with the error of one, or with None and the result of all."""
         self.wait(functools.partial(self._step, steps, done))
 
-    def _step(self, steps: Steps[Any], done: Callable[[Exception | None], object]) -> None:
+    def _step(self, steps: Steps[T], done: Callable[[Exception | None, T | None], object]) -> None:
         try:
             next(steps)
-        except StopIteration:
-            done(None)
+        except StopIteration as end:
+            done(None, end.value)
         except Exception as error:  # noqa: BLE001 - whoever waits for the steps is told
-            done(error)
+            done(error, None)
         else:
             self.run(steps, done)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
@@ -19,7 +20,8 @@ from forebay.types.datatypes import datatype_of
 from forebay.types.element_limits import at_once, too_many
 from forebay.types.first_use import known
 from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
-from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
+from forebay.types.json_segments import LONG_BYTES, Outline, outline
+from forebay.types.tensor import MAX_AXES, Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +111,9 @@ class _Wanted(msgspec.Struct):
     parameters: _OutputParameters | None = None
 
 
-class _Request(msgspec.Struct):
+class Envelope(msgspec.Struct):
+    """A request whose data nobody has read."""
+
     inputs: list[_Input]
     outputs: list[_Wanted] | None = None
     id: str | None = None
@@ -230,6 +234,7 @@ def decode_request(
     read: Callable[[Place], Data] | None = None,
     *,
     is_counted: bool = False,
+    envelope: Envelope | None = None,
 ) -> InferRequest:
     """Read a request; its data stays where it is, as a view of the body.
 
@@ -237,6 +242,7 @@ def decode_request(
         length: What `LENGTH_HEADER` said; None if it was not there, and everything is JSON.
         read: Reads what lies in shared memory; without it nothing may.
         is_counted: Whether `counting` has looked at it.
+        envelope: What `counting` has read of it.
 
     Raises:
         InvalidRequest: If it is none, or its parts do not agree.
@@ -246,10 +252,7 @@ def decode_request(
     at = head_size(length, len(body))
     if not is_counted:
         at_once(counting(body, length))
-    try:
-        found = _request.decode(body[:at])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is no inference request: {error}") from None
+    found = _envelope(body[:at]) if envelope is None else envelope
     behind = memoryview(body)
     tensors: list[Tensor] = []
     for one in found.inputs:
@@ -374,34 +377,56 @@ def encode_response(
     return [head, *behind], len(head) if behind else None
 
 
-_request: Final = msgspec.json.Decoder(known(_Request))
+_request: Final = msgspec.json.Decoder(known(Envelope))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
 _MAX_DIGITS: Final = 16
 MAX_ITEMS: Final = 100_000
 """Elements of a request beside its data: of shapes and parameters. The loop makes objects of them."""
+_NESTED: Final = 2
+"""Arrays in one another that data lies in: the inputs, and the list of one."""
 _SHORT_BYTES: Final = 64 * 1024
 """JSON that cannot hold more than is possible anyway."""
 
 
 def counting(
     body: bytes | memoryview, length: str | None = None, limits: ElementLimits = element_limits.DEFAULT
-) -> Steps[None]:
-    """Count what would be made of a request, before anything is.
+) -> Steps[Envelope | None]:
+    """Count what would be made of a request, before anything is, and read its envelope if it is long.
 
     Args:
         length: As for `decode_request`.
 
     Raises:
-        InvalidRequest: If the length is none.
+        InvalidRequest: If the length is none, or a long body is no request.
         TooLarge: If there is too much.
     """
     at = head_size(length, len(body))
     if at <= min(_SHORT_BYTES, limits.elsewhere):
-        return
-    text = body[:at]
+        return None
+    text = memoryview(body)[:at]
     yield from json_elements(text, limits.tensors + limits.elsewhere, limits.elsewhere)
     if at <= min(_SHORT_BYTES, limits.tensors):
-        return
+        return None
+    if at <= LONG_BYTES:
+        yield from _counting(text, None, limits)
+        return None
+    try:
+        short = yield from outline(text, _NESTED)
+    except msgspec.DecodeError as error:
+        raise _no_request(error) from None
+    yield from _counting(text, short, limits)
+    found = _envelope(short.text, short)
+    for one in found.inputs:
+        one.data = msgspec.Raw(short.whole(one.data))
+    return found
+
+
+def _counting(text: memoryview, short: Outline | None, limits: ElementLimits) -> Steps[None]:
+    """Count what stands beside the data, of long JSON in its outline.
+
+    Raises:
+        TooLarge: If there is too much.
+    """
     whole = yield from upper_bound(text)
     if whole.items <= min(MAX_ITEMS, limits.tensors) and whole.members - whole.objects <= MAX_PARAMETERS:
         return  # names of fields have a colon each, and texts among the data may
@@ -409,14 +434,14 @@ def counting(
     if whole.objects > few and (yield from outside_texts(text)).objects > few:
         raise _too_many_tensors()
     try:
-        sides = _uncut.decode(text)
+        sides = _uncut.decode(text if short is None else short.text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return  # whoever reads all of it says better what is wrong
     yield
     tensors = [*sides.inputs, *(sides.outputs or ())]
     if max(len(sides.inputs), len(tensors) - len(sides.inputs)) > MAX_TENSORS:
         raise _too_many_tensors()
-    data = [memoryview(one.data) for one in tensors]
+    data = [memoryview(one.data) if short is None else short.whole(one.data) for one in tensors]
     names = sum(len(memoryview(said)) > 0 for one in tensors for said in msgspec.structs.astuple(one))
     inside = beside = whole
     for count in (upper_bound, outside_texts):
@@ -430,6 +455,36 @@ def counting(
     if beside.items > MAX_ITEMS:
         raise too_many("the request", "elements beside its data, in shapes and parameters", MAX_ITEMS)
     raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
+
+
+def _envelope(text: bytes | memoryview, short: Outline | None = None) -> Envelope:
+    """Read a request, or its outline.
+
+    Raises:
+        InvalidRequest: If it is none.
+    """
+    try:
+        return _request.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        if short is not None and isinstance(error, msgspec.ValidationError):
+            _require_short_shapes(short)
+        raise _no_request(error) from None
+
+
+def _require_short_shapes(short: Outline) -> None:
+    """Refuse shapes that an outline has not all of.
+
+    Raises:
+        InvalidRequest: Naming the input.
+    """
+    with contextlib.suppress(msgspec.DecodeError):
+        for number, one in enumerate(_uncut.decode(short.text).inputs):
+            if short.has_omitted(one.shape):
+                raise InvalidRequest(f"the shape of input {number} has more than {MAX_AXES} axes")
+
+
+def _no_request(error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"the body is no inference request: {error}")
 
 
 def _too_many_tensors() -> TooLarge:

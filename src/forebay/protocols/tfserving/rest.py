@@ -14,14 +14,14 @@ import binascii
 import contextlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
 from forebay.arrays import json_numbers
-from forebay.arrays.tensors import as_raw, to_array
+from forebay.arrays.tensors import as_raw, raw_in_steps, to_array
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols import native
 from forebay.protocols.samples import MAX_SAMPLES, elements_in, elements_up_to, samples_of
@@ -30,7 +30,8 @@ from forebay.serving.models.tensor_codec import plain_array
 from forebay.types.element_limits import at_once
 from forebay.types.first_use import known
 from forebay.types.json_elements import json_elements, outside_texts
-from forebay.types.tensor import Tensor, join_elements
+from forebay.types.json_segments import LONG_BYTES, STEP_BYTES, elements, elements_in_parts, joined, outline
+from forebay.types.tensor import Data, Tensor, join_elements
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,6 +58,13 @@ MAX_BYTES: Final = 50_000
 """Values of an input of which one is bytes in base64; each is several steps of Python, on the loop."""
 
 _DEPTH: Final = 32
+_FIELDS: Final = 64
+"""Names of a long body that are none of inputs."""
+_NUMBER_BYTES: Final = 1024
+_ROW_BYTES: Final = 256
+"""What a row costs beside its length."""
+_UNSAYABLE: Final = frozenset({"FP16", "BF16"})
+"""Numbers that the other protocol does not have in JSON."""
 _B64: Final = re.compile(rb'\{\s*+"b64"')
 _ROWS: Final = 4096
 """Rows that are written at a time."""
@@ -74,6 +82,23 @@ class PredictBody(msgspec.Struct, frozen=True):
 
 class OddPredictBody(PredictBody, frozen=True):
     """The same of a body with NaN or infinities, which only tensors can hold."""
+
+
+class LongPredictBody(PredictBody, frozen=True):
+    """The same of a long body that was read in steps.
+
+    Attributes:
+        value: The rows or columns, unread.
+        columns: The columns by their names; None for rows, and for a single column without a name.
+    """
+
+    value: memoryview = memoryview(b"")
+    columns: Mapping[str, memoryview] | None = None
+
+
+class _Values(msgspec.Struct, frozen=True):
+    instances: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
 
 
 class _Examples(msgspec.Struct, frozen=True):
@@ -95,6 +120,7 @@ _MARK: Final = secrets.token_hex(8).encode()
 _MARKED: Final = {name: b'"%b%b"' % (_MARK, name) for name in (b"NaN", b"Infinity", b"-Infinity")}
 """What such numbers are while a body is read."""
 _NUMBERS: Final = {marked[1:-1].decode(): float(name) for name, marked in _MARKED.items()}
+_values: Final = msgspec.json.Decoder(known(_Values))
 _predict: Final = msgspec.json.Decoder(known(PredictBody))
 _examples: Final = msgspec.json.Decoder(known(_Examples))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
@@ -122,7 +148,55 @@ def decode_predict(body: bytes | memoryview, limit: int = MAX_SAMPLES) -> Predic
             raise
         plain = _decoded(marked, limit)
         found = OddPredictBody(plain.instances, plain.inputs, plain.signature_name)
-    if found.instances is not None and len(found.instances) > limit:
+    _check(found, limit)
+    return found
+
+
+def predict_in_steps(body: bytes | memoryview, limit: int) -> Steps[LongPredictBody]:
+    """Do the same with a body longer than `LONG_BYTES`.
+
+    Raises:
+        InvalidRequest, TooLarge: As `decode_predict`.
+    """
+    try:
+        short = yield from outline(body, 1)
+        if len(short.text) > LONG_BYTES:
+            yield from _require_few_names(short.text, MAX_INPUTS + _FIELDS)
+        found = _read(_predict, short.text, _NO_PREDICT)
+        _check(found, None)
+        values = _values.decode(short.text)
+        yield
+        value = short.whole(values.inputs if found.instances is None else values.instances)
+        if found.instances is not None:
+            rows = yield from elements(value, limit)
+            if rows is None:
+                raise _too_many(limit)
+            return LongPredictBody([*map(msgspec.Raw, rows)], found.inputs, found.signature_name, value)
+        named = yield from _columns(bytes(values.inputs))
+    except msgspec.DecodeError as error:
+        if (yield from holds(body, b"NaN", b"Inf")):
+            raise _too_odd() from None
+        raise InvalidRequest(f"{_NO_PREDICT}: {error}") from None
+    columns = None if named is None else {name: short.whole(part) for name, part in named.items()}
+    return LongPredictBody(None, found.inputs, found.signature_name, value, columns)
+
+
+def _columns(inputs: bytes) -> Steps[dict[str, msgspec.Raw] | None]:
+    """Return columns by their names; None if they are a single one without."""
+    if inputs[:1] != b"{" or _is_b64(inputs):
+        return None
+    yield from _require_few_names(inputs)
+    return _fields_of(inputs)
+
+
+def _check(found: PredictBody, limit: int | None) -> None:
+    """Hold what `predict` is asked to what is possible.
+
+    Raises:
+        InvalidRequest: If it is neither rows nor columns, or both.
+        TooLarge: If it has more rows.
+    """
+    if limit is not None and found.instances is not None and len(found.instances) > limit:
         raise _too_many(limit)
     if (found.instances is None) == (len(found.inputs) == 0):
         told = "neither" if found.instances is None else "both"
@@ -130,7 +204,6 @@ def decode_predict(body: bytes | memoryview, limit: int = MAX_SAMPLES) -> Predic
         raise InvalidRequest(msg)
     if found.instances == []:
         raise InvalidRequest("there are no instances; a sample at least is needed")
-    return found
 
 
 def _decoded(body: bytes | memoryview, limit: int) -> PredictBody:
@@ -148,8 +221,12 @@ def _with_marks(body: bytes | memoryview) -> bytes | None:
     if b"NaN" not in data and b"Inf" not in data:
         return None
     if len(data) > MAX_ODD_BYTES:
-        raise TooLarge(f"a body of more than {MAX_ODD_BYTES} bytes has NaN or an infinity; ask over gRPC")
+        raise _too_odd()
     return _ODD.sub(_marked, data)
+
+
+def _too_odd() -> TooLarge:
+    return TooLarge(f"a body of more than {MAX_ODD_BYTES} bytes has NaN or an infinity; ask over gRPC")
 
 
 def _marked(found: re.Match[bytes]) -> bytes:
@@ -245,20 +322,81 @@ def row_of(instance: bytes | memoryview, name: str) -> bytes | memoryview:
     return data if data[:1] == b"{" and not _is_b64(data) else b'{"%s":%s}' % (name.encode(), data)
 
 
+def samples_in_steps(asked: LongPredictBody, name: str) -> Steps[list[memoryview]]:
+    """Return rows as samples, as objects with this field if there is a name."""
+    samples: list[memoryview] = []
+    read_bytes = 0
+    for one in asked.instances or ():
+        if not name:
+            samples.append(memoryview(one))
+        elif len(one) > LONG_BYTES and bytes(memoryview(one)[:1]) != b"{":
+            samples.append((yield from joined([row_of(b"", name)[:-1], memoryview(one), b"}"])))
+        else:
+            samples.append(memoryview(row_of(memoryview(one), name)))
+        read_bytes += len(one) * bool(name) + _ROW_BYTES
+        if read_bytes > STEP_BYTES:
+            read_bytes = 0
+            yield
+    return samples
+
+
 def rows_as_tensors(instances: Sequence[msgspec.Raw], face: TensorFace) -> list[Tensor]:
     """Return rows as tensors.
 
     Raises:
         InvalidRequest: If they have not the same fields, or are no lists of one shape.
     """
-    only = face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""
+    only = _only(face)
     whole = b",".join(instances)
     if only and b"{" not in whole:  # as nearly always
         return [_tensor(only, b"[%b]" % whole, face)]
-    columns: dict[str, list[bytes]] = {}
-    names = 0
+    columns = at_once(_by_name(instances, only))
+    return [_tensor(name, b"[" + b",".join(values) + b"]", face) for name, values in columns.items()]
+
+
+def rows_in_steps(asked: LongPredictBody, face: TensorFace) -> Steps[list[Tensor]]:
+    """Do the same with the rows of a long body.
+
+    Raises:
+        InvalidRequest, TooLarge: As `rows_as_tensors`.
+    """
+    only = _only(face)
+    if only and not (yield from holds(asked.value, b"{")):
+        return [(yield from _long_tensor(only, asked.value, face))]
+    columns = yield from _by_name(asked.instances or (), only)
+    tensors: list[Tensor] = []
+    for name, values in columns.items():
+        whole = yield from joined([b"[", *_between(values), b"]"])
+        tensors.append((yield from _long_tensor(name, whole, face)))
+    return tensors
+
+
+def _between(values: Iterable[Data]) -> Iterable[Data]:
+    for place, value in enumerate(values):
+        if place:
+            yield b","
+        yield value
+
+
+def _long_row(instance: msgspec.Raw, only: str) -> Steps[dict[str, Data]]:
+    """Return the fields of a long row."""
+    short = yield from outline(memoryview(instance), 1)
+    named = yield from _columns(short.text)
+    if named is None:
+        return {_require_name(only): memoryview(instance)}
+    return {name: short.whole(part) for name, part in named.items()}
+
+
+def _by_name(instances: Iterable[msgspec.Raw], only: str) -> Steps[dict[str, list[Data]]]:
+    """Return the values of rows by the names of inputs."""
+    columns: dict[str, list[Data]] = {}
+    names = read_bytes = 0
     for place, instance in enumerate(instances):
-        row = _row(bytes(instance), only)
+        row = _row(bytes(instance), only) if len(instance) <= LONG_BYTES else (yield from _long_row(instance, only))
+        read_bytes += len(instance) + _ROW_BYTES
+        if read_bytes > STEP_BYTES:
+            read_bytes = 0
+            yield
         if place and row.keys() != columns.keys():
             msg = f"instance {place} has the inputs {', '.join(row) or 'none'}, and others {', '.join(columns)}"
             raise InvalidRequest(msg)
@@ -267,7 +405,7 @@ def rows_as_tensors(instances: Sequence[msgspec.Raw], face: TensorFace) -> list[
             raise TooLarge(f"the instances have more than {MAX_FEATURES} inputs together; send fewer at a time")
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
-    return [_tensor(name, b"[" + b",".join(values) + b"]", face) for name, values in columns.items()]
+    return columns
 
 
 def columns_as_tensors(inputs: msgspec.Raw, face: TensorFace) -> list[Tensor]:
@@ -276,9 +414,28 @@ def columns_as_tensors(inputs: msgspec.Raw, face: TensorFace) -> list[Tensor]:
     Raises:
         InvalidRequest: If they are no lists.
     """
-    data = bytes(inputs)
-    only = face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""
-    return [_tensor(name, value, face) for name, value in _row(data, only).items()]
+    return [_tensor(name, bytes(value), face) for name, value in _row(bytes(inputs), _only(face)).items()]
+
+
+def columns_in_steps(asked: LongPredictBody, face: TensorFace) -> Steps[list[Tensor]]:
+    """Do the same with the columns of a long body.
+
+    Raises:
+        InvalidRequest, TooLarge: As `columns_as_tensors`.
+    """
+    columns = asked.columns
+    if columns is None:
+        columns = {_require_name(_only(face)): asked.value}
+    tensors: list[Tensor] = []
+    for name, value in columns.items():
+        tensors.append((yield from _long_tensor(name, value, face)))
+        yield
+    return tensors
+
+
+def _only(face: TensorFace) -> str:
+    """Return the name of what goes without one; empty if nothing does."""
+    return face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""
 
 
 def encode_rows(tensors: Sequence[Tensor]) -> bytes:
@@ -317,31 +474,49 @@ def bare(result: bytes, name: str) -> bytes:
     return result[len(start) : -1] if result.startswith(start) else result
 
 
-def _row(data: bytes, only: str) -> dict[str, bytes]:
+def _row(data: bytes, only: str) -> dict[str, Data]:
     """Return the fields of a row or of columns; a bare value is that of the only input."""
     if data[:1] == b"{" and not _is_b64(data):
-        _require_few_names(data)
-        fields = _read(_fields, data, "the names of inputs cannot be read")
-        if len(fields) > MAX_INPUTS:
-            raise TooLarge(f"{len(fields)} inputs came; at most {MAX_INPUTS} are taken")
-        return {name: bytes(value) for name, value in fields.items()}
+        if data.count(b":") > MAX_INPUTS:
+            at_once(_require_few_names(data))
+        return {name: bytes(value) for name, value in _fields_of(data).items()}
+    return {_require_name(only): data}
+
+
+def _require_name(only: str) -> str:
     if not only:
         msg = "a value without a name came; the model has several inputs, so it takes objects with their names"
         raise InvalidRequest(msg)
-    return {only: data}
+    return only
 
 
-def _require_few_names(data: bytes) -> None:
+def _fields_of(data: bytes) -> dict[str, msgspec.Raw]:
+    fields = _read(_fields, data, "the names of inputs cannot be read")
+    if len(fields) > MAX_INPUTS:
+        raise TooLarge(f"{len(fields)} inputs came; at most {MAX_INPUTS} are taken")
+    return fields
+
+
+def _require_few_names(data: bytes, limit: int = MAX_INPUTS) -> Steps[None]:
     """Count the names in an object before any is made; those of bytes in base64 are none of inputs.
 
     Raises:
         TooLarge: If there are too many.
     """
-    if data.count(b":") <= MAX_INPUTS:
+    found = yield from outside_texts(data)
+    colons = found.members - found.objects
+    if colons <= limit:
         return
-    found = at_once(outside_texts(data))
-    names = found.members - found.objects - len(_B64.findall(data))
-    if names > MAX_INPUTS:
+    names = colons - (found.objects - 1)  # at least, since each of bytes has an object of its own
+    if names <= limit:
+        names = colons
+        at = 0
+        while at < len(data):
+            end = max(data.rfind(b"{", at + 1, at + STEP_BYTES), 0) or at + STEP_BYTES
+            names -= len(_B64.findall(data, at, end))
+            at = end
+            yield
+    if names > limit:
         raise TooLarge(f"{names} inputs came; at most {MAX_INPUTS} are taken")
 
 
@@ -372,16 +547,42 @@ def _tensor(name: str, data: bytes, face: TensorFace) -> Tensor:
     if _MARK in data:
         data = _without_marks(data)
     shape, first = _shape(name, data)
-    declared = next((one.datatype for one in face.inputs if one.name == name), _kind(first))
+    declared = _declared(name, first, face)
     if declared == "BYTES" and b'"b64"' in data:
-        # An object has four quotes, a text has two.
-        if data.count(b'"') + 2 * data.count(b"[") > 4 * MAX_BYTES:
-            msg = f"input '{name}' has bytes in base64 and more than {MAX_BYTES} values; ask over gRPC"
-            raise TooLarge(msg)
-        values = _flat(name, _read(_anything, data, f"input '{name}' cannot be read"), len(shape))
-        return Tensor(name, declared, shape, join_elements(name, [_bytes(name, value) for value in values]))
+        return _of_b64(name, data, shape)
     tensor = Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
-    return as_raw(tensor) if declared in {"FP16", "BF16"} else tensor  # no numbers that the other protocol has in JSON
+    return as_raw(tensor) if declared in _UNSAYABLE else tensor
+
+
+def _long_tensor(name: str, data: memoryview, face: TensorFace) -> Steps[Tensor]:
+    """Do the same with long data, in steps."""
+    if len(data) <= LONG_BYTES:
+        return _tensor(name, bytes(data), face)
+    shape, first = yield from _long_shape(name, data)
+    declared = _declared(name, first, face)
+    if declared == "BYTES" and (yield from holds(data, b'"b64"')):
+        return _of_b64(name, bytes(data), shape)
+    tensor = Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
+    return (yield from raw_in_steps(tensor)) if declared in _UNSAYABLE else tensor
+
+
+def _declared(name: str, first: bytes, face: TensorFace) -> str:
+    return next((one.datatype for one in face.inputs if one.name == name), _kind(first))
+
+
+def _of_b64(name: str, data: bytes, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor of texts and bytes.
+
+    Raises:
+        InvalidRequest: If it holds bytes that are none.
+        TooLarge: If it holds too many.
+    """
+    # An object has four quotes, a text has two.
+    if data.count(b'"') + 2 * data.count(b"[") > 4 * MAX_BYTES:
+        msg = f"input '{name}' has bytes in base64 and more than {MAX_BYTES} values; ask over gRPC"
+        raise TooLarge(msg)
+    values = _flat(name, _read(_anything, data, f"input '{name}' cannot be read"), len(shape))
+    return Tensor(name, "BYTES", shape, join_elements(name, [_bytes(name, value) for value in values]))
 
 
 def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
@@ -395,7 +596,7 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
         data = data.translate(None, b" \t\r\n")
     while data[:1] == b"[":
         if len(shape) == _DEPTH:
-            raise InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
+            raise _deeper_than_possible(name)
         if is_plain and data.find(b"[", 1) < 0 and len(data) > len(b"[]"):
             return (*shape, data.count(b",") + 1), data[1 : data.find(b",")]  # without a comma up to its bracket
         end = b"]" * (_deeper(data) - 1) if is_plain else b""
@@ -410,6 +611,77 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
         shape.append(len(items))
         data = bytes(items[0]) if items else b""
     return tuple(shape), data
+
+
+def _long_shape(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], bytes]]:
+    """Do the same with long data, in steps."""
+    if bytes(data[:1]) != b"[":
+        return (), bytes(data)
+    if not (yield from holds(data, b'"', b"{")):
+        return (yield from _plain_shape(name, data))
+    yield from json_elements(data, MAX_TEXTS, len(data), f"input '{name}'")
+    shape: list[int] = []
+    while bytes(data[:1]) == b"[":
+        if len(shape) == _DEPTH:
+            raise _deeper_than_possible(name)
+        count, whole = 0, data
+        data = memoryview(b"")
+        for part in elements_in_parts(whole):
+            data = part[0] if part and not count else data
+            count += len(part)
+            yield
+        shape.append(count)
+    return tuple(shape), bytes(data)
+
+
+def _plain_shape(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], bytes]]:
+    """Do the same with lists of numbers.
+
+    A list of the second level ends where as many brackets come together as are open in it, and so on.
+    """
+    carry, depth, first = b"", 0, b""
+    counts: list[int] = []
+    ends: list[bytes] = []
+    is_over: list[bool] = []
+    for at in range(0, len(data), STEP_BYTES):
+        piece = bytes(data[at : at + STEP_BYTES]).translate(None, b" \t\r\n")
+        if not counts:
+            carry += piece
+            depth = len(carry) - len(carry.lstrip(b"["))
+            if depth <= _DEPTH and len(carry) < depth + _NUMBER_BYTES and at + STEP_BYTES < len(data):
+                continue
+            if depth > _DEPTH:
+                raise _deeper_than_possible(name)
+            first = re.split(rb"[\],]", carry[depth : depth + _NUMBER_BYTES], maxsplit=1)[0]
+            counts, is_over = [*[1] * (depth - 1), int(bool(first))], [False] * depth
+            ends = [b"]" * (depth - level) for level in range(depth)]
+            piece, carry = carry, b""
+        for level, end in enumerate(ends):
+            if is_over[level]:
+                continue
+            mark = end[1:] + b","
+            text = carry[len(carry) - (len(end) - 1) :] + piece if len(end) > 1 else piece
+            stop = text.find(end) if level else -1
+            is_over[level] = stop >= 0
+            counts[level] += text.count(mark, 0, stop + len(end)) if stop >= 0 else text.count(mark)
+        carry = (carry + piece)[-_DEPTH:]
+        yield
+    return tuple(counts), first
+
+
+def _deeper_than_possible(name: str) -> InvalidRequest:
+    return InvalidRequest(f"input '{name}' is deeper than {_DEPTH} lists")
+
+
+def holds(data: Data, *texts: bytes) -> Steps[bool]:
+    """Tell whether one of these short texts is in data."""
+    view = memoryview(data)
+    for at in range(0, len(view), STEP_BYTES):
+        piece = bytes(view[at : at + STEP_BYTES + len(texts[0]) - 1])
+        if any(text in piece for text in texts):
+            return True
+        yield
+    return False
 
 
 def _deeper(data: bytes) -> int:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from forebay.transports.http.port import HttpPort
-    from forebay.transports.http.route import Head
+    from forebay.transports.http.route import Head, Route
     from forebay.types.call import Outcome
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
@@ -323,7 +323,8 @@ class AnsweringConnection(HttpToolsProtocol):
         headers: Sequence[tuple[bytes, bytes]] = (),
         url: bytes = b"",
         *,
-        is_counted: bool = False,
+        counted_by: Route | None = None,
+        read: Any = None,
     ) -> None:
         route = head.route
         if route is not None and route.is_retired and head.problem is None:
@@ -345,10 +346,14 @@ class AnsweringConnection(HttpToolsProtocol):
                 route.endpoint.reject(problem)
             self._fail(head, problem)
             return
-        if len(body) > route.passes_bytes and not is_counted and self._count(head, body, headers, url):
+        is_long = len(body) > route.passes_bytes
+        if is_long and counted_by is not route and self._count(head, body, headers, url):
             return
         try:
-            request = self.request = route.request(head, body, self.reply_method, self)
+            if is_long:
+                request = self.request = route.request(head, body, self.reply_method, self, read)
+            else:
+                request = self.request = route.request(head, body, self.reply_method, self)
         except Exception as error:  # noqa: BLE001 - whoever waits behind this answer waits for as long as it is due
             if not isinstance(error, ForebayError):
                 error = self._lane.defect(error)
@@ -360,7 +365,7 @@ class AnsweringConnection(HttpToolsProtocol):
             stream = self._stream = StreamedAnswer(self, self._lane, head)
             request.on_part = stream.part
             request.on_bundle = stream.bundle
-        if len(body) > SMALL_BYTES and not is_counted:
+        if len(body) > SMALL_BYTES and not self._active_bytes:
             self.work(len(body))
         route.endpoint.submit(request)
 
@@ -395,12 +400,12 @@ class AnsweringConnection(HttpToolsProtocol):
         if counting is None:
             return False
 
-        def done(error: Exception | None) -> None:
+        def done(error: Exception | None, read: Any) -> None:
             if self._counting is not counting:  # the client has left
                 return
             self._counting = None
             if error is None:
-                self._answer(head, body, headers, url, is_counted=True)
+                self._answer(head, body, headers, url, counted_by=route, read=read)
                 return
             if not isinstance(error, ForebayError):
                 error = self._lane.defect(error)
@@ -408,7 +413,8 @@ class AnsweringConnection(HttpToolsProtocol):
             route.endpoint.reject(error)
             self._fail(head, error)
 
-        self.work(len(body))
+        if not self._active_bytes:  # else another version has counted it, and has left meanwhile
+            self.work(len(body))
         self._lane.turns.run(counting, done)
         return True
 

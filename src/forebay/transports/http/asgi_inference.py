@@ -72,13 +72,14 @@ class Predict:
                 route = head.route or route
                 if head.problem is not None:
                     raise head.problem
+            read = None
             if len(body) > route.passes_bytes and (counting := route.counting(head, body)) is not None:
-                await in_turns(counting)
+                read = await in_turns(counting)
             answer = AsgiAnswer(route, head, send, scope.get(TOLD))
             origin = self._origin
             if origin is None and route.contract.has_context:
                 origin = Peer(scope.get("client"))
-            outcome = await answer.wait(body, receive, origin)
+            outcome = await answer.wait(body, receive, origin, read)
             await answer.end(outcome)
         except Cancelled:
             return
@@ -170,14 +171,14 @@ class AsgiAnswer:
         self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def wait(self, body: bytes, receive: Receive, origin: Origin | None) -> Any:
-        """Submit and wait for the outcome, sending parts meanwhile.
+    async def wait(self, body: bytes, receive: Receive, origin: Origin | None, read: Any = None) -> Any:
+        """Submit and wait for the outcome, sending parts meanwhile; `read` is what was read in steps.
 
         Raises:
             Cancelled: If the client goes away before; its request is then cancelled.
         """
         route = self._route
-        request = self.request = route.request(self._head, body, self._reply, origin)
+        request = self.request = route.request(self._head, body, self._reply, origin, read)
         request.on_part = self._part
         self.id = request.id
         route.endpoint.submit(request)

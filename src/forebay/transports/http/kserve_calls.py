@@ -146,19 +146,21 @@ class InferRoute(InferenceRoute):
         head.answer_packing = _answer_packing(headers)
         return head
 
-    def counting(self, head: Head, body: bytes | memoryview) -> Steps[None] | None:
-        """Count the elements of the JSON in a body."""
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of the JSON in a body, and read its envelope if it is long."""
         assert isinstance(head, InferHead)
         return rest.counting(body, head.json_bytes, self.elements)
 
-    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+    def request(
+        self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
+    ) -> Request:
         """Make a request of a head and its body.
 
         Raises:
             ForebayError: If the model does not take it.
         """
         assert isinstance(head, InferHead)
-        call = self._call(body, head.json_bytes)
+        call = self._call(body, head.json_bytes, read)
         if isinstance(call, _Call):
             view = memoryview(body)  # of what landed in shared memory it is one already, and its slices stay there
             data: list[Any] = [view[place] for place in call.places]
@@ -202,20 +204,24 @@ class InferRoute(InferenceRoute):
             self._answered = outcome[0], len(outcome[1]), headers, pieces[0]
         return headers, pieces
 
-    def _call(self, body: bytes | memoryview, json_bytes: str | None) -> _Call | InferRequest:
+    def _call(
+        self, body: bytes | memoryview, json_bytes: str | None, read: rest.Envelope | None
+    ) -> _Call | InferRequest:
         """Read a call; one whose data is all behind its JSON is remembered by that."""
         if json_bytes is None:
-            return rest.decode_request(body, read=self._reader(), is_counted=len(body) > self.passes_bytes)
+            is_counted = len(body) > self.passes_bytes
+            return rest.decode_request(body, read=self._reader(), is_counted=is_counted, envelope=read)
         if json_bytes == "0":
             return rest.decode_raw(body, self._face)
-        text = bytes(body[: rest.head_size(json_bytes, len(body))])
+        size = rest.head_size(json_bytes, len(body))
+        text = bytes(body[:size]) if size <= MAX_REMEMBERED_BYTES else b""
         known = self._calls.get(text)
         if known is not None and known.length == len(body):
             return known
         is_counted = len(body) > self.passes_bytes
-        asked = rest.decode_request(body, json_bytes, self._reader(), is_counted=is_counted)
+        asked = rest.decode_request(body, json_bytes, self._reader(), is_counted=is_counted, envelope=read)
         is_behind = all(type(one.data) is memoryview and not one.is_json for one in asked.inputs)
-        if len(text) > MAX_REMEMBERED_BYTES or asked.places or not is_behind:
+        if not text or asked.places or not is_behind:
             return asked
         params, size = self._asked(asked)
         places: list[slice] = []

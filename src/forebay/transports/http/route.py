@@ -18,7 +18,7 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
 from forebay.observe.ids import next_id
 from forebay.protocols import native
-from forebay.protocols.samples import samples_of
+from forebay.protocols.samples import samples_in_steps, samples_of
 from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS
@@ -27,6 +27,7 @@ from forebay.types.context import PARAM, told
 from forebay.types.element_limits import DEFAULT
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
+from forebay.types.json_segments import LONG_BYTES
 from forebay.types.msgpack_elements import msgpack_elements
 
 if TYPE_CHECKING:
@@ -318,6 +319,8 @@ class Route:
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
         """Count the elements of a body before anything is made of it; None if they need not be counted.
 
+        What the steps return is given to `request`: what they have read of a long body.
+
         Raises:
             TooLarge: If there are too many.
         """
@@ -326,10 +329,19 @@ class Route:
             return None
         if form == "msgpack":
             return msgpack_elements(body, limits.tensors)
-        return json_elements(body, limits.tensors, limits.elsewhere)
+        counting = json_elements(body, limits.tensors, limits.elsewhere)
+        if self.contract.batchable and len(body) > LONG_BYTES:
+            return self._samples(counting, body)
+        return counting
 
-    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
-        """Make a request of a head and its body.
+    def _samples(self, counting: Steps[None], body: bytes | memoryview) -> Steps[list[memoryview]]:
+        yield from counting
+        return (yield from samples_in_steps(body, self._max_samples))
+
+    def request(
+        self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
+    ) -> Request:
+        """Make a request of a head and its body, or of what `counting` has read of it.
 
         Raises:
             InvalidRequest: If the body should be an array of samples and is none.
@@ -338,7 +350,7 @@ class Route:
         request = Request(body, reply, params=head.params, origin=origin, id=head.id)
         if self.contract.batchable:
             assert type(body) is bytes  # only where samples come one a request do bodies land
-            request.body = samples_of(body, head.params, self._max_samples)
+            request.body = read or samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
         self.complete(request, head, origin)
         return request

@@ -16,6 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from forebay.errors import BadOutcome, InvalidRequest, NotFound, Unavailable
 from forebay.protocols.tfserving import examples, rest
 from forebay.server import tfserving_facts as facts
@@ -26,6 +28,7 @@ from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
+from forebay.types.json_segments import LONG_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +61,17 @@ class _Rows:
         self.is_whole = face.is_bare and not face.has_rows
         self.is_whole &= any(one.shape or one.name in face.unranked for one in face.inputs)
         self.takes_bytes = any(one.datatype == "BYTES" for one in face.inputs)
-        self.gives_bytes = any(one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs)
+        gives_bytes = any(one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs)
+        self.in_tensors = self.is_whole or gives_bytes
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """What was read of a long body: samples, or tensors and the form in which they came."""
+
+    named: facts.AskedSignature | None
+    form: str = ""
+    tensors: Sequence[Tensor] = ()
+    samples: list[memoryview] = []
 
 
 class _Predict(TensorRequest, gc=False, eq=False):
@@ -83,17 +96,40 @@ class PredictRoute(InferenceRoute):
         self._rows = {one.contract.call: one for one in (self._own, *further)}
 
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
-        """Count the elements of a body."""
+        """Count the elements of a body, and read one that is long."""
         del head
-        return json_elements(body, self.elements.tensors, self.elements.elsewhere)
+        counting = json_elements(body, self.elements.tensors, self.elements.elsewhere)
+        return counting if len(body) <= LONG_BYTES else self._reading(counting, body)
 
-    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+    def _reading(self, counting: Steps[None], body: bytes | memoryview) -> Steps[_Read]:
+        yield from counting
+        self.require_whole()
+        asked = yield from rest.predict_in_steps(body, self.endpoint.batching.capacity)
+        named = facts.asked(self._served, asked.signature_name) if asked.signature_name else None
+        if asked.instances is None:
+            named = named or facts.asked(self._served)
+            return _Read(named, _COLUMNS, (yield from rest.columns_in_steps(asked, named.face)))
+        told = self._told(named)
+        if told.in_tensors or (told.takes_bytes and (yield from rest.holds(asked.value, b'"b64"'))):
+            named = named or facts.asked(self._served)
+            return _Read(named, ROWS, (yield from rest.rows_in_steps(asked, named.face)))
+        self._require_samples(told)
+        return _Read(named, samples=(yield from rest.samples_in_steps(asked, told.only_input)))
+
+    def request(
+        self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
+    ) -> Request:
         """Make a request of a head and its body.
 
         Raises:
             ForebayError: If the model does not take it.
         """
         self.require_whole()
+        if isinstance(read, _Read):
+            if read.samples:
+                return self._of_samples(read.samples, self._told(read.named), head, reply, origin)
+            assert read.named is not None
+            return self._of_tensors(read.tensors, read.named, read.form, head, reply, origin)
         asked = rest.decode_predict(body, self.endpoint.batching.capacity)
         named = facts.asked(self._served, asked.signature_name) if asked.signature_name else None
         if asked.instances is None:
@@ -101,20 +137,16 @@ class PredictRoute(InferenceRoute):
             return self._of_tensors(
                 rest.columns_as_tensors(asked.inputs, named.face), named, _COLUMNS, head, reply, origin
             )
-        told = self._own if named is None else self._rows[named.contract.call]
+        told = self._told(named)
         rows = asked.instances
         is_odd = isinstance(asked, rest.OddPredictBody)
-        if told.is_whole or told.gives_bytes or is_odd or (told.takes_bytes and b'"b64"' in bytes(body)):
+        if told.in_tensors or is_odd or (told.takes_bytes and b'"b64"' in bytes(body)):
             named = named or facts.asked(self._served)
             return self._of_tensors(rest.rows_as_tensors(rows, named.face), named, ROWS, head, reply, origin)
-        if told.is_raw:
-            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
-            raise InvalidRequest(msg)
+        self._require_samples(told)
         name = told.only_input
         data = [memoryview(rest.row_of(one, name) if name else one) for one in rows]
-        request = Request(data, reply, told.params, origin, size=len(rows), id=head.id)
-        self.complete(request, head, origin)
-        return request
+        return self._of_samples(data, told, head, reply, origin)
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
         """Return headers and body of a successful answer."""
@@ -127,6 +159,26 @@ class PredictRoute(InferenceRoute):
         name = self._rows[request.params.get(CALL, "")].only_output
         told = [rest.bare(one, name) for one in outcome] if name else outcome
         return [JSON], [b'{"predictions":[' + b",".join(told) + b"]}"]
+
+    def _told(self, named: facts.AskedSignature | None) -> _Rows:
+        return self._own if named is None else self._rows[named.contract.call]
+
+    def _require_samples(self, told: _Rows) -> None:
+        """Refuse rows of a model whose samples are not JSON.
+
+        Raises:
+            InvalidRequest: If it is one.
+        """
+        if told.is_raw:
+            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
+            raise InvalidRequest(msg)
+
+    def _of_samples(
+        self, samples: list[memoryview], told: _Rows, head: Head, reply: Reply, origin: Origin | None
+    ) -> Request:
+        request = Request(samples, reply, told.params, origin, size=len(samples), id=head.id)
+        self.complete(request, head, origin)
+        return request
 
     def _of_tensors(
         self,
@@ -165,7 +217,9 @@ class ExamplesRoute(InferenceRoute):
         del head
         return rest.counting_examples(body)
 
-    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+    def request(
+        self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
+    ) -> Request:
         """Make a request of a head and its body.
 
         Raises:

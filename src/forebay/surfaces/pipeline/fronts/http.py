@@ -182,9 +182,11 @@ class _GatewayRoute(Route):
         del head
         return json_elements(body, self.elements.elsewhere, self.elements.elsewhere)
 
-    def request(self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None) -> Request:
+    def request(
+        self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
+    ) -> Request:
         """Make a request of a head and its body."""
-        request = super().request(head, body, reply, origin)
+        request = super().request(head, body, reply, origin, read)
         if head.parent:
             request.params = {**head.params, PARENT: head.parent.decode("latin-1")}
         return request

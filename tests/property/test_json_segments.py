@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON that is read in segments: the same parts, or the same refusal, as from a decoder in one call."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forebay.arrays.tensors import as_raw
+from forebay.errors import ForebayError, InvalidRequest, TooLarge, ValidationError
+from forebay.protocols.kserve import rest as kserve
+from forebay.protocols.samples import MAX_SAMPLES
+from forebay.protocols.tfserving import rest as tfserving
+from forebay.serving.tensor_face import TensorFace
+from forebay.types import json_segments
+from forebay.types.element_limits import ElementLimits, at_once
+from forebay.types.json_segments import elements, outline
+from forebay.types.tensor import TensorMetadata
+
+ODD_TEXTS = st.text(alphabet='",[]{}:\\é x', max_size=12)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ODD_TEXTS
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=8) | st.dictionaries(ODD_TEXTS, inner, max_size=5), max_leaves=60
+)
+LAYOUTS = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"separators": (" ,", ": ")}])
+EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([*'",[]{}:\\0 \n', ""])), max_size=3)
+SIZES = st.sampled_from([(1, 1), (5, 2), (16, 7), (64, 16)])
+
+
+class Sides(msgspec.Struct):
+    a: msgspec.Raw = msgspec.Raw()
+    b: dict[str, msgspec.Raw] = {}
+
+
+class Call(msgspec.Struct):
+    inputs: list[Sides]
+    id: msgspec.Raw = msgspec.Raw()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sizes():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def edited(text, edits):
+    for number, found in edits:
+        at = number % (len(text) + 1)
+        text = text[:at] + found + text[at + 1 :]
+    return text.encode()
+
+
+def read(call):
+    try:
+        return call()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "malformed"
+
+
+def said(value):
+    return bytes(value).strip()
+
+
+@given(st.lists(VALUES, max_size=12) | VALUES, LAYOUTS, EDITS, SIZES)
+def test_the_elements_of_an_array_are_those_of_the_decoder(sizes, value, layout, edits, size):
+    sizes.setattr(json_segments, "SEGMENT_BYTES", size[0])
+    data = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+    expected = read(lambda: [said(one) for one in msgspec.json.decode(data, type=list[msgspec.Raw])])
+    assert read(lambda: [*map(said, at_once(elements(data, 10**6)) or ())]) == expected
+
+
+@given(
+    st.fixed_dictionaries(
+        {"inputs": st.lists(st.fixed_dictionaries({}, optional={"a": VALUES, "b": VALUES, "c": VALUES}), max_size=4)},
+        optional={"id": VALUES, "x": VALUES},
+    ),
+    LAYOUTS,
+    EDITS,
+    SIZES,
+    st.integers(1, 3),
+)
+def test_an_outline_has_the_parts_of_the_whole(sizes, value, layout, edits, size, arrays):
+    sizes.setattr(json_segments, "SEGMENT_BYTES", size[0])
+    sizes.setattr(json_segments, "FINE_BYTES", size[1])
+    data = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+
+    def parts(text, whole):
+        found = msgspec.json.decode(text, type=Call)
+        inputs = [
+            [said(whole(one.a)), *((name, said(whole(part))) for name, part in one.b.items())] for one in found.inputs
+        ]
+        return [*inputs, said(whole(found.id))]
+
+    def sides(text, whole):
+        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {name: said(whole(part)) for name, part in found.items()}
+
+    def outlined(parts_of):
+        found = at_once(outline(data, arrays))
+        return parts_of(found.text, found.whole)
+
+    same = sides if arrays == 1 else parts
+    assert read(lambda: outlined(same)) == read(lambda: same(data, lambda part: part))
+
+
+FACES = [
+    TensorFace(inputs=[TensorMetadata("x", kind, (-1, -1))], outputs=[TensorMetadata("y", kind, (-1,))])
+    for kind in ("FP32", "FP16", "INT64", "BYTES", "BOOL")
+]
+FACES += [TensorFace(is_open=True), TensorFace(inputs=[*FACES[0].inputs, TensorMetadata("z", "BYTES", (-1,))])]
+NUMBERS = st.recursive(
+    st.integers(-9, 9) | st.floats(-9, 9) | st.just({"b64": "QQ=="}) | st.text(alphabet='",[]x', max_size=3),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=20,
+)
+BLOCKS = st.builds(
+    lambda shape, value: np.full(shape, value).tolist(),
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.sampled_from([1, 0.25, True, "a", -70000]),
+)
+COLUMNS = BLOCKS | NUMBERS | st.dictionaries(st.sampled_from("xz"), BLOCKS | NUMBERS, max_size=2) | VALUES
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "instances": COLUMNS | st.lists(COLUMNS, max_size=5),
+        "inputs": COLUMNS,
+        "signature_name": st.text(max_size=3),
+    },
+)
+
+
+@pytest.fixture
+def short_steps(sizes):
+    sizes.setattr(json_segments, "SEGMENT_BYTES", 16)
+    sizes.setattr(json_segments, "FINE_BYTES", 7)
+    sizes.setattr(json_segments, "STEP_BYTES", 11)
+    sizes.setattr(tfserving, "STEP_BYTES", 11)
+    sizes.setattr(tfserving, "LONG_BYTES", 8)
+
+
+def tensors_in_one_call(body, face):
+    asked = tfserving.decode_predict(body)
+    if asked.instances is None:
+        return tfserving.columns_as_tensors(asked.inputs, face)
+    return tfserving.rows_as_tensors(asked.instances, face)
+
+
+def tensors_in_steps(body, face):
+    asked = at_once(tfserving.predict_in_steps(body, MAX_SAMPLES))
+    read = tfserving.columns_in_steps if asked.instances is None else tfserving.rows_in_steps
+    return at_once(read(asked, face))
+
+
+def is_same(found, expected):
+    """Compare answers; what is malformed may be told as such, or as what is missing."""
+    return found == expected or all(one in (InvalidRequest, ValidationError) for one in (found, expected))
+
+
+def answered(read, body, face):
+    try:
+        tensors = [as_raw(one) for one in read(body, face)]
+        return [(one.name, one.datatype, one.shape, bytes(one.data)) for one in tensors]
+    except ForebayError as error:
+        return type(error)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BODIES, st.sampled_from(FACES), LAYOUTS, EDITS | st.just([]))
+def test_long_bodies_of_tensorflow_serving_are_read_like_short_ones(short_steps, value, face, layout, edits):
+    body = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+    found, expected = (answered(read, body, face) for read in (tensors_in_steps, tensors_in_one_call))
+    assert is_same(found, expected), (found, expected)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(BODIES, st.sampled_from(["", "x"]), LAYOUTS)
+def test_so_are_rows_that_go_as_samples(short_steps, value, name, layout):
+    body = json.dumps(value, **layout).encode()
+    try:
+        rows = tfserving.decode_predict(body).instances
+    except ForebayError:
+        rows = None
+    if rows is not None:
+        asked = at_once(tfserving.predict_in_steps(body, MAX_SAMPLES))
+        samples = at_once(tfserving.samples_in_steps(asked, name))
+        assert [*map(bytes, samples)] == [bytes(tfserving.row_of(one, name) if name else one) for one in rows]
+        with pytest.raises(TooLarge, match="more than"):
+            at_once(tfserving.predict_in_steps(body, len(rows) - 1))
+
+
+def call_of(read):
+    try:
+        found = read()
+    except ForebayError as error:
+        return type(error)
+    tensors = [(one.name, one.datatype, one.shape, bytes(one.data).strip()) for one in found.inputs]
+    return tensors, found.id, found.outputs, found.parameters
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "inputs": st.lists(
+                st.fixed_dictionaries(
+                    {"name": st.sampled_from("xz"), "datatype": st.just("FP32"), "data": BLOCKS | VALUES},
+                    optional={"shape": st.lists(st.integers(0, 5), max_size=4) | LEAVES, "parameters": VALUES},
+                ),
+                max_size=3,
+            )
+        },
+        optional={"id": ODD_TEXTS, "outputs": st.lists(st.fixed_dictionaries({"name": ODD_TEXTS})), "z": VALUES},
+    ),
+    LAYOUTS,
+    EDITS | st.just([]),
+)
+def test_so_are_calls_of_kserve(sizes, value, layout, edits):
+    sizes.setattr(json_segments, "SEGMENT_BYTES", 16)
+    sizes.setattr(json_segments, "FINE_BYTES", 7)
+    for limit in ("LONG_BYTES", "_SHORT_BYTES"):
+        sizes.setattr(kserve, limit, 8)
+    body = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+
+    def in_steps():
+        envelope = at_once(kserve.counting(body, limits=ElementLimits(elsewhere=8)))
+        return kserve.decode_request(body, is_counted=True, envelope=envelope)
+
+    found, expected = call_of(in_steps), call_of(lambda: kserve.decode_request(body, is_counted=True))
+    assert found is TooLarge or is_same(found, expected), (found, expected)
+
+
+STEPS = [b"[%b]" % b",".join([b"1.5"] * 400_000), b"[%b]" % b",".join([b"[[1.5],[2]]"] * 100_000)]
+
+
+@pytest.mark.parametrize("data", STEPS)
+def test_no_step_reads_more_than_its_part_and_nothing_but_the_envelope_is_decoded(data):
+    with pytest.MonkeyPatch.context() as patch:
+        read: list[int] = []
+        cut = json_segments.next_segment
+
+        def counted(*args):
+            segment = cut(*args)
+            read[-1] += segment.end - segment.start
+            return segment
+
+        patch.setattr(json_segments, "next_segment", counted)
+        patch.setattr(json_segments, "SEGMENT_BYTES", 64 * 1024)
+        patch.setattr(json_segments, "FINE_BYTES", 4096)
+        steps = outline(b'{"inputs":[{"name":"x","data":%b}]}' % data, 2)
+        short = None
+        while short is None:
+            read.append(0)
+            try:
+                next(steps)
+            except StopIteration as end:
+                short = end.value
+        assert max(read) <= json_segments.SEGMENTS * 64 * 1024
+        assert len(short.text) < 300_000
+        assert msgspec.json.decode(short.text)["inputs"][0]["name"] == "x"
