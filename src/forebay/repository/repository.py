@@ -358,7 +358,10 @@ class Repository:
                 on_change()
 
     def _pause_s(self) -> float | None:
-        return pause_after(self._look_s, self.poll_s, is_moving=self._is_settling, max_pause_s=self._max_pause_s)
+        if self._listing is not None:  # it goes on, and costs nothing to wait for
+            return SECOND_LOOK_S
+        poll_s = self.poll_s if self.is_open else self.poll_s or SECOND_LOOK_S
+        return pause_after(self._look_s, poll_s, is_moving=self._is_settling, max_pause_s=self._max_pause_s)
 
     @property
     def _is_settling(self) -> bool:

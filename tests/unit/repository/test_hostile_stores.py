@@ -7,13 +7,14 @@ import time
 
 import pytest
 from tests.hostile_store import HostileStore, endless, listed, whole
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError
 from forebay.repository.bucket import Bucket
 from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import StoredFile, as_one_line
+from forebay.repository.local import LocalFolder
 from forebay.repository.looking import pause_after
 from forebay.repository.repository import Repository
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
@@ -361,3 +362,25 @@ def test_the_first_look_is_waited_for_a_while_and_goes_on(opened, store):  # F12
     repository.open()
     assert models(repository) == {"net": [1]}
     assert len(store.seen) == asked
+
+
+def test_a_place_whose_first_listing_was_slow_is_waited_for_though_it_is_looked_at_once(tmp_path):
+    # A server whose first listing took more than five seconds never had the models, with --repository-poll-s 0.
+    may_answer = threading.Event()
+
+    class Slow(LocalFolder):
+        def list(self):
+            may_answer.wait(PATIENCE_S)
+            return super().list()
+
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "file").write_text("1")
+    repository = Repository(Slow(tmp_path), TreeRules(kind="models"), poll_s=0)
+    with pytest.raises(SourceFailed, match=r"was not listed within 0\.05 s"):
+        repository.open(0.05)
+    repository.start()
+    try:
+        may_answer.set()
+        eventually(lambda: list(repository.catalog.models) == ["m"])
+    finally:
+        repository.stop()
