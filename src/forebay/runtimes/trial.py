@@ -218,12 +218,12 @@ class _Process:
     def __init__(self) -> None:
         self.has_ended = False
         self._held = b""
-        started: SimpleQueue[subprocess.Popen[bytes] | BaseException] = SimpleQueue()
+        started: SimpleQueue[tuple[subprocess.Popen[bytes], BinaryIO] | BaseException] = SimpleQueue()
         threading.Thread(target=_live, args=(started,), daemon=True, name="forebay-trial").start()
         found = started.get()
         if isinstance(found, BaseException):
             raise Unavailable(f"the process that tries model files cannot be started: {text_of(found)}") from found
-        self._process = found
+        self._process, self._answers = found
 
     def order(self, order: bytes) -> None:
         """Tell it what to try."""
@@ -234,16 +234,15 @@ class _Process:
 
     def line(self, timeout_s: float) -> bytes | None:
         """Return the next thing that it says; None if that does not come in time, or at all."""
-        assert self._process.stdout is not None
         until = time.monotonic() + timeout_s
         heard = select.poll()  # `select` knows no descriptors from 1,024 on
-        heard.register(self._process.stdout, select.POLLIN)
+        heard.register(self._answers, select.POLLIN)
         while b"\n" not in self._held:
             left_s = until - time.monotonic()
             if left_s <= 0 or len(self._held) > _MAX_ANSWER:
                 return None
             if heard.poll(min(left_s, 3600.0) * 1000):
-                found = os.read(self._process.stdout.fileno(), 1 << 16)
+                found = os.read(self._answers.fileno(), 1 << 16)
                 if not found:
                     self.has_ended = True
                     return None
@@ -264,29 +263,41 @@ class _Process:
     def end(self) -> None:
         """Kill it."""
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._answers):
             with contextlib.suppress(OSError):
-                pipe.close()  # pyright: ignore[reportOptionalMemberAccess] - both were asked for
+                pipe.close()  # pyright: ignore[reportOptionalMemberAccess] - it was asked for
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_S)
 
 
-def _live(started: SimpleQueue[subprocess.Popen[bytes] | BaseException]) -> None:
+def _live(started: SimpleQueue[tuple[subprocess.Popen[bytes], BinaryIO] | BaseException]) -> None:
     """Start a process and wait for its end: the kernel ends it with the thread that started it."""
+    found, problem = caught(_started)
+    if problem is not None:
+        started.put(problem)
+        return
+    started.put(found)
+    found[0].wait()
+
+
+def _started() -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    """Start a process; returns it and what it answers on: some print to the standard output before its first line."""
+    reads, writes = os.pipe()
     process, problem = caught(
         lambda: subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main({writes})"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=2,
+            pass_fds=(writes,),
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each of its threads takes memory at once
             start_new_session=True,  # Ctrl+C at the terminal is the server's business
         )
     )
+    os.close(writes)
     if problem is not None:
-        started.put(problem)
-        return
-    started.put(process)
-    process.wait()
+        os.close(reads)
+        raise problem
+    return process, os.fdopen(reads, "rb", buffering=0)
 
 
 class _Idle:
@@ -329,13 +340,14 @@ class _Idle:
 _idle: Final = _Idle()
 
 
-def main() -> None:
-    """Try the files that the standard input names, and say on the standard output what they are.
+def main(descriptor: int) -> None:
+    """Try the files that the standard input names, and say what they are.
 
-    What libraries print goes to the other output.
+    Args:
+        descriptor: Where it is said; what libraries print goes to the standard error output.
     """
-    answer = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    os.set_inheritable(descriptor, False)
+    answer = os.fdopen(descriptor, "wb", buffering=0)
     is_watched = False
     for line in sys.stdin.buffer:
         order = msgspec.json.decode(line, type=known(_Order))

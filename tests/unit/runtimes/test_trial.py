@@ -70,6 +70,14 @@ def test_it_says_what_the_file_is(tmp_path):
     assert found.main.sharing.is_padded
 
 
+def test_what_is_printed_before_the_first_line_is_no_answer(tmp_path, monkeypatch, started):
+    # A server whose environment has a `sitecustomize` that prints ended with a traceback.
+    (tmp_path / "sitecustomize.py").write_text("print('hello', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    assert tried_file(model_files.linear(tmp_path / "m.onnx")).library == "OnnxRuntime"
+    assert len(started) == 1
+
+
 def test_memory_goes_by_the_files_of_a_model_and_not_by_all_that_lies_below(tmp_path, monkeypatch):
     # All folders below were walked, of a home directory as well; and weights that lay in one were not counted.
     path = model_files.outside(tmp_path / "m.onnx", "parts/one")
