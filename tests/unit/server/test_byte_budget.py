@@ -19,7 +19,7 @@ class Connection:
         self.account = budget.open(self, max_bytes)
         self.refused = []
         self.dropped = []
-        self.untold = None
+        self.untold: int | None = None
 
     def refuse_arriving(self, error):
         self.refused.append(error)
