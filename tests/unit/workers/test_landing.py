@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 from forebay.errors import InvalidRequest
 from forebay.workers import landing
 from forebay.workers.frames import LANDED, FrameReader, encode, landed
-from forebay.workers.landing import HERE, LANDING_BYTES, UNKNOWN_BYTES, LandedFiles, Landing, Places, landed_in, own
+from forebay.workers.landing import (
+    HERE,
+    LANDING_BYTES,
+    UNKNOWN_BYTES,
+    Joining,
+    LandedFiles,
+    Landing,
+    Places,
+    landed_in,
+    own,
+)
 from forebay.workers.objects import dump
 from forebay.workers.shm import ArenaWriter
 
@@ -274,3 +284,11 @@ def test_a_body_that_only_a_circle_holds_gives_its_place_back_with_its_file(alon
     place = alone.lend(size)
     assert os.fstat(place.file.descriptor).st_ino == place.file.inode
     place.reserve(size)
+
+
+def test_a_body_is_joined_as_it_comes_and_not_at_its_end():
+    body = Joining()
+    for _ in range(4):
+        body.write(b"piece" * 1000)
+    assert body.getvalue() is body.getvalue()
+    assert body.getvalue() == b"piece" * 4000

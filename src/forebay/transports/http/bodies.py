@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def read_body(receive: Receive, limit: int | None) -> bytes | None:
     Raises:
         BodyTooLong: As soon as it is longer than `limit`, if there is one.
     """
-    pieces: list[bytes] = []
+    joined = io.BytesIO()  # joined piece by piece, since a long body would take long at its end
     length = 0
     while True:
         message = await receive()
@@ -58,9 +59,12 @@ async def read_body(receive: Receive, limit: int | None) -> bytes | None:
         length += len(piece)
         if limit is not None and length > limit:
             raise BodyTooLong
-        pieces.append(piece)
-        if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        has_more = message.get("more_body", False)
+        if not has_more and length == len(piece):
+            return piece
+        joined.write(piece)
+        if not has_more:
+            return joined.getvalue()
 
 
 async def left(receive: Receive) -> None:

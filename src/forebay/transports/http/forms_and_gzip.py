@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gzip
+import io
 import logging
 import os
 import tempfile
@@ -249,7 +250,7 @@ class _Whole:
     def __init__(self, max_bytes: int, staging: Staging) -> None:
         self.max_bytes = max_bytes
         self._budget = staging.memory
-        self._pieces: list[bytes] = []
+        self._joined = io.BytesIO()
         self._size = 0
 
     def feed(self, data: bytes) -> None:
@@ -257,16 +258,16 @@ class _Whole:
             raise TooLarge(f"the body is longer than {self.max_bytes} bytes once it is unpacked")
         self._budget.take(len(data))
         self._size += len(data)
-        self._pieces.append(data)
+        self._joined.write(data)
 
     def end(self) -> None:
         pass
 
     def body(self) -> bytes:
-        return b"".join(self._pieces)
+        return self._joined.getvalue()
 
     def close(self) -> None:
-        self._pieces.clear()
+        self._joined.close()
         self._budget.give(self._size)
         self._size = 0
 

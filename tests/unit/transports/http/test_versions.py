@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versions behind HTTP: whatever was remembered, put off or half read, nobody is sent to a version that left."""
 
+import asyncio
 import random
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.tfserving_facts import find_version
 from forebay.transports.http.model_routes import routes_of
+from forebay.transports.http.route import Route
 
 FRESH = iter(range(1_000_000))
 
@@ -122,6 +124,33 @@ def test_a_version_has_a_path_of_its_own(houses):  # F51
     for target, expected in [("/models/iris", b"1.1 x"), ("/models/iris/versions/2", b"2.2 x")] * 3:
         client.send(request("iris", b"x", target=target))
         assert client.answers[-1] == (200, expected)
+
+
+def test_what_was_read_for_a_version_is_read_anew_for_the_next(houses, monkeypatch):
+    house = houses("1")
+    is_over, given = [], []
+    make = Route.request
+
+    def counting(route, head, body):
+        while not is_over:
+            yield
+        return route
+
+    def made(route, head, body, reply, origin, read=None):
+        given.append((route, read))
+        return make(route, head, body, reply, origin, read)
+
+    monkeypatch.setattr(Route, "counting", counting)
+    monkeypatch.setattr(Route, "request", made)
+    client = house.door.connect()
+    body = b"x" * (house.door.routes[b"/models/iris"].passes_bytes + 1)
+    client.send(request("iris", body))
+    house.load("1")
+    is_over.append(True)
+    while not client.answers:
+        house.door.loop.run_until_complete(asyncio.sleep(0))
+    assert client.answers == [(200, b"1.2 " + body)]
+    assert given == [(house.door.routes[b"/models/iris"],) * 2]
 
 
 @pytest.mark.parametrize("versions, answers", [(("1",), "1"), (("0", "1"), "0"), (("1", "0"), "0")])
