@@ -32,8 +32,15 @@ for name in (
     "analyse batching bench call check generate init nucleus ovms pipeline serve trace worker"
 ).split():
     importlib.import_module(f"forebay.cli.{name}")
-for name in ("transports.http.listener", "transports.grpc.listener", "transports.http.asgi", "transports.server"):
+# What every server imports, whatever it serves.
+for name in (
+    "transports.http.listener transports.grpc.listener transports.http.asgi transports.server server.app "
+    "server.setting_sources observe.otel surfaces.project_server surfaces.native.config surfaces.native.pools "
+    "surfaces.native.describe surfaces.native.graphs surfaces.native.servings surfaces.native.repositories "
+    "serving.models.model_runner serving.servings.request_runner workers.threads workers.processes"
+).split():
     importlib.import_module(f"forebay.{name}")
+import uvicorn.lifespan.off, yaml, encodings.idna
 gc.collect()
 gc.freeze()
 

@@ -379,6 +379,35 @@ def test_stop_fails_what_waits_and_finishes_what_runs(gate, gated, pool):
     process.stop()  # once more changes nothing
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_input_that_comes_in_pieces_is_told_that_the_serving_stopped(streams):  # F108, S44
+    serving = plain.streaming() if streams else plain
+    process = serving.start(batch_timeout_ms=1)
+
+    def batches():
+        yield cat(1)
+        process.stop()
+        yield cat(2)
+
+    with pytest.raises(ServingStopped):
+        list(process.batched_run(batches()))
+
+
+def test_a_task_whose_input_comes_in_pieces_is_told_that_the_serving_stopped():  # F108, S44
+    async def main():
+        process = plain.start(batch_timeout_ms=1)
+
+        async def batches():
+            yield cat(1)
+            await asyncio.to_thread(process.stop)
+            yield cat(2)
+
+        with pytest.raises(ServingStopped):
+            await process.batched_run_async(batches())
+
+    asyncio.run(main())
+
+
 def test_what_runs_longer_than_the_shutdown_time_is_failed(gate, gated, pool):
     # S44
     process = gated.start(batch_timeout_ms=1, shutdown_ms=10)

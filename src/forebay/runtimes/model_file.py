@@ -17,7 +17,7 @@ from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
 from forebay.runtimes.saved_model import folder_of, runtime_of
-from forebay.runtimes.signature import named
+from forebay.runtimes.signature import Value, named
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, trace_of, words_of
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.runtimes.contract import Runtime
-    from forebay.runtimes.signature import Feed, Signature, Value, Var
+    from forebay.runtimes.signature import Feed, Signature, Var
 
+_MAX_REASON: Final = 2000
+"""Characters of what a library says: OpenVINO names a whole graph's worth of operators."""
 _VERDICT: Final = re.compile(r"^\(\w+\) |^\w*Error: ")
 
 
@@ -107,7 +109,8 @@ class ModelFile:
         """Run it, as `Backend.run`."""
         given = {var.name: value for var, value in feed}
         with self._turn:
-            return answered(lambda: self.runtime.run(given, [var.name for var in fetch]), self._failed)
+            found = answered(lambda: self.runtime.run(given, [var.name for var in fetch]), self._failed)
+        return [_sequences(var, value) for var, value in zip(fetch, found, strict=True)]
 
     def _failed(self, problem: BaseException) -> NoReturn:
         if isinstance(problem, ForebayError):
@@ -117,6 +120,15 @@ class ModelFile:
 
     def close(self) -> None:
         """Leave it to the garbage collector, as the libraries do."""
+
+
+def _sequences(var: Var, value: Value) -> Value:
+    """Return a result with offsets if it is declared to have some: a library that knows none runs one sequence."""
+    if not var.is_lod or value.lod is not None or not value.array.ndim:
+        return value
+    import numpy as np
+
+    return Value(value.array, np.array([0, len(value.array)], np.int32))
 
 
 def load(
@@ -174,7 +186,8 @@ def reason_of(problem: BaseException) -> str:
     lines = [" ".join(line.split()) for line in words_of(problem).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Exception from ")]  # where in OpenVINO, before what
     told = [line for line in lines if _VERDICT.search(line)] or lines[:3]
-    return " ".join(told)[:400] or type(problem).__name__
+    text = " ".join(told) or type(problem).__name__
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]} ..."
 
 
 def _loader(

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.tensors import texts_or_bytes
-from forebay.errors import InvalidRequest
+from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.onnx_file import read_onnx, weights_of
 from forebay.runtimes.operators import over_samples
@@ -53,9 +53,9 @@ class OnnxRuntime:
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4  # what goes wrong in a run is raised, and need not be printed as well
         self.file = model
-        self.signature = Signature(
-            tuple(map(_var, self._session.get_inputs())), tuple(map(_var, self._session.get_outputs()))
-        )
+        feeds, fetches = self._session.get_inputs(), self._session.get_outputs()
+        scalars = _scalars(model) if any(not port.shape for port in (*feeds, *fetches)) else frozenset[str]()
+        self.signature = Signature(*(tuple(_var(port, scalars) for port in side) for side in (feeds, fetches)))
 
     @property
     def threads(self) -> int:
@@ -123,7 +123,16 @@ def _names(available: Sequence[str], device: Device) -> list[str]:
     return [name for name in names if name in available]
 
 
-def _var(port: Any) -> Var:
+def _scalars(model: Path) -> frozenset[str]:
+    """Return what a file says to have no axes; the library tells a tensor of which it says nothing alike."""
+    try:
+        ranks = read_onnx(model).graph.ranks
+    except (ConfigError, OSError):
+        return frozenset()
+    return frozenset(name for name, rank in ranks.items() if rank == 0)
+
+
+def _var(port: Any, scalars: Collection[str]) -> Var:
     axes: Sequence[Any] = port.shape
     rows, shape = rows_and_sample([axis if type(axis) is int else -1 for axis in axes])
     return Var(
@@ -133,5 +142,6 @@ def _var(port: Any) -> Var:
         shape,
         rows=rows,
         type=port.type,
+        is_scalar=port.name in scalars,
         axes=tuple(axis if isinstance(axis, str) else "" for axis in axes),
     )

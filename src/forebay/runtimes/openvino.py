@@ -72,6 +72,10 @@ class OpenVino:
             states, _ = caught(request.query_state)
             self._has_state = bool(states)
             self._requests.put(request)
+        # With a single thread `infer` computes in the one that asks, and loses its errors: it answers with arrays of no
+        # rows, and ends the process some calls later.
+        threads, _ = caught(self._model.get_property, "INFERENCE_NUM_THREADS")
+        self._asks_another_thread = threads == 1
         self._shape = openvino.PartialShape
         self.file = model
         self.signature = Signature(_ports(self._model.inputs), _ports(self._model.outputs))
@@ -117,7 +121,12 @@ class OpenVino:
         try:
             if self._has_state:  # which is of the client before, or of several that shared a batch
                 request.reset_state()
-            request.infer({self._inputs[name]: array for name, array in arrays.items()})
+            given = {self._inputs[name]: array for name, array in arrays.items()}
+            if self._asks_another_thread:
+                request.start_async(given)
+                request.wait()
+            else:
+                request.infer(given)
             return [Value(self._copied(name, request.get_tensor(self._outputs[name]))) for name in fetch]
         finally:
             self._requests.put(request)

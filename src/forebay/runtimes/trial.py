@@ -26,7 +26,7 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, overload
 
 import msgspec
 
@@ -140,10 +140,33 @@ def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: Tr
     max_bytes = limits.max_bytes or _LEAST_BYTES + _FOR_A_BYTE * _size(path)
     options = msgspec.structs.replace(options, threads=min(options.threads or _MAX_THREADS, _MAX_THREADS))
     order = msgspec.json.encode(_Order(str(path), options, tuple(devices), max_bytes, os.getpid()))
-    process, first = _asked(order)
+    kept = _idle.take()
+    found = None if kept is None else _asked(kept, path, order, limits, max_bytes, is_kept=True)
+    # What a library has kept of another file may end a process, or it was gone before it was asked.
+    return _asked(_Process(), path, order, limits, max_bytes) if found is None else found
+
+
+@overload
+def _asked(process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int) -> Trial: ...
+@overload
+def _asked(
+    process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int, *, is_kept: bool
+) -> Trial | None: ...
+def _asked(
+    process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int, *, is_kept: bool = False
+) -> Trial | None:
+    """Have a process try a file; None if it was kept and has ended.
+
+    Raises:
+        ConfigError: As `tried`.
+    """
     is_good = False
     try:
+        process.order(order)
+        first = process.line(LOAD_S)
         if first is None:
+            if is_kept and process.has_ended:
+                return None
             how = process.how_it_ended(LOAD_S, max_bytes)
             raise ConfigError(f"the model is '{path}', and it cannot be loaded: the process that tried to {how}")
         told = msgspec.json.decode(first, type=known(Trial | _Refused))
@@ -151,6 +174,8 @@ def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: Tr
             raise revive(told.kind, told.message)
         second = process.line(limits.max_s)
         if second is None:
+            if is_kept and process.has_ended:
+                return None
             hint = "" if process.has_ended else " (--trial-s)"
             return _alone(told, f"the process that tried it {process.how_it_ended(limits.max_s, max_bytes)}{hint}")
         found = msgspec.json.decode(second, type=known(Trial))
@@ -161,20 +186,6 @@ def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: Tr
             _idle.keep(process)
         else:
             process.end()
-
-
-def _asked(order: bytes) -> tuple[_Process, bytes | None]:
-    """Give an order to a process; returns it and what it says first, None for nothing."""
-    process = _idle.take()
-    if process is not None:
-        process.order(order)
-        first = process.line(LOAD_S)
-        if first is not None or not process.has_ended:
-            return process, first
-        process.end()  # it may have ended before it was asked
-    process = _Process()
-    process.order(order)
-    return process, process.line(LOAD_S)
 
 
 def _alone(told: Trial, why: str) -> Trial:

@@ -7,12 +7,18 @@ A surface says in its `shim` which modules there are, and where forebay has what
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from forebay.types.failures import text_of
+from forebay.workers.user_code import caught
+
+log = logging.getLogger("forebay")
 
 Modules = Mapping[str, Mapping[str, str]]
 """For each module its names, each with the module of forebay's that has it, and how it is called there if not so."""
@@ -22,11 +28,11 @@ def offer(modules: Modules, *, if_absent: bool = False, not_there: str = "") -> 
     """Offer modules in this process, once.
 
     Args:
-        if_absent: Whether what is installed comes first.
+        if_absent: Whether what is installed comes first; a module of it that cannot be imported is replaced.
         not_there: What is told of names that such a module has not; it is given those it has, and the one asked for.
     """
     if not any(isinstance(finder, _Finder) and finder.modules is modules for finder in sys.meta_path):
-        sys.meta_path.insert(len(sys.meta_path) if if_absent else 0, _Finder(modules, not_there))
+        sys.meta_path.insert(0, (_FinderIfAbsent if if_absent else _Finder)(modules, not_there))
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -62,3 +68,37 @@ class _Finder(MetaPathFinder, Loader):
 
         module.__doc__ = "Names of the original, offered by forebay."
         vars(module).update(__getattr__=look_up, __all__=list(names))
+
+
+class _FinderIfAbsent(_Finder):
+    """Finds the modules that are not installed, or cannot be imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = super().find_spec(fullname, path, target)
+        if spec is None:
+            return None
+        for finder in sys.meta_path:
+            installed = None if isinstance(finder, _Finder) else finder.find_spec(fullname, path, target)
+            if installed is not None and installed.loader is not None:
+                installed.loader = _OrOurs(installed.loader, self)
+                return installed
+        return spec
+
+
+class _OrOurs(Loader):
+    """Loads a module that is installed, and ours if that fails."""
+
+    def __init__(self, installed: Loader, ours: _Finder) -> None:
+        self._installed = installed
+        self._ours = ours
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._installed.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        _, raised = caught(self._installed.exec_module, module)
+        if raised is not None:
+            log.warning("%s is installed and cannot be imported: %s", module.__name__, text_of(raised))
+            self._ours.exec_module(module)

@@ -475,6 +475,24 @@ async def test_versions_come_and_go_with_their_folders(tmp_path):  # O106, O110
         assert bytes((await face.infer("h", asked)).outputs[0].data) == b"2"
 
 
+async def test_a_folder_of_a_model_that_is_gone_has_not_lost_its_versions(tmp_path):  # F99, for folders here
+    save(tmp_path / "add/1/add.xml")
+    write(tmp_path, {"config.json": config("add")})
+    async with serving(tmp_path) as face:
+        assert list(face.app.versions("add").ready) == ["1"]
+        (tmp_path / "add").rename(tmp_path / "away")  # as when a disk is not mounted
+        await face.reload()
+        assert list(face.app.versions("add").ready) == ["1"]
+        assert "cannot be looked at: No such file or directory; its versions stay" in face.app.problem
+        (tmp_path / "away").rename(tmp_path / "add")
+        await face.reload()
+        assert face.app.problem == ""
+        for file in (tmp_path / "add/1").iterdir():
+            file.unlink()
+        await face.reload()
+        assert "add" not in face.app.ready  # its version is gone for good
+
+
 async def test_weights_count_whatever_their_file_is_called(tmp_path):  # O106, O110
     import onnx
 

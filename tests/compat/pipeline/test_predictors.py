@@ -294,6 +294,15 @@ def test_one_sequence_is_an_ordinary_array(model):
     np.testing.assert_array_equal(local(model).predict({"x": X, "x.lod": [[0, 2]]})["price"], PRICES)
 
 
+def test_a_result_that_is_declared_as_sequences_has_their_offsets(tmp_path):  # F108
+    text = 'feed_var { name: "in" } fetch_var { name: "out" is_lod_tensor: true } fetch_var { name: "twice" }'
+    onnx_model(tmp_path, described=False)
+    (tmp_path / "serving_server_conf.prototxt").write_text(text)
+    found = local(tmp_path).predict({"in": X, "in.lod": [[0, 2]]})
+    assert sorted(found) == ["out", "out.lod", "twice"]
+    assert found["out.lod"].tolist() == [0, 2]
+
+
 def test_a_feed_may_have_lod_in_its_name(tmp_path):  # P110
     text = 'feed_var { name: "in" alias_name: "explode.lod" } fetch_var { name: "out" }'
     onnx_model(tmp_path, described=False)

@@ -3,9 +3,11 @@
 
 import json
 import socket
+from typing import Any
 
+import grpc
 import pytest
-from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
+from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts, status_of
 
 from forebay.errors import (
     DeadlineExceeded,
@@ -15,8 +17,8 @@ from forebay.errors import (
     RunnerFailed,
     Unavailable,
 )
-from forebay.protocols.pipeline.messages import Response, Tensor
-from forebay.server.config import HttpConfig
+from forebay.protocols.pipeline.messages import Request, Response, Tensor
+from forebay.server.config import GrpcConfig, HttpConfig
 
 ASKED = b'{"key":["x"],"value":["1"]}'
 
@@ -201,3 +203,24 @@ def test_other_origins():
             fronts.client.options("/a/b", headers=headers).headers["access-control-allow-origin"] == headers["origin"]
         )
         assert "access-control-allow-origin" in fronts.post("/a/b", ASKED, headers=headers).headers
+
+
+def test_elements_are_counted_before_anything_is_made_of_them():  # F75
+    """A value of `[[],[],...]` held the interpreter for seconds: protobuf reads JSON into Python objects first."""
+    limits: Any = {"max_elements": 20, "max_tensor_elements": 30}
+    http, rpc = HttpConfig(port=0, **limits), GrpcConfig(**limits)
+    with Fronts(Echo("svc"), http=http, rpc=rpc) as fronts:
+        text = "array([" + "1, " * 100 + "])"
+        assert fronts.post("/svc/prediction", json.dumps({"key": ["x"], "value": [text]}).encode()).status_code == 200
+        for body in ({"key": ["x"], "value": [[]] * 20}, {"tensors": [{"int64_data": [1] * 30}]}):
+            answer = fronts.post("/svc/prediction", json.dumps(body).encode())
+            assert fault(answer) == (413, 8)
+            assert "the body has more than 20 elements in arrays; at most 20 are taken" in answer.text
+        request = Request(key=["x"], tensors=[Tensor(int64_data=[1] * 30)])
+        fronts.call(request)
+        request.tensors[0].int64_data.append(1)
+        status, why = status_of(lambda: fronts.call(request))
+        assert (status, why.split(" has ")[1]) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "more than 30 elements of tensors; at most 30 are taken",
+        )

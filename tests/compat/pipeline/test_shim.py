@@ -104,6 +104,23 @@ def test_an_installed_package_of_readers_is_not_shadowed(tmp_path):
     assert found.stdout == "True\n", found.stderr
 
 
+@pytest.mark.parametrize("broken", ["__init__.py", "reader/__init__.py"])
+def test_an_installed_package_that_cannot_be_imported_gives_way(tmp_path, broken):
+    # F108, P2
+    package = tmp_path / "paddle_serving_app"
+    (package / "reader").mkdir(parents=True)
+    for file in ("__init__.py", "reader/__init__.py"):
+        (package / file).write_text("from nowhere import Image" if file == broken else "")
+    if broken == "__init__.py":
+        (package / "reader/__init__.py").write_text("from nowhere import Image")
+    vocab = tmp_path / "imdb.vocab"
+    vocab.write_text("i\nam\nvery\n,\n")
+    code = INSTALL + "import sys; sys.argv.append(" + repr(str(vocab)) + ")\n" + REVIEWS
+    found = run(code, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert found.stdout == "([0, 1, 2, 3, 2, 4], [0])\n[1]\n", found.stderr
+    assert "paddle_serving_app.reader is installed and cannot be imported" in found.stderr
+
+
 def test_the_reader_is_also_in_the_module_that_scripts_of_the_original_name(tmp_path):
     # F42: without it the original's ensemble does not start
     vocab = tmp_path / "imdb.vocab"

@@ -16,8 +16,8 @@ from tests.waiting import PATIENCE_S
 import forebay.runtimes
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.runtimes import Device
-from forebay.runtimes.contract import accelerator
-from forebay.runtimes.model_file import ModelFile
+from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
+from forebay.runtimes.model_file import ModelFile, load_with, reason_of
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 
@@ -55,6 +55,25 @@ def test_what_it_cannot_be_asked_is_an_error_of_ours(net, arrays, wanted, kind, 
     assert caught.value.detail is None  # a pipeline's numbers are a pipeline's
 
 
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_what_openvino_cannot_compute_is_an_error_with_any_number_of_threads(tmp_path, threads):
+    """With one it answered with arrays of no rows, and ended the process later."""
+    pytest.importorskip("openvino")
+    shapes = {name: ("FLOAT", ["n", f"length of {name}"]) for name in "ab"}
+    path = model_files.save(
+        tmp_path / "net.onnx",
+        [("Add", ["a", "b"], ["sum"]), ("Softmax", ["sum"], ["y"], {"axis": 1})],
+        [(name, *shape) for name, shape in shapes.items()],
+        [("y", "FLOAT", ["n", "length"])],
+    )
+    options = RunOptions(threads=threads, openvino=OpenVinoOptions())
+    net = load_with(path, options)
+    for _ in range(3):
+        with pytest.raises(RunnerFailed, match="cannot be run on this"):
+            net({"a": np.ones((1, 5)), "b": np.ones((1, 7))})
+        assert net({"a": np.ones((1, 4)), "b": np.ones((1, 4))})["y"].tolist() == [[0.25] * 4]
+
+
 def test_a_file_of_openvino_is_asked_the_same_way(tmp_path):
     openvino = pytest.importorskip("openvino")
     path = model_files.linear(tmp_path / "net.onnx")
@@ -82,6 +101,20 @@ def test_texts_go_through_openvino(tmp_path):
     assert answer.tolist() == [b"\x89PNG\0\xff", "\u00e9", "ab"]
     with pytest.raises(InvalidRequest, match=r"'x' has a text that ends in \\0"):
         net({"x": np.array(["a", "b\0"], object)})
+
+
+@pytest.mark.parametrize("shape, is_scalar", [(None, False), ([], True)])
+def test_a_tensor_of_which_an_onnx_file_says_no_shape_is_no_scalar(tmp_path, shape, is_scalar):  # F89
+    axes = [("in", "FLOAT", shape)], [("out", "FLOAT", shape)]
+    net = forebay.runtimes.load(model_files.save(tmp_path / "same.onnx", [("Identity", ["in"], ["out"])], *axes))
+    (feed,) = net.signature().feeds
+    assert (feed.rows, feed.shape, feed.is_scalar) == (None, (), is_scalar)
+
+
+def test_what_a_library_says_is_told_to_its_end():  # F89
+    said = f"{'a' * 1000} the end"
+    assert reason_of(RuntimeError(said)) == f"RuntimeError: {said}" or reason_of(RuntimeError(said)) == said
+    assert len(reason_of(RuntimeError("a" * 10_000))) < 2100
 
 
 def test_bytes_that_are_no_text_reach_onnxruntime(tmp_path):  # F80

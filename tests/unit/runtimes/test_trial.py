@@ -108,6 +108,20 @@ def test_a_process_is_kept_for_the_next_file_and_ends_with_what_was_wrong(tmp_pa
     assert len(started) == 3
 
 
+def test_a_kept_process_that_ends_within_a_file_is_not_the_fault_of_that_file(tmp_path, started):
+    # One that had run another model of OpenVINO's before did.
+    good, endless = model_files.linear(tmp_path / "m.onnx"), model_files.looping(tmp_path / "l.onnx", NO_END)
+    tried_file(good)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(tried_file(endless, max_s=1.0)))
+    thread.start()
+    eventually(lambda: trial._idle._process is None, "a process that is at work")
+    started[0].kill()
+    thread.join()
+    assert len(started) == 2
+    assert "took more than 1 s, and was killed (--trial-s)" in found[0].main.sharing.why_not
+
+
 def test_a_process_that_has_nothing_to_do_ends(tmp_path, started, monkeypatch):
     monkeypatch.setattr(trial, "IDLE_S", 0.01)
     tried_file(model_files.linear(tmp_path / "m.onnx"))

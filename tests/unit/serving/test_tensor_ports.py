@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.serving.models.schema import WireType
-from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide, codec_of, side_of
+from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide, codec_of, face_of, side_of
 
 
 class Sample(msgspec.Struct):
@@ -57,3 +57,13 @@ class Blob(msgspec.Struct):
 def test_a_field_of_bytes_is_said_in_json_for_that_alone_says_how_it_is_encoded():
     ports = {port.name: (port.datatype, port.kind) for port in side_of(WireType(Blob)).ports}
     assert ports == {"name": ("BYTES", "plain"), "content": ("BYTES", "json")}
+
+
+@pytest.mark.parametrize(
+    "shape, has_rows, told", [(None, False, (-1,)), (None, True, (-1,)), ((), False, ()), ((), True, (-1,))]
+)
+def test_a_tensor_of_any_number_of_axes_is_not_told_as_a_scalar(shape, has_rows, told):  # F89
+    side = TensorSide([TensorPort("x", "FP32", shape, "array")], is_record=True)
+    face = face_of(side, side, has_rows=has_rows)
+    assert face.inputs[0].shape == face.outputs[0].shape == told
+    assert face.unranked == ({"x"} if shape is None else set())

@@ -250,7 +250,7 @@ def decode_request(
         ForebayError: What `read` raises.
     """
     at = head_size(length, len(body))
-    if not is_counted:
+    if at > _SHORT_BYTES and not is_counted:
         at_once(counting(body, length))
     found = _envelope(body[:at]) if envelope is None else envelope
     behind = memoryview(body)

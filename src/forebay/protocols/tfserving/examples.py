@@ -94,6 +94,12 @@ def tensors_of(examples: Sequence[Example], face: TensorFace) -> list[Tensor]:
     return [_column(examples, one, [-1] if one.name in face.unranked else one.shape[1:]) for one in given]
 
 
+def count_of(params: Mapping[str, Any]) -> int:
+    """Return how many examples a request was made of; it may be one sample of a model whose samples share no run."""
+    _, _, shape, _ = params["given"][0]
+    return shape[0] if shape else 1
+
+
 def classes_of(tensors: Sequence[Tensor], count: int) -> list[list[tuple[str, float]]]:
     """Return the classes of each example: what they are called, and how likely they are.
 

@@ -295,8 +295,13 @@ def face_of(given: TensorSide, answer: TensorSide, *, has_rows: bool = True) -> 
     """Return what protocols must know of a servable."""
 
     def told(side: TensorSide) -> list[TensorMetadata]:
-        rows = (-1,) if has_rows else ()
-        return [TensorMetadata(port.name, port.datatype, (*rows, *(port.shape or ()))) for port in side.ports]
+        # Of any number of axes, which no protocol but one has a word for, an axis of any length is told.
+        rows, any_axes = ((-1,), ()) if has_rows else ((), (-1,))
+        shapes = [any_axes if port.shape is None else port.shape for port in side.ports]
+        return [
+            TensorMetadata(port.name, port.datatype, (*rows, *shape))
+            for port, shape in zip(side.ports, shapes, strict=True)
+        ]
 
     return TensorFace(
         inputs=told(given),

@@ -133,12 +133,16 @@ def whole(settings: ServingSettings, batch: Batch, limit: int | None) -> Batch:
 
 
 def each(settings: ServingSettings, batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
-    """Yield the batches of an iterable, checked.
+    """Return the batches of an iterable, checked as they are taken.
 
     Raises:
-        InvalidRequest: An item is no batch, empty or too large, there is none, or the serving streams hooks.
+        InvalidRequest: The serving streams hooks; later, an item is no batch, empty or too large, or there is none.
     """
     _refuse_hooks(settings)
+    return _each(settings, batches, limit)
+
+
+def _each(settings: ServingSettings, batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
     item: Batch | None = None
     for item in batches:
         yield _one(settings, item, limit)
@@ -146,13 +150,17 @@ def each(settings: ServingSettings, batches: Iterable[Batch], limit: int | None)
         raise InvalidRequest(_NOTHING)
 
 
-async def each_async(settings: ServingSettings, batches: Any, limit: int | None) -> AsyncIterator[Batch]:
-    """Yield the batches of an iterable or an async iterable, checked; see `each`."""
+def each_async(settings: ServingSettings, batches: Any, limit: int | None) -> AsyncIterator[Batch]:
+    """Return the batches of an iterable or an async iterable, checked; see `each`."""
+    _refuse_hooks(settings)
+    return _each_async(settings, batches, limit)
+
+
+async def _each_async(settings: ServingSettings, batches: Any, limit: int | None) -> AsyncIterator[Batch]:
     if not isinstance(batches, AsyncIterable):
-        for item in each(settings, batches, limit):
+        for item in _each(settings, batches, limit):
             yield item
         return
-    _refuse_hooks(settings)
     item: Batch | None = None
     async for item in cast("AsyncIterable[Batch]", batches):
         yield _one(settings, item, limit)

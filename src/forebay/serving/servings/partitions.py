@@ -181,16 +181,19 @@ class Partitions:
         A waiter is a future of a running loop, or anything with a `release()`.
 
         Args:
-            patient: Whether they wait for room if there is none; for the later pieces of an input.
+            patient: Whether they wait for room if there is none; for the later pieces of an input that was let in.
 
         Raises:
             QueueFull: There is no room for its rows.
             InvalidRequest: The function of the serving itself asks, and nothing is left that could run it.
             ServingNotFound: The serving was stopped, or is that of the process this one was forked from.
+            ServingStopped: It was stopped after the first piece of the input.
             ServingCrashed: No partition is left, and none can be had.
         """
         with self._lock:
             if self._is_stopping:
+                if patient and not self._is_forked:
+                    raise self._stopped()
                 raise self._forked() if self._is_forked else missing(self._name)
             if self._refusal is not None:
                 raise copy.copy(self._refusal)
@@ -222,7 +225,7 @@ class Partitions:
         """
         if self._is_forked:
             return  # what runs is the parent's
-        stopped = ServingStopped(f"the serving {self._name!r} was stopped")
+        stopped = self._stopped()
         with self._lock:
             self._is_stopping = True
             calls = self._dispatch.close(stopped, running=False)
@@ -258,6 +261,9 @@ class Partitions:
         """Refuse everything: this process was forked, and the threads stayed with its parent."""
         self._lock = threading.Lock()  # a thread that is not here may have held it
         self._is_forked = self._is_stopping = True
+
+    def _stopped(self) -> ServingStopped:
+        return ServingStopped(f"the serving {self._name!r} was stopped")
 
     def _forked(self) -> ServingNotFound:
         return ServingNotFound(

@@ -156,7 +156,9 @@ def model_files(paths: Collection[str]) -> list[str]:
 
 def name_of(address: str) -> str:
     """Return what a model is called whose folder is all there is of it."""
-    last = PurePosixPath(address.rstrip("/")).name
+    path = PurePosixPath(address.rstrip("/"))
+    # A folder that is called by its version lies in one that is called like the model.
+    last = path.parent.name if path.name.isdigit() and path.parent.name else path.name
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]+", "-", last))[:128] or "model"
 
 

@@ -16,7 +16,7 @@ from forebay.repository.address import SCHEMES, source_of
 from forebay.runtimes.contract import OpenVinoOptions
 from forebay.server import yaml
 from forebay.server.walker import Walker, line, shown, text, whole
-from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among, versions_in
+from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among
 from forebay.types.datatypes import DATATYPES
 from forebay.types.settings import MAX_WORKERS
 from forebay.types.tensor import TensorMetadata
@@ -406,9 +406,9 @@ class _Reader(Walker):
         base = source_of(told, self._folder).folder() if colon else self._folder / told
         assert base is not None
         self._bases.append(base)
-        versions = versions_in(base)
-        if not versions:
-            self._problem(path, f"base_path is {shown(told)}, and {base} has no folder with a number and a model in it")
+        versions, problem = self._stored.versions_here(base)
+        if problem:
+            self._problem(path, f"base_path is {shown(told)}, and {problem}")
         return {version: {"path": file} for version, file in versions.items()}
 
     def _problem(self, path: _Path, message: str) -> None:

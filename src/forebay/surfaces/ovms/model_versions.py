@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -110,12 +111,13 @@ def model_among(files: Iterable[str]) -> Path:
 
 
 class StoredModels:
-    """The buckets that a configuration names, looked at from time to time, with copies of what is used."""
+    """The places that a configuration names; buckets are looked at from time to time, with copies of what is used."""
 
     def __init__(self, config: RepositoryConfig | None = None) -> None:
         """Say how often they are looked at, and where copies are kept and how many."""
         self._config = config or RepositoryConfig()
         self._repositories: dict[tuple[str, str], Repository] = {}
+        self._here: dict[Path, Mapping[str, Path]] = {}
         self._in_use: dict[tuple[str, str], list[Revision]] = {}
         self._on_change: Callable[[], None] | None = None
 
@@ -134,6 +136,20 @@ class StoredModels:
             return found, repository.problem
         more = "".join(f"; {problem}" for problem in catalog.problems[:_SHOWN])
         return found, f"{address} has no folder with a number and a model in it{more}"
+
+    def versions_here(self, base: Path) -> tuple[Mapping[str, Path], str]:
+        """Return which versions are in a folder on this machine, and what is wrong there.
+
+        Where the folder is gone or closed, as when a disk is not mounted, its versions are those that it had.
+        """
+        before = self._here.get(base)
+        try:
+            if before and not base.is_file():
+                os.scandir(base).close()
+        except OSError as error:
+            return before or {}, f"{base} cannot be looked at: {error.strerror}; its versions stay"
+        found = self._here[base] = versions_in(base)
+        return found, "" if found else f"{base} has no folder with a number and a model in it"
 
     def has(self, entry: ModelEntry) -> bool:
         """Tell whether the files of a version are on this machine."""

@@ -9,7 +9,8 @@
     paddle_serving_client.pipeline                          PipelineClient
 
 The same stands under `paddle_serving_server_gpu`. No file on the disk has those names. The readers of
-`paddle_serving_app` are the installed ones; forebay offers its own `IMDBDataset` only if that package is absent.
+`paddle_serving_app` are the installed ones; forebay offers its own `IMDBDataset` only if that package is absent or
+cannot be imported.
 
 A script of one's own asks for them with
 

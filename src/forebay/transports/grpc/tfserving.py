@@ -256,7 +256,7 @@ def _replied(request: Request, outcome: Outcome) -> None:
     else:
         answer = getattr(SERVING.classes(), asked.kind.gives)()
         try:
-            asked.kind.write(answer, tensors_of(outcome[0], outcome[1:]), request.size)
+            asked.kind.write(answer, tensors_of(outcome[0], outcome[1:]), examples.count_of(request.params))
         except ForebayError as error:
             call.fail(error, STATUSES)
         else:

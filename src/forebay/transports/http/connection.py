@@ -33,6 +33,7 @@ from forebay.transports.http.errors import TooSlow
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.http.route import UNREAD, Head
+from forebay.transports.tls_writing import TlsWriter
 from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ LONGEST_SLEEP: Final = 600
 class HttpConnection(ReadingConnection):
     """One client connection, both lanes."""
 
-    __slots__ = ("_is_among", "_probed_at", "_probed_bytes", "_stuck_since", "_untaken", "_usual")
+    __slots__ = ("_is_among", "_probed_at", "_probed_bytes", "_stuck_since", "_tls", "_untaken", "_usual")
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class HttpConnection(ReadingConnection):
         super().__init__(lane, config, server_state, app_state, _loop)
         # The head this client sent last.
         self._usual: Head = UNREAD
+        self._tls: TlsWriter | None = None
         # Since when the client has taken nothing, if it does not take all, and how much was left then.
         self._stuck_since: int | None = None
         self._untaken = 0
@@ -82,6 +84,9 @@ class HttpConnection(ReadingConnection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it if there are too many."""
         lane = self._lane
+        if transport.get_extra_info("sslcontext") is not None:
+            self._tls = TlsWriter(transport)
+            transport = cast("asyncio.Transport", self._tls)
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=SMALL_BYTES)
         self.send = transport.write
@@ -260,6 +265,8 @@ class HttpConnection(ReadingConnection):
 
     def pause_writing(self) -> None:
         """The client does not take its answer as fast as it comes."""
+        if self._tls is not None:
+            self._tls.pause()
         super().pause_writing()
         self.flow.pause_reading()  # who does not read answers may not ask for more of them
         self._stuck_since = self._lane.epoch
@@ -267,6 +274,10 @@ class HttpConnection(ReadingConnection):
 
     def resume_writing(self) -> None:
         """The client has room again."""
+        if self._tls is not None and not self._tls.resume():
+            self._stuck_since = self._lane.epoch  # it has taken something
+            self.count_unread()
+            return
         super().resume_writing()
         self._stuck_since = None
         self._body.account.set_unread(0)

@@ -236,7 +236,7 @@ class ExamplesRoute(InferenceRoute):
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
         """Return headers and body of a successful answer."""
-        return [JSON], [self._written(tensors_of(outcome[0], outcome[1:]), request.size)]
+        return [JSON], [self._written(tensors_of(outcome[0], outcome[1:]), examples.count_of(request.params))]
 
 
 def routes_for(
