@@ -16,11 +16,12 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from forebay.errors import ValidationError
-from forebay.types.tensor import Tensor
+from forebay.types.tensor import Data, Tensor
 
 PART_BYTES: Final = 16 * 1024
 """Shortest part but for the last one."""
 
+_LIST: Final = re.compile(rb"\s*\[")
 _NESTED: Final = re.compile(rb"\s*\[\s*\[")
 _TEXT_ENDS: Final = re.compile(rb'"\s*,')
 _COMMA: Final = re.compile(rb",")
@@ -34,7 +35,7 @@ def values_in_parts(tensor: Tensor, kind: type) -> Iterator[list[Any]]:
     Raises:
         ValidationError: If it is none.
     """
-    data = bytes(tensor.data)
+    data = tensor.data if len(tensor.data) > 2 * PART_BYTES else bytes(tensor.data)  # a long one is not copied
     shape = tensor.shape if len(tensor.shape) != 1 else (*tensor.shape, 1)
     # Else what is wrong with a flat list is to be told.
     axes = shape if len(shape) > 1 and _NESTED.match(data) else ()
@@ -66,12 +67,13 @@ def values_in_parts(tensor: Tensor, kind: type) -> Iterator[list[Any]]:
         )
 
 
-def _read(text: bytes, listed: Any) -> tuple[list[Any], str]:
+def _read(text: Data, listed: Any) -> tuple[list[Any], str]:
     """Return a list, or why it is none."""
     try:
         return msgspec.json.decode(text, type=listed), ""
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         why = str(error)  # the error would be in a circle with a frame that holds the tensor
+    text = bytes(text)
     if b"NaN" in text or b"Infinity" in text:  # a protocol that has them lets them through
         try:
             return msgspec.convert(json.loads(text), type=listed), ""
@@ -80,22 +82,24 @@ def _read(text: bytes, listed: Any) -> tuple[list[Any], str]:
     return [], why
 
 
-def _parts(data: bytes, depth: int, *, is_text: bool) -> Iterator[bytes]:
+def _parts(data: Data, depth: int, *, is_text: bool) -> Iterator[Data]:
     """Cut a list whose elements are lists in lists of this depth; one that is short comes as it is."""
-    start = data.find(b"[") + 1
-    if len(data) > 2 * PART_BYTES and not data[: start - 1].strip():
+    begin = _LIST.match(data)
+    if len(data) > 2 * PART_BYTES and begin is not None:
+        start = begin.end()
+        first = start
         ends = re.compile(rb"(?:\]\s{0,64}+){%d}," % depth) if depth else _TEXT_ENDS if is_text else _COMMA
         at = start + PART_BYTES
         while found := ends.search(data, at):
             end = found.end() - 1
-            if is_text and _is_in_text(data[start:end]):
+            if is_text and _is_in_text(bytes(data[start:end])):
                 at = end + (end - start)  # so that a long text is not looked at again and again
                 continue
             yield b"[%s]" % data[start:end]
             start = end + 1
             at = start + PART_BYTES
-        if start > len(b"["):
-            yield b"[" + data[start:]
+        if start > first:
+            yield b"[%s" % data[start:]
             return
     yield data
 

@@ -11,6 +11,7 @@ import msgspec
 from forebay.arrays.json_lists import values_in_parts
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.types.datatypes import BY_NUMPY, DataType, datatype_of
+from forebay.types.json_segments import joined
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:
         raise ValidationError(
             f"tensor '{tensor.name}' of the shape {list(tensor.shape)} has {count} elements, and {found} came"
         )
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, parts[0] if len(parts) == 1 else b"".join(parts))
+    data = parts[0] if len(parts) == 1 else (yield from joined(parts))
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, data)
 
 
 def _packed(tensor: Tensor, datatype: DataType, flat: list[Any]) -> Data:

@@ -13,6 +13,7 @@ Two readers use segments. `outline` omits what lies inside arrays; the rest is s
 
 from __future__ import annotations
 
+import io
 import re
 import secrets
 from collections.abc import Iterable, Iterator
@@ -180,21 +181,18 @@ class Outline:
         return self._data[start:end]
 
 
-def joined(parts: Iterable[Data]) -> Steps[memoryview]:
+def joined(parts: Iterable[Data]) -> Steps[bytes]:
     """Join what may be long, in steps."""
-    pieces = [memoryview(part) for part in parts]
-    whole = memoryview(bytearray(sum(map(len, pieces))))
-    at = copied = 0
-    for piece in pieces:
-        for start in range(0, len(piece), STEP_BYTES):
-            part = piece[start : start + STEP_BYTES]
-            whole[at : at + len(part)] = part
-            at += len(part)
-            copied += len(part) + _PIECE_BYTES
+    whole = io.BytesIO()
+    copied = 0
+    for part in parts:
+        piece = memoryview(part)
+        for at in range(0, len(piece), STEP_BYTES):
+            copied += whole.write(piece[at : at + STEP_BYTES]) + _PIECE_BYTES
             if copied >= STEP_BYTES:
                 copied = 0
                 yield
-    return whole.toreadonly()
+    return whole.getvalue()
 
 
 def elements(data: Data, limit: int) -> Steps[list[memoryview] | None]:

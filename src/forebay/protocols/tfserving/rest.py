@@ -330,7 +330,7 @@ def samples_in_steps(asked: LongPredictBody, name: str) -> Steps[list[memoryview
         if not name:
             samples.append(memoryview(one))
         elif len(one) > LONG_BYTES and bytes(memoryview(one)[:1]) != b"{":
-            samples.append((yield from joined([row_of(b"", name)[:-1], memoryview(one), b"}"])))
+            samples.append(memoryview((yield from joined([row_of(b"", name)[:-1], memoryview(one), b"}"]))))
         else:
             samples.append(memoryview(row_of(memoryview(one), name)))
         read_bytes += len(one) * bool(name) + _ROW_BYTES
@@ -367,7 +367,7 @@ def rows_in_steps(asked: LongPredictBody, face: TensorFace) -> Steps[list[Tensor
     tensors: list[Tensor] = []
     for name, values in columns.items():
         whole = yield from joined([b"[", *_between(values), b"]"])
-        tensors.append((yield from _long_tensor(name, whole, face)))
+        tensors.append((yield from _long_tensor(name, memoryview(whole), face)))
     return tensors
 
 
