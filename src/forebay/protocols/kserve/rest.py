@@ -251,7 +251,7 @@ def decode_request(
     """
     at = head_size(length, len(body))
     if at > _SHORT_BYTES and not is_counted:
-        at_once(counting(body, length))
+        envelope = at_once(counting(body, length))
     found = _envelope(body[:at]) if envelope is None else envelope
     behind = memoryview(body)
     tensors: list[Tensor] = []
