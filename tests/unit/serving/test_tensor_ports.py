@@ -5,8 +5,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from forebay.errors import InvalidRequest
 from forebay.serving.models.schema import WireType
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide, codec_of, face_of, side_of
+from forebay.serving.tensor_face import TensorFace
+from forebay.types.tensor import TensorMetadata
 
 
 class Sample(msgspec.Struct):
@@ -67,3 +70,10 @@ def test_a_tensor_of_any_number_of_axes_is_not_told_as_a_scalar(shape, has_rows,
     face = face_of(side, side, has_rows=has_rows)
     assert face.inputs[0].shape == face.outputs[0].shape == told
     assert face.unranked == ({"x"} if shape is None else set())
+
+
+def test_a_call_without_inputs_is_told_what_the_model_takes():
+    with pytest.raises(InvalidRequest, match="no inputs; the model takes at least one"):
+        TensorFace(is_open=True).ask([])
+    with pytest.raises(InvalidRequest, match="no inputs; the model takes 'x'"):
+        TensorFace(inputs=[TensorMetadata("x", "INT64", (-1,))]).ask([])

@@ -127,7 +127,10 @@ def test_parameters_keep_their_kinds():
     said = {"a": True, "b": -3, "c": 0.5, "d": "x"}
     request = InferRequest(model="m", inputs=[], parameters=said)
     assert rpc.decode_response(echoed_by_rpc(rpc.encode_request(request))).parameters == said
-    assert json.loads(rest.encode_request(request, binary=False)[0])["parameters"] == said
+    body, _ = rest.encode_request(request, binary=False)
+    assert json.loads(body)["parameters"] == said
+    with_input = {**json.loads(body), "inputs": [INPUT]}
+    assert rest.decode_request(json.dumps(with_input).encode()).parameters == said
 
 
 def test_outputs_are_asked_for_by_name_and_raw_where_the_request_is():
@@ -245,6 +248,7 @@ def test_arrays_the_protocol_has_no_type_for(value):
         (b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[[1],[2,3]]}]}', None),
         (b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":-4}}]}', None),
         (b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}', None),
+        (b'{"outputs":[{"name":"y","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":0.5}}]}1', "94"),
     ],
 )
 def test_a_broken_answer_over_http_is_told(body, length):

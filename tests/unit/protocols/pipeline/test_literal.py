@@ -44,6 +44,7 @@ NOT_READ = [
     "array([], shape=(2, 3), dtype=float64)", "np.float32('a')", "np.float32([1])", "other.array([1])",
     "[[1, 2], [3 [, 4]]]", "array([[1,2,3,4,5,6],[7,8,9 [,10,11,12]])", "array([[1,2,3,4,5],[6,7,8,9]])",
     "array([1, 2, 3, 4, 5, 6, 7, 8, 9, ..., 20])", "array([1 2, 3, 4, 5, 6, 7, 8, 9, 10])",
+    "array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], shape=(2, 5))",
     "array([-True, True, True, True, True, True, True, True, True])",
 ]  # fmt: skip
 
