@@ -12,6 +12,7 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay.protocols.native import code_of, status_of
+from forebay.transports.grpc import statuses
 from forebay.transports.http import errors as http_errors
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
@@ -41,6 +42,7 @@ def classes(kind):
 
 def test_every_error_code_is_in_the_reference():
     assert issubclass(http_errors.WrongHost, ForebayError)
+    assert issubclass(statuses.MayNotManage, ForebayError)
     made = (kind.__new__(kind) for kind in classes(ForebayError))
     wanted = {(str(status_of(error)), code_of(error)) for error in made}
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", (REFERENCE / "errors.md").read_text(), re.MULTILINE)

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from forebay.errors import Code, ForebayError, NotFound, UserCodeError
+from forebay.errors import Code, ForebayError, NotFound, Unavailable, UserCodeError
 from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ class NotOffered(NotFound):
     """A method that is known and does nothing here."""
 
 
-class MayNotManage(ForebayError):
+class MayNotManage(Unavailable):
     """A method that loads or unloads models, where clients may not."""
-
-    code = Code.UNAVAILABLE
 
 
 OF_CODE: Final = {code: Status[code.name] for code in Code}
