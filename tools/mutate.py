@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+import hashlib
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +64,7 @@ class Mutant(NamedTuple):
         end: Where it ends.
         text: What stands in its place.
         what: The change in words.
+        function: The function or class around it, as `Class.method`; empty for the module itself.
     """
 
     path: str
@@ -70,6 +73,15 @@ class Mutant(NamedTuple):
     end: int
     text: str
     what: str
+    function: str
+
+
+def _with_functions(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
+    """Yield each node below one, with the function that it belongs to."""
+    for child in ast.iter_child_nodes(node):
+        yield child, function
+        is_named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from _with_functions(child, f"{function}.{child.name}".lstrip(".") if is_named else function)
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
@@ -79,22 +91,22 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
         starts.append(starts[-1] + len(line))
     found: list[Mutant] = []
 
-    def add(node: ast.expr, line: int, text: str, what: str) -> None:
+    def add(node: ast.expr, line: int, text: str, what: str, function: str) -> None:
         if any(isinstance(each, ast.NamedExpr) for each in ast.walk(node)):
             return  # what it names is needed after it
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        found.append(Mutant(path, line, start, end, text, what))
+        found.append(Mutant(path, line, start, end, text, what, function))
 
-    for node in ast.walk(ast.parse(source)):
+    for node, function in _with_functions(ast.parse(source)):
         if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], EXITS) and not node.orelse:
-            add(node.test, node.lineno, "False", f"without `if {ast.unparse(node.test)}`")
+            add(node.test, node.lineno, "False", f"without `if {ast.unparse(node.test)}`", function)
         elif isinstance(node, ast.BoolOp):
             is_and = isinstance(node.op, ast.And)
             for part in node.values:
-                add(part, node.lineno, str(is_and), f"`{ast.unparse(part)}` taken for {is_and}")
+                add(part, node.lineno, str(is_and), f"`{ast.unparse(part)}` taken for {is_and}", function)
     return [each for each in found if "TYPE_CHECKING" not in each.what]
 
 
@@ -106,6 +118,18 @@ def all_mutants(root: Path) -> list[Mutant]:
         for path in sorted(at.glob("*.py")) if at.is_dir() else [at]:
             found += mutants_of(str(path.relative_to(root / "src/forebay")), path.read_bytes())
     return found
+
+
+def drawn(found: list[Mutant], seed: int, count: int) -> list[Mutant]:
+    """Choose so many mutants, in order, by hashes of what they change: a seed draws nearly the same from later code."""
+    times: Counter[tuple[str, str, str]] = Counter()
+
+    def lot(mutant: Mutant) -> bytes:
+        change = (mutant.path, mutant.function, mutant.what)
+        times[change] += 1  # the same change may be possible twice in a function
+        return hashlib.sha256(repr((seed, *change, times[change])).encode()).digest()
+
+    return sorted(sorted(found, key=lot)[:count])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -144,6 +168,7 @@ def environment(copy: Path, **more: str) -> dict[str, str]:
 
 def measure(copy: Path, data: Path, processes: int) -> None:
     """Run the tests once, in so many processes, and write which lines each touches and how long it takes."""
+    shutil.copytree(copy / "src", data.parent / "src")
     files = sorted(str(path.relative_to(copy)) for place in TESTS for path in (copy / place).rglob("test_*.py"))
     include = ",".join(f"*/forebay/{place}/*" if "." not in place else f"*/forebay/{place}" for place in CORE)
     running: list[subprocess.Popen[bytes]] = []
@@ -156,8 +181,15 @@ def measure(copy: Path, data: Path, processes: int) -> None:
         each.wait()
 
 
-def touching(data: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
-    """Return the tests that touch each line, the most specific first, and how long each takes."""
+def _moved(before: Path, now: Path) -> dict[int, int]:
+    """Return where the lines of a module are by now, except those that were changed."""
+    versions = [path.read_text().splitlines() if path.exists() else [] for path in (before, now)]
+    blocks = difflib.SequenceMatcher(None, *versions, autojunk=False).get_matching_blocks()
+    return {old + n + 1: new + n + 1 for old, new, size in blocks for n in range(size)}
+
+
+def touching(data: Path, copy: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
+    """Return the tests that touch each line of the copy, the most specific first, and how long each takes."""
     durations: dict[str, float] = {}
     for path in data.parent.glob(f"{data.name}.durations.*"):
         for line in path.read_text().splitlines():
@@ -170,9 +202,11 @@ def touching(data: Path) -> tuple[dict[tuple[str, int], list[str]], dict[str, fl
         measured.read()
         for file in measured.measured_files():
             below = file.rpartition("/src/forebay/")[2]
+            here = _moved(data.parent / "src/forebay" / below, copy / "src/forebay" / below)
             for line, names in measured.contexts_by_lineno(file).items():
                 known = [name for name in names if name in durations]
-                tests[below, line].update(known)
+                if line in here:
+                    tests[below, here[line]].update(known)
                 for name in known:
                     lines[name] += 1
     return {place: sorted(names, key=lines.__getitem__) for place, names in tests.items()}, durations
@@ -231,11 +265,11 @@ def noticed_by(copy: Path, mutant: Mutant, names: list[str]) -> str:
 def main() -> int:
     """Try the mutants and print, or write, what became of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=60, help="how many mutants, chosen at random")
+    parser.add_argument("--count", type=int, default=60, help="how many mutants, chosen by hash")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=90.0, help="no mutant is begun after that")
     parser.add_argument("--processes", type=int, default=2, help="that measure which test touches which line")
-    parser.add_argument("--data", type=Path, help="a folder for what was measured; one that has it is used as it is")
+    parser.add_argument("--data", type=Path, help="a folder for what is measured, or was measured before")
     parser.add_argument("--report", type=Path, help="a Markdown file for the table")
     given = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
@@ -252,10 +286,10 @@ def main() -> int:
             print("which tests touch which line? This takes some minutes", flush=True)
             measure(copy, data, given.processes)
         found = all_mutants(copy)
-        tests, durations = touching(data)
+        tests, durations = touching(data, copy)
         rows: list[str] = []
         survivors = 0
-        picked = sorted(random.Random(given.seed).sample(found, min(given.count, len(found))))
+        picked = drawn(found, given.seed, given.count)
         for number, mutant in enumerate(picked, 1):
             if time.monotonic() - began > given.minutes * 60:
                 print(f"out of time before mutant {number}", flush=True)
