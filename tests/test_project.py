@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Promises about the project as a whole: what `import forebay` loads, and what committed files may name."""
 
+import ast
 import os
 import re
 import shutil
@@ -137,6 +138,17 @@ def test_the_package_and_the_project_file_name_the_same_version():
     import forebay
 
     assert forebay.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_no_module_imports_the_package_that_names_all_of_them():
+    found = []
+    for path in sorted((ROOT / "src/forebay").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found += [path.name for name in node.names if name.name == "forebay"]
+            elif isinstance(node, ast.ImportFrom) and node.module == "forebay":
+                found.append(path.name)
+    assert found == []
 
 
 def test_the_readme_names_every_extra_that_it_should():

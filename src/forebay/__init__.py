@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from forebay._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from forebay.arrays.batch import Batch
     from forebay.arrays.compilers import jit
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from forebay.types.context import Context
     from forebay.types.file import File
     from forebay.workers.cancel import is_cancelled
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "SKIP": "forebay.graph.values",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
-import forebay
+from forebay._version import __version__
 from forebay.errors import ConfigError, ModelError
 from forebay.observe.log import tell
 from forebay.types.did_you_mean import nearest
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"forebay {forebay.__version__}")
+    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     every = (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse)
     for command in every:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import forebay
+from forebay._version import __version__
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _execute(parsed: argparse.Namespace) -> int:
 
 
 def _version(_parsed: argparse.Namespace) -> int:
-    sys.stdout.write(f"nucleus cli: {forebay.__version__}\n")
+    sys.stdout.write(f"nucleus cli: {__version__}\n")
     return 0
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import forebay
+from forebay._version import __version__
 from forebay.errors import NotFound, Unavailable, UnknownModel
 from forebay.observe import timeline
 from forebay.observe.log import JsonFormatter
@@ -36,7 +36,7 @@ _TYPES: Final = {"BYTES": "TYPE_STRING"}
 def server_metadata(app: App) -> dict[str, Any]:
     """Return who answers, and what beyond the protocol itself."""
     shared = ["system_shared_memory"] if app.shared_regions is not None else []
-    return {"name": "forebay", "version": forebay.__version__, "extensions": [*_EXTENSIONS, *shared]}
+    return {"name": "forebay", "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 
 
 def find_served(app: App, name: str, version: str = "") -> Served:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import forebay
+from forebay._version import __version__
 from forebay.surfaces.container.recipe import Recipe
 from forebay.surfaces.container.steps import InstallStep, steps
 
@@ -130,7 +130,7 @@ def _forebay(recipe: Recipe, *, is_named: bool) -> list[str]:
         *before, folder = recipe.forebay
         return [*before, f'RUN {_INDEX} pip --no-cache-dir install "{folder}{extras}"']
     # The requirements say which release where they name it.
-    release = "" if is_named else f"=={forebay.__version__}"
+    release = "" if is_named else f"=={__version__}"
     return [f'RUN {_INDEX} pip --no-cache-dir install "forebay{extras}{release}"']
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from starlette.responses import Response
 
-import forebay
+from forebay._version import __version__
 from forebay.errors import ForebayError, NotFound
 from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
 from forebay.observe.repository_metrics import RepositoryCollector
@@ -180,7 +180,7 @@ class ServerPages:
                 keys, manages = bool(self._config.api_keys), self.management.is_open
                 # In a thread, as many of them take seconds, and requests must not wait for that.
                 document = await asyncio.to_thread(
-                    openapi.written, title, forebay.__version__, described, api_key=keys, manages=manages, apart=apart
+                    openapi.written, title, __version__, described, api_key=keys, manages=manages, apart=apart
                 )
                 if changes == self._changes:
                     self._openapi = document

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from starlette.responses import Response
 
-import forebay
+from forebay._version import __version__
 from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
 from forebay.observe.exposition import finish_in_turns
@@ -139,7 +139,7 @@ class Dashboard:
         standing = await finish_in_turns(self._pulse.standing())
         faults = self._pulse.faults()
         hello = {
-            "forebay": forebay.__version__,
+            "forebay": __version__,
             "bounds": Bounds(),
             "now": time.time(),
             "started_s": self._app.started_s,
