@@ -63,6 +63,8 @@ from tests.integration.grpc.wire import (
     settings,
 )
 
+from forebay.transports.intake import FULL_BUFFER
+
 INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = 13, 12, 8, 4
 OPEN = headers("Hang")
 """A call whose message has not come yet."""
@@ -661,7 +663,7 @@ def test_who_keeps_the_server_waiting_is_cut_off(open_port, eventually):
         eventually(lambda: len(port.listener._port.connections) == 2 + len(cut_off) + len(ended) + 1)
         ask(channel, "Echo")  # what came before was read
         # Before that its call is in the middle of being written, which no time passes in.
-        eventually(lambda: any(one._is_paused for one in port.listener._port.connections))
+        eventually(lambda: any(one._intake.holds & FULL_BUFFER for one in port.listener._port.connections))
         eventually(lambda: port.forward(PATIENCE_S) or is_cut_off(deaf))
         for name, one in cut_off.items():
             assert one.end() in {None, NO_ERROR, PROTOCOL_ERROR, ENHANCE_YOUR_CALM}, name

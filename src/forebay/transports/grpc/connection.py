@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.body_reader import TURN_BYTES as LONG_READ_BYTES
-from forebay.transports.body_reader import read_bodies
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, too_long
 from forebay.transports.grpc.control_frames import GOODBYE
@@ -36,6 +35,7 @@ from forebay.transports.grpc.patience import Patience
 from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.sending import Sender
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES, Intake
 from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay")
 
-LARGE_READ_BYTES: Final = 64 * 1024
-"""A client of whom so much has arrived at once has its next turn after the others."""
 TURN_BYTES: Final = 256 * 1024
 """How much of long answers is written in one turn of the loop."""
-LINGER_S: Final = 1.0
-"""How long a client may go on sending before it is cut off; without it what it is told could be lost."""
 
 _ANSWER: Final = Struct(f">5sI{len(statuses.HEADERS)}sHBBBIBI")
 _ANSWER_HEAD: Final = frames.head(len(statuses.HEADERS), frames.HEADERS, frames.END_HEADERS, 0)[:5]
@@ -84,8 +80,6 @@ class GrpcConnection(asyncio.Protocol):
         self._receiver = Receiver(self, self._calls, self._sender, self._manners)
         # Writing.
         self._is_due = False
-        self._is_paused = False
-        self._awaits_turn = False
         self._written = 0
         # Limits: sweeps after which something happened, and what was taken until then.
         self._born = self._seen = self._awake = self._moved = port.epoch
@@ -96,7 +90,6 @@ class GrpcConnection(asyncio.Protocol):
         self._is_warned = False
         self._is_deaf = False
         self._has_hung_up = False
-        self._lands = False
 
     # The transport
 
@@ -109,6 +102,7 @@ class GrpcConnection(asyncio.Protocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # nothing else notices idle clients that are gone
         host, number = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.peer = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        self._intake = Intake(self._transport, port.turns)
         port.connections.add(self)
         if len(port.connections) > config.max_connections:
             self._refuse(Reason.ENHANCE_YOUR_CALM, f"all {config.max_connections} connections are taken")
@@ -124,25 +118,21 @@ class GrpcConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Read nothing more from a client that does not take its answers."""
-        self._is_paused = True
+        self._intake.hold(FULL_BUFFER)
         self.count_unread()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client has room again."""
-        self._is_paused = False
         self.count_unread()
         self._awake = self._seen = self.port.epoch
-        if not self._awaits_turn:
-            self._read_on()
+        self._intake.release(FULL_BUFFER, self._read)
 
     def data_received(self, data: bytes) -> None:
         """Act on the frames that are complete."""
-        if self._is_deaf:
-            return
         self._seen = self.port.epoch
-        if self._is_paused or self._receiver.left <= 0:
+        if self._is_deaf:
+            pass  # it lingers
+        elif self._intake.holds & FULL_BUFFER or self._receiver.left <= 0:
             self._receiver.feed(data)
             self.keep(self._receiver.kept_bytes)
         else:
@@ -152,7 +142,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def room(self) -> memoryview | None:
         """Return where the rest of a long frame is to be put."""
-        return None if self._is_deaf or self._is_paused else self._receiver.room()
+        return None if self._is_deaf or self._intake.holds & FULL_BUFFER else self._receiver.room()
 
     def advance(self, size: int) -> bytes:
         """Act on what was put there; returns what came after it."""
@@ -167,7 +157,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def head_bytes(self) -> int:
         """Return how long the head is that must be read before the rest of a message; 0 if none is to come."""
-        return 0 if self._is_deaf or self._is_paused else self._receiver.head_bytes()
+        return 0 if self._is_deaf or self._intake.holds & FULL_BUFFER else self._receiver.head_bytes()
 
     def placed(self, size: int) -> None:
         """Act on what was put there."""
@@ -184,41 +174,13 @@ class GrpcConnection(asyncio.Protocol):
             self._refuse(fault.reason, str(fault))
         self._flush()
         if self._receiver.left <= 0:
-            self._wait_for_turn()
+            self._intake.give_way(self._read)
         return after
 
     def give_way(self) -> None:
-        """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
-        transport = self._transport
-        if self._is_paused or self._is_deaf or transport is None or transport.is_closing():
-            return
-        transport.pause_reading()
-        if not self._lands and self._receiver.room() is not None:
-            self._lands = True
-            read_bodies(transport, self, scatters=self)
-        self._wait_for_turn()
-
-    def _wait_for_turn(self) -> None:
-        """Read nothing before others had their turn, neither what comes nor what has come."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        transport.pause_reading()
-        if not self._awaits_turn:
-            self._awaits_turn = True
-            self.port.turns.wait(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._awaits_turn = False
-        if not self._is_paused:
-            self._read_on()
-
-    def _read_on(self) -> None:
-        """Read what has come, and listen again once that is all."""
-        self._read()
-        transport = self._transport
-        if not (self._is_paused or self._awaits_turn or transport is None or transport.is_closing()):
-            transport.resume_reading()
+        """Read no more before the other clients had their turn, neither what comes nor what has come."""
+        self._intake.give_way(self._read)
+        self._intake.land(self, self)
 
     def _read(self, data: bytes = b"") -> None:
         if self._is_deaf:
@@ -237,7 +199,7 @@ class GrpcConnection(asyncio.Protocol):
         else:
             self._is_due = False
         if self._receiver.left <= 0:
-            self._wait_for_turn()
+            self._intake.give_way(self._read)
 
     # Writing
 
@@ -250,7 +212,7 @@ class GrpcConnection(asyncio.Protocol):
         """Write what was gathered so far; returns whether the client should be listened to."""
         self._flush()
         self._is_due = True
-        return not self._is_paused and not self._is_deaf
+        return not self._intake.holds & FULL_BUFFER and not self._is_deaf
 
     def _schedule(self) -> None:
         if not self._is_due:
@@ -264,7 +226,7 @@ class GrpcConnection(asyncio.Protocol):
         if transport is None or self._has_hung_up:
             out.clear()
             return
-        if sender.ready and sender.can_send and not self._is_paused:
+        if sender.ready and sender.can_send and not self._intake.holds & FULL_BUFFER:
             self._is_due = True  # what calls do when they are drained belongs to this turn
             sender.pump(TURN_BYTES, self.port.epoch)
             self._is_due = False
@@ -275,7 +237,7 @@ class GrpcConnection(asyncio.Protocol):
             transport.write(data)
         if sender.unsent_bytes or self.account.unread:
             self.count_unread()
-        if sender.ready and sender.can_send and not self._is_paused:
+        if sender.ready and sender.can_send and not self._intake.holds & FULL_BUFFER:
             self._schedule()
         if self.is_leaving and not self._calls and not self._is_deaf:
             self.hang_up()
@@ -287,7 +249,7 @@ class GrpcConnection(asyncio.Protocol):
         if (
             size <= port.max_small_bytes
             and size <= min(call.window, sender.window)
-            and not (self._is_paused or call.has_begun)
+            and not (self._intake.holds & FULL_BUFFER or call.has_begun)
         ):
             stream = call.stream
             answer = _ANSWER.pack(
@@ -436,19 +398,17 @@ class GrpcConnection(asyncio.Protocol):
                 self.abort()
             else:
                 self._sweep_answers(epoch)
+        elif self._has_hung_up:
+            if self._transport is not None and self._intake.has_lingered(epoch, epoch - self._seen):
+                self._transport.close()
         elif not receiver.is_ready:
             if epoch - self._born > config.read_timeout_s:
                 self._refuse(Reason.PROTOCOL_ERROR, "the connection did not begin as HTTP/2 does")
-        elif not self._is_held and receiver.is_inside and epoch - self._awaited > config.read_timeout_s:
+        elif not self._intake.holds and receiver.is_inside and epoch - self._awaited > config.read_timeout_s:
             self._refuse(Reason.PROTOCOL_ERROR, f"the rest of a frame did not come within {config.read_timeout_s:g} s")
         else:
             self._sweep_messages(epoch)
             self._sweep_answers(epoch)
-
-    @property
-    def _is_held(self) -> bool:
-        """Whether it is the server that does not read."""
-        return self._is_paused or self._awaits_turn
 
     @property
     def _awaited(self) -> int:
@@ -459,7 +419,7 @@ class GrpcConnection(asyncio.Protocol):
     def _sweep_messages(self, epoch: int) -> None:
         """End calls whose message does not come."""
         max_quiet_s = self.port.config.read_timeout_s
-        if self._is_held or epoch - self._awake <= max_quiet_s:
+        if self._intake.holds or epoch - self._awake <= max_quiet_s:
             return
         for call in list(self._calls.values()):
             if call.is_slow(epoch, max_quiet_s):
@@ -580,8 +540,5 @@ class GrpcConnection(asyncio.Protocol):
         if out:
             transport.write(b"".join(out))
             out.clear()
-        if transport.can_write_eof():
-            transport.write_eof()
-            self.port.loop.call_later(LINGER_S, transport.close)
-        else:
-            transport.close()
+        self._seen = self.port.epoch
+        self._intake.linger(self._seen)

@@ -34,11 +34,13 @@ from forebay.transports.http.connection_state import (
 from forebay.transports.http.errors import NotHttp, error_answer
 from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
+from forebay.transports.intake import PIPELINE, Intake
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence, Sized
+    from collections import deque
+    from collections.abc import Callable, Sequence
 
     from uvicorn.config import Config
     from uvicorn.server import ServerState
@@ -55,15 +57,19 @@ UNREAD: Final = object()
 
 
 class _Flow(FlowControl):
-    """Reads nothing more while something that was read waits; uvicorn's cycles ask for more as soon as they run."""
+    """Has uvicorn's cycles use the intake; they ask for more as soon as they run, also behind what waits."""
 
-    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+    def __init__(self, transport: asyncio.Transport, intake: Intake, waiting: deque[tuple[Any, Any]]) -> None:
         super().__init__(transport)
         self._waiting = waiting
+        self._intake = intake
+
+    def pause_reading(self) -> None:
+        self._intake.hold(PIPELINE)
 
     def resume_reading(self) -> None:
         if not self._waiting:
-            super().resume_reading()
+            self._intake.release(PIPELINE)
 
 
 class AnsweringConnection(HttpToolsProtocol):
@@ -74,7 +80,6 @@ class AnsweringConnection(HttpToolsProtocol):
         active: The head of what the fast lane answers; None while it answers nothing.
         request: What was submitted of that; None before, and once it was answered.
         arrived: A remembered request that came as a whole, until it is submitted together with others.
-        awaits_turn: Whether what was not parsed yet is to be read on in the client's turn.
         refusal: Why it is refused, if that is not the common reason.
         send: Writes to the client.
         seen: When something was read last, in sweeps of the port.
@@ -94,7 +99,7 @@ class AnsweringConnection(HttpToolsProtocol):
         "_working",
         "active",
         "arrived",
-        "awaits_turn",
+        "intake",
         "refusal",
         "release",
         "reply_method",
@@ -122,7 +127,6 @@ class AnsweringConnection(HttpToolsProtocol):
         self.release = 0
         self.seen = lane.epoch
         self.arrived = b""
-        self.awaits_turn = False
         self._body = ArrivingBody(lane, self)
         self._active_bytes = 0
         self.active: Head | None = None
@@ -139,7 +143,8 @@ class AnsweringConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection."""
         super().connection_made(transport)
-        self.flow = _Flow(transport, self.talk.waiting)
+        self.intake = Intake(transport, self._lane.turns)
+        self.flow = _Flow(transport, self.intake, self.talk.waiting)
 
     # Called off
 
@@ -189,7 +194,7 @@ class AnsweringConnection(HttpToolsProtocol):
     # One after the other
 
     def _put_off(self, what: Any, app: Any) -> None:
-        self.flow.pause_reading()
+        self.intake.hold(PIPELINE)
         self.talk.waiting.appendleft((what, app))
 
     def read_later(self, rest: bytes) -> None:
@@ -198,12 +203,11 @@ class AnsweringConnection(HttpToolsProtocol):
         if len(rest) > SMALL_BYTES:
             self._body.account.arrive(len(rest))
         if self.is_rest_next():
-            self._wait_for_turn()
+            self.give_way()
 
-    def _wait_for_turn(self) -> None:
-        if not self.awaits_turn:
-            self.awaits_turn = True
-            self._lane.turns.wait(self.read_rest)
+    def give_way(self) -> None:
+        """Read no more before the other clients had their turn, neither what comes nor what was not parsed yet."""
+        self.intake.give_way(self.read_rest)
 
     def rest_before(self) -> bytes:
         """Take back what was not parsed yet of what came before."""
@@ -223,7 +227,7 @@ class AnsweringConnection(HttpToolsProtocol):
         return working is None or working.more_body
 
     def read_rest(self) -> None:
-        """Read what was not parsed yet, or a part of it."""
+        """Read what was not parsed yet, or a part of it, and start what waits."""
 
     def advance_answers(self) -> None:
         """Start what waits, unless an answer is still due; a loop, for refusals answer at once."""
@@ -257,9 +261,10 @@ class AnsweringConnection(HttpToolsProtocol):
         if self.flow.write_paused:
             return
         if not talk.waiting:
-            self.flow.resume_reading()
+            if self.intake.holds & PIPELINE:
+                self.intake.release(PIPELINE)
         elif self.is_rest_next():
-            self._wait_for_turn()
+            self.give_way()
 
     def body_is_next(self) -> None:
         """Go on with a message whose turn has come while its body is still to come."""
@@ -542,11 +547,9 @@ class AnsweringConnection(HttpToolsProtocol):
         self._body.drop()
         self.rest_before()
         talk.on(LEAVE)
-        if talk.state is LINGER and self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
+        if talk.state is LINGER:
             self.seen = self._lane.epoch
-            talk.wait(self.seen)
-            self.flow.resume_reading()
+            self.intake.linger(self.seen)
         else:
             self.transport.close()
 

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.answering import nowhere
-from forebay.transports.http.connection_state import DUE, IDLE, SHUT
+from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT
 from forebay.transports.http.errors import TooSlow
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.http.route import UNREAD, Head
+from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES
 from forebay.transports.tls_writing import TlsWriter
 from forebay.workers.untaken import untaken_bytes
 
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
     from forebay.transports.http.port import HttpPort
 
-LARGE_READ_BYTES: Final = 64 * 1024
-"""A client of whom so much has arrived at once has its next turn after the others."""
 PROBE_S: Final = 0.02
 """After this time a client nearby has answered a probe; others are looked at with each sweep."""
 SILENT_S: Final = 5.0
@@ -146,15 +145,9 @@ class HttpConnection(ReadingConnection):
             else:
                 self._stand_alone()
                 self._parse(data)
-            if len(data) >= LARGE_READ_BYTES:
-                self.give_way()
-        else:
-            self._drop(len(data))
-
-    def _drop(self, size: int) -> None:
-        """Let go of what nobody reads any more."""
-        self.seen = self._lane.epoch
-        if size >= LARGE_READ_BYTES:
+        else:  # nobody reads it any more
+            self.seen = self._lane.epoch
+        if len(data) >= LARGE_READ_BYTES:
             self.give_way()
 
     # A client that sends nothing more
@@ -228,10 +221,10 @@ class HttpConnection(ReadingConnection):
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
         elif self._probed_at is not None and talk.state.owes:
             self._leave_if_gone()
-        elif talk.waiting and self.flow.read_paused and _events(self.transport) & select.POLLRDHUP:
+        elif talk.waiting and _events(self.transport) & select.POLLRDHUP:
             self._probe()  # reading would tell it, which goes on only once what waits has its turn
         elif talk.state.is_inside:
-            if self.flow.read_paused:
+            if self.intake.holds:
                 talk.wait(epoch)
             elif quiet_s > config.read_timeout_s or talk.is_too_slow(
                 epoch, config.read_timeout_s, config.min_bytes_per_s
@@ -240,7 +233,9 @@ class HttpConnection(ReadingConnection):
                 self._refuse(TooSlow(late if quiet_s > config.read_timeout_s else "the request comes too slowly"))
         elif talk.waiting:
             self.seen = epoch  # what was not parsed yet has its turn
-        elif talk.has_lingered(epoch, quiet_s) or (talk.state is IDLE and quiet_s > config.keep_alive_s):
+        elif (talk.state is LINGER and self.intake.has_lingered(epoch, quiet_s)) or (
+            talk.state is IDLE and quiet_s > config.keep_alive_s
+        ):
             self._move_to(self._lane.awake)
             self.transport.close()
         elif talk.state is IDLE and quiet_s > SWEEP_S:
@@ -268,7 +263,7 @@ class HttpConnection(ReadingConnection):
         if self._tls is not None:
             self._tls.pause()
         super().pause_writing()
-        self.flow.pause_reading()  # who does not read answers may not ask for more of them
+        self.intake.hold(FULL_BUFFER)  # who does not read answers may not ask for more of them
         self._stuck_since = self._lane.epoch
         self.count_unread()
 
@@ -282,7 +277,7 @@ class HttpConnection(ReadingConnection):
         self._stuck_since = None
         self._body.account.set_unread(0)
         self._let_go()
-        self.advance_answers()
+        self.intake.release(FULL_BUFFER, self.advance_answers)
 
 
 def _events(transport: asyncio.Transport) -> int:

@@ -44,12 +44,6 @@ MAX_AWAITED_BYTES: Final = 256 * 1024
 LINE_BYTES: Final = 144
 """What a header takes beside its text: a tuple of two bytes objects in a list."""
 
-LINGER_S: Final = 1.0
-"""How long a refused client may be quiet before it is cut off; without it the refusal could be lost."""
-MAX_LINGER_S: Final = 30.0
-"""How long it may go on sending: many read the answer only once they have sent everything, however long that is. nginx
-has the same time (`lingering_time` in ngx_http_core_module.c) and no limit of bytes either."""
-
 
 class State:
     """Where a conversation is; compared by identity.
@@ -242,10 +236,6 @@ class ConnectionState:
         came = self._arrived - self._window_from
         self.wait(now)
         return came < min_bytes_per_s * patience_s
-
-    def has_lingered(self, now: float, quiet_s: float) -> bool:
-        """Tell whether a client had its time to read the last answer, counted from `wait`."""
-        return self.state is LINGER and (quiet_s > LINGER_S or now - self._window_at > MAX_LINGER_S)
 
     def head_held(self, lines: int) -> int:
         """Return what is kept of the head that is being read, which has so many headers so far."""

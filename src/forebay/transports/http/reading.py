@@ -11,7 +11,6 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from forebay.errors import ForebayError
 from forebay.server.byte_budget import SMALL_BYTES
-from forebay.transports.body_reader import read_bodies
 from forebay.transports.http.answering import AnsweringConnection
 from forebay.transports.http.asgi_calls import HELD, TOLD
 from forebay.transports.http.connection_state import (
@@ -60,7 +59,7 @@ MAX_CHUNKS_AT_ONCE: Final = 1024
 class ReadingConnection(AnsweringConnection):
     """A connection that is read with a parser."""
 
-    __slots__ = ("_detour", "_is_staged", "_is_unparsed", "_lands", "_parser", "_reading")
+    __slots__ = ("_detour", "_is_staged", "_is_unparsed", "_parser", "_reading")
 
     def __init__(
         self,
@@ -74,7 +73,6 @@ class ReadingConnection(AnsweringConnection):
         self._parser: Any = None
         self._reading: Head | None = None
         self.forget_parser()
-        self._lands = False
         self._detour = b""
         self._is_staged = False
         self._is_unparsed = False
@@ -139,7 +137,7 @@ class ReadingConnection(AnsweringConnection):
             self._refuse(head.route.is_full_error, head)
             return
         self._take_unparsed(data[head.raw_bytes :], len(data))
-        self._land()
+        self.intake.land(self)
 
     def _go_on(self, data: bytes) -> None:
         """Take what comes of a body whose head was remembered; the parser reads what follows."""
@@ -161,26 +159,10 @@ class ReadingConnection(AnsweringConnection):
             self._body.take(piece, head, talk.body_bytes)
         self._came(size)
 
-    def _land(self) -> None:
-        """From the first body on that lands, have the kernel put them there."""
-        if not self._lands and self.room() is not None:
-            self._lands = True
-            read_bodies(self.transport, self)
-
     @property
     def held_bytes(self) -> int:
         """What is kept of a body that is arriving."""
         return self._body.held_bytes
-
-    def give_way(self) -> None:
-        """Read no more in this turn: a client that sends quickly would be read for megabytes before anybody else."""
-        if not self.flow.read_paused and not self.transport.is_closing():
-            self.flow.pause_reading()
-            self._lane.turns.wait(self._read_on)
-
-    def _read_on(self) -> None:
-        if not self.talk.waiting and not self.flow.write_paused and not self.transport.is_closing():
-            self.flow.resume_reading()
 
     def _learn(self, data: bytes, raw: bytes) -> None:
         """Remember the head of the one message in this segment if the same bytes will always mean the same."""
@@ -226,7 +208,7 @@ class ReadingConnection(AnsweringConnection):
             if read < len(data) and talk.state.reads:
                 self.read_later(data[read:])
             else:
-                self._land()
+                self.intake.land(self)
         except httptools.HttpParserError as error:
             if talk.state.reads:
                 self._refuse(refusal_of(error, data) or lane.defect(error), self._reading)
@@ -246,11 +228,10 @@ class ReadingConnection(AnsweringConnection):
         return talk.state.reads and (is_much or bool(talk.waiting))
 
     def read_rest(self) -> None:
-        """Read more of what came at once, now that it is the client's turn."""
-        self.awaits_turn = False
-        if self.is_rest_next() and not self.flow.write_paused and not self.transport.is_closing():
+        """Read more of what came at once, now that it is the client's turn, and start what waits."""
+        if self.is_rest_next():
             self._parse(self.rest_before())
-            self.advance_answers()
+        self.advance_answers()
 
     def _change_parser(self, rest: bytes) -> None:
         """Have another parser read the body: one that was asked for another protocol stops before it."""
