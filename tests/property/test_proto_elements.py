@@ -3,12 +3,14 @@
 
 import functools
 import random
+from itertools import islice
 
 import pytest
 
 pytest.importorskip("google.protobuf")
 
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from forebay.errors import TooLarge
 from forebay.protocols.kserve.messages import messages
@@ -175,6 +177,36 @@ def test_no_more_is_counted_than_was_written(kind):
         data = message.SerializeToString()
         keys = data.count(b"\n") + data.count(b"\x12")  # names in maps are fields as well, also where they are empty
         assert is_taken(data, kind, tensors, elsewhere + tensors + keys)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.DESCRIPTOR.name)
+def test_unknown_fields_count_as_well(kind):
+    chosen = random.Random(kind.DESCRIPTOR.name)
+    for _ in range(60):
+        parts = []
+        for _ in range(chosen.randrange(1, 6)):
+            number, wire = chosen.choice([100, 101, 1999, 2048, 100_000]), chosen.choice([0, 1, 2, 5])
+            part = varint(number << 3 | wire, chosen) + _content(chosen, None, wire, number, 0)
+            parts.append(part * chosen.choice([1, 2, 3, 7, 40]))
+        data = b"".join(parts)
+        count = len(UnknownFieldSet(kind.FromString(data)))
+        assert is_taken(data, kind, 1, count)
+        assert not is_taken(data, kind, 1, count - 1)
+
+
+def test_messages_count_with_a_field_in_each_before_they_are_looked_into():
+    kind = messages().ModelInferRequest
+    proto = kind()
+    proto.inputs.add(name="a")
+    data = proto.SerializeToString() * 600
+    steps = message_elements(data, kind.DESCRIPTOR, ElementLimits(MANY, 1000))
+    assert len(list(islice(steps, 501 // proto_elements._STEPS))) == 167
+    with pytest.raises(TooLarge, match=r"InferRequest\.inputs has more than 1000 elements"):
+        next(steps)
+    assert is_taken(data, kind, MANY, 1200)
+    empty = kind(inputs=[{}] * 600).SerializeToString()
+    assert is_taken(empty, kind, MANY, 600)
+    assert not is_taken(empty, kind, MANY, 599)
 
 
 def test_the_field_is_named_and_runs_are_counted():

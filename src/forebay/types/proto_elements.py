@@ -9,15 +9,18 @@ What a parser would refuse is walked over as far as it goes.
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
 from forebay.types.element_limits import Data, ElementLimits, Steps, too_many
 
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _WIDTHS: Final = {_FIXED64: 8, _FIXED32: 4}
-_NUMBERS: Final = {_VARINT: rb"[\x80-\xff]*+[\x00-\x7f]", _FIXED64: rb"[\s\S]{8}", _FIXED32: rb"[\s\S]{4}"}
-"""What follows the tag of a number that stands alone."""
+_NUMBERS: Final = {
+    wire: re.compile(rb"([\x80-\xff]*+[\x00-\x7f])%b(?:\1%b)*+" % (value, value))
+    for wire, value in {_VARINT: rb"[\x80-\xff]*+[\x00-\x7f]", _FIXED64: rb"[\s\S]{8}", _FIXED32: rb"[\s\S]{4}"}.items()
+}
+"""Match a tag and a number that stands alone, and then the same tag and a number again and again."""
 
 _TENSORS: Final = frozenset({"TensorProto", "InferTensorContents", "Tensor", "BytesList", "FloatList", "Int64List"})
 """Messages whose repeated fields are elements of tensors, also texts and bytes."""
@@ -30,7 +33,7 @@ _DEPTH: Final = 128
 _STEPS: Final = 4096
 """Fields after which others have their turn."""
 _TINY: Final = 3
-"""Values up to this length are matched in runs, by a pattern for each field and length; longer ones in a loop."""
+"""Values up to this length are matched in runs, by a pattern for each length; longer ones in a loop."""
 _RUN_BYTES: Final = 128 * 1024
 """What is looked at in one go of fields that are all alike."""
 _HIGH: Final = bytes(range(128, 256))
@@ -84,27 +87,25 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
                     break
                 if width:
                     count = size // width if width > 1 else (yield from _varints(data, at, stop))
-                elif stop < end and data[stop] == data[start] and tag_bytes == 1:
+                elif stop < end and data[stop] == data[start]:
                     if inner is None:
-                        count, stop = _run(data, start, stop, end) if name and at == start + 2 else (1, stop)
-                    elif start >= counted_to:
+                        count, stop = _same_texts(data, start, at, stop, end)
+                    elif tag_bytes == 1 and start >= counted_to:
                         siblings, counted_to = yield from _siblings(data, start, end, left[0])
                         count = siblings if siblings > left[0] else 1
                 if inner is not None and size and len(stack) < _DEPTH:
                     stack.append((plan, stop, end))
                     plan, stop, end, groups = inner, at, stop, 0
                 at = stop
-            elif wire in _NUMBERS and not (name and tag_bytes <= 2):
-                at = _varint(data, at, end)[1] if wire == _VARINT else at + _WIDTHS[wire]
             elif wire in _NUMBERS:
-                found = _numbers(bytes(data[start:at]), wire).match(data, start, min(start + _RUN_BYTES, end))
-                if found is None:
-                    break
-                at = found.end()
-                if wire == _VARINT:  # of one, and so of its tag, only the last byte lacks the highest bit
-                    count = len(found[0].translate(None, _HIGH)) // 2
+                if wire != _VARINT:
+                    at += _WIDTHS[wire]
+                elif at < end and data[at] < 0x80:
+                    at += 1
                 else:
-                    count = (at - start) // (tag_bytes + _WIDTHS[wire])
+                    at = _varint(data, at, end)[1]
+                if at < end and data[at] == data[start]:
+                    count, at = _same_numbers(data, start, at, end, wire)
             elif wire == _GROUP:
                 groups += 1
             elif wire == _END_GROUP and groups:
@@ -124,17 +125,19 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
                 yield
 
 
-def _run(data: Data, start: int, stop: int, end: int) -> tuple[int, int]:
-    """Count the same field again and again, from a short one on that lies between two places.
+def _same_texts(data: Data, start: int, at: int, stop: int, end: int) -> tuple[int, int]:
+    """Count the same field again and again, from the one at `start` whose value lies between `at` and `stop`.
 
     Returns how many there are, and where they end.
     """
-    tag, size = data[start], data[start + 1]
-    if size <= _TINY and data[stop : stop + 2] == data[start : start + 2]:  # where the next one is as long, many may be
-        found = _equals(tag, size).match(data, start, min(start + _RUN_BYTES, end))
-        assert found is not None
-        return (found.end() - start) // (2 + size), found.end()
-    count, at = 1, stop
+    size = stop - at
+    if size <= _TINY and data[stop : stop + at - start] == data[start:at]:  # where the next one is as long, many may be
+        found = _equals(at - start, size).match(data, start, min(start + _RUN_BYTES, end))
+        if found is not None:
+            return (found.end() - start) // (stop - start), found.end()
+    if at - start != 2:
+        return 1, stop
+    tag, count, at = data[start], 1, stop
     while at + 1 < end and data[at] == tag and (size := data[at + 1]) < 0x80 and count < _STEPS:
         stop = at + 2 + size
         if stop > end:
@@ -144,20 +147,34 @@ def _run(data: Data, start: int, stop: int, end: int) -> tuple[int, int]:
     return count, at
 
 
-def _siblings(data: Data, at: int, end: int, limit: int) -> Steps[tuple[int, int]]:
-    """Count the same field again and again without a look at what it holds; stop beyond the limit.
+def _same_numbers(data: Data, start: int, stop: int, end: int, wire: int) -> tuple[int, int]:
+    """Count the same number again and again, from one on that lies between two places.
 
     Returns how many there are, and where they end.
     """
-    tag, count = data[at], 0
+    found = _NUMBERS[wire].match(data, start, min(start + _RUN_BYTES, end))
+    if found is None:
+        return 1, stop
+    if wire == _VARINT:  # of one, and so of its tag, only the last byte lacks the highest bit
+        return len(found[0].translate(None, _HIGH)) // 2, found.end()
+    return (found.end() - start) // (found.end(1) - start + _WIDTHS[wire]), found.end()
+
+
+def _siblings(data: Data, at: int, end: int, limit: int) -> Steps[tuple[int, int]]:
+    """Count the same message again and again, and one field in each that is not empty; stop beyond the limit.
+
+    Returns how many there are, and where they end.
+    """
+    tag, count, turn = data[at], 0, 0
     while at + 1 < end and data[at] == tag and count <= limit:
         size = data[at + 1]
         at += 2
         if size >= 0x80:
             size, at = _varint(data, at - 1, end)
         at += size
-        count += 1
-        if not count % _STEPS:
+        count += 2 if size else 1
+        turn += 1
+        if not turn % _STEPS:
             yield
     return count, at
 
@@ -186,16 +203,10 @@ def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
     return 0, end + 1
 
 
-@lru_cache(4096)
-def _equals(tag: int, size: int) -> re.Pattern[bytes]:
-    """Match the same field again and again, with values of this length."""
-    return re.compile(rb"(?:\x%02x\x%02x[\s\S]{%d})*+" % (tag, size, size))
-
-
-@lru_cache(4096)
-def _numbers(tag: bytes, wire: int) -> re.Pattern[bytes]:
-    """Match the same number again and again."""
-    return re.compile(rb"(?:%b%b)++" % (re.escape(tag), _NUMBERS[wire]))
+@cache
+def _equals(prefix: int, size: int) -> re.Pattern[bytes]:
+    """Match the same field again and again, by the bytes of its tag and length together, and of its value."""
+    return re.compile(rb"([\s\S]{%d})[\s\S]{%d}(?:\1[\s\S]{%d})*+" % (prefix, size, size))
 
 
 @cache
