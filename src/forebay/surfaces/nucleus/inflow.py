@@ -86,7 +86,7 @@ class _Inflow:
         self._task = None
 
 
-class Intake:
+class InflowClient:
     """The worker's side."""
 
     def __init__(self, desk: DeskClient) -> None:

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from forebay.errors import Cancelled, ModelError
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched, method_parameters
-from forebay.surfaces.nucleus.inflow import Intake
+from forebay.surfaces.nucleus.inflow import InflowClient
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, Aborted, RpcContext
@@ -105,7 +105,7 @@ class RpcRunner(HandlerHost):
         super().__init__(handler, config=config, requirements=requirements)
         self._service = service
         self._module: Any = None
-        self._intake: Intake | None = None
+        self._inflows: InflowClient | None = None
         self._methods: dict[str, RpcMethod] = {}
 
     def _answers(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[list[Any]]:
@@ -132,7 +132,7 @@ class RpcRunner(HandlerHost):
             )
         plans = {rpc.name: _arguments(cls, rpc.name) for rpc in self._service.rpcs}
         if self._desk is not None:
-            self._intake = Intake(self._desk)
+            self._inflows = InflowClient(self._desk)
         handler = self._construct(cls, proto_module_pb2=self._module)
         described = self._module.DESCRIPTOR.services_by_name[self._service.full_name.rpartition(".")[2]]
         for rpc in self._service.rpcs:
@@ -186,8 +186,8 @@ class RpcRunner(HandlerHost):
 
     def _call(self, method: RpcMethod, item: Item, context: RpcContext) -> Any:
         if method.rpc.is_asked_in_parts:
-            assert self._intake is not None
-            payload: Any = self._intake.messages(item.params["stream"], method.decoded)
+            assert self._inflows is not None
+            payload: Any = self._inflows.messages(item.params["stream"], method.decoded)
         else:
             payload = method.decoded(item.body)
         return method.arguments.call(method.function, {"payload": payload, "context": context})
