@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.pools.guests import AttachedByThreads
 from tests.pools.rude import FAULTS_OF_THE_CLIENT, HELD, RAISED
-from tests.pools.test_pool_contract import ALL, ROOT, Rig, call_off, eventually, run
+from tests.pools.test_pool_contract import ALL, ROOT, Rig, call_off, eventually, run, streaming
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import Code, ModelError, Unavailable
@@ -24,17 +24,17 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 
-def pool_of(kind, runner="Rude", workers=1, threads=1, **kwargs):
+def pool_of(kind, runner="Rude", workers=1, threads=1, seats=0, **kwargs):
     if kind == "async" and runner == "Rude":
         runner = "RudeAsync"
     spec = RunnerSpec(f"tests.pools.rude:{runner}", kwargs)
     if kind == "threads":
-        return ThreadPool(spec, workers=workers, threads=threads)
+        return ThreadPool(spec, workers=workers, threads=threads, seats=seats)
     if kind == "processes":
-        return ProcessPool(spec, workers=workers, threads=threads, path=[ROOT])
+        return ProcessPool(spec, workers=workers, threads=threads, seats=seats, path=[ROOT])
     if kind == "attached":
-        return AttachedByThreads(spec, workers=workers, threads=threads)
-    return InlinePool(spec, slots=workers * threads)
+        return AttachedByThreads(spec, workers=workers, threads=threads, seats=seats)
+    return InlinePool(spec, slots=workers * threads, seats=seats)
 
 
 def told(outcome):
@@ -85,13 +85,13 @@ def test_the_texts_of_a_user_reach_the_client_as_far_as_they_can_be_written(kind
     run(main())
 
 
-@pytest.mark.parametrize("kind", ALL)
+@streaming
 @pytest.mark.parametrize("what", ["", "own", "keyboard", "mute"])
-def test_a_stream_is_closed_where_it_ran_however_it_ends(kind, what, tmp_path):  # F18, F31
+def test_a_stream_is_closed_where_it_ran_however_it_ends(kind, seats, what, tmp_path):  # F18, F31
     path = tmp_path / "log"
 
     async def main():
-        async with Rig(pool_of(kind)) as rig:
+        async with Rig(pool_of(kind, seats=seats)) as rig:
             parts = []
 
             def on_parts(found, release):

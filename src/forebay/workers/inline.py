@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import ForebayError, Unavailable
 from forebay.observe import model_log
@@ -19,12 +19,12 @@ from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams, ha
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, PoolStatistics, not_opened
+from forebay.workers.pool import PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
-from forebay.workers.user_code import aclose, attempt, attempt_async, close, close_runner, do_after, settled, user_code
+from forebay.workers.user_code import attempt, attempt_async, close, close_runner, do_after, settled, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
@@ -51,7 +51,7 @@ class InlinePool:
             spec: What it runs.
             slots: Coroutines at a time.
             devices: What it runs on: the first of them.
-            seats: Rows of streams that may be open; 0 runs a batch, or a coroutine, a slot.
+            seats: Rows of streams that may be open; 0 runs a batch, or a coroutine, a slot, and no streams.
         """
         self._seats = seats
         self._streams: InlineStreams | None = None
@@ -121,7 +121,7 @@ class InlinePool:
         laps = None if batch.noted is None else Laps(started)
         context.run(self._enter, batch, laps)
         result = attempt(context.run, run, batch.entries)
-        if hasattr(result, "__await__") or hasattr(result, "__next__") or hasattr(result, "__anext__"):
+        if hasattr(result, "__await__"):
             work = self._finish(batch, done, result, started, laps)
             self._tasks[batch] = asyncio.get_running_loop().create_task(work, context=context), done
             batch.on_cancel = lambda: self._called_off(batch)
@@ -215,46 +215,13 @@ class InlinePool:
             batch.on_cancel = None
             self._answer(batch, done, _settled(result, count), started, laps)
 
-    async def _outcomes(self, batch: EntryBatch, result: Any) -> Any:
+    async def _outcomes(self, batch: EntryBatch, result: Awaitable[Any]) -> Any:
         if batch.cancelled:
             close(result)
             return Failure(Unavailable("the request was called off"))
-        if hasattr(result, "__await__"):
-            result = await cast("Awaitable[Any]", result)
-        if hasattr(result, "__next__"):
-            result = _steps(cast("Iterator[Any]", result))
-        if not hasattr(result, "__anext__"):
-            return result
-        try:
-            await self._stream(batch, cast("AsyncIterator[Any]", result))
-        finally:
-            await aclose(result)
-        return [None] * len(batch.entries)
-
-    async def _stream(self, batch: EntryBatch, steps: AsyncIterator[Sequence[Any]]) -> None:
-        credit = asyncio.Semaphore(CREDIT)
-        on_steps = batch.on_steps  # the batch may be answered before its generator has ended, and has none then
-        assert on_steps is not None
-        taken = 0
-        async for parts in steps:
-            await credit.acquire()
-            if batch.cancelled:
-                break
-            on_steps([settled(parts, len(batch.entries))[0]], credit.release)
-            taken += 1
-            if taken % CREDIT == 0:
-                await asyncio.sleep(0)  # a generator that awaits nothing must not keep the loop from everybody else
+        return await result
 
 
 def _settled(result: Any, count: int) -> Settled:
     found: Any = result if type(result) is Failure else attempt(settled, result, count)
     return ([found] * count, []) if type(found) is Failure else found
-
-
-async def _steps(iterator: Iterator[Any]) -> AsyncIterator[Any]:
-    try:
-        for step in iterator:
-            yield step
-            await asyncio.sleep(0)
-    finally:
-        close(iterator)

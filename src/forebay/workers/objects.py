@@ -17,7 +17,7 @@ somebody else started.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
 
 import msgspec
@@ -233,7 +233,7 @@ class PackedRunner:
         """Load what the runner needs."""
         self._runner.open(ctx)
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]]:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Load the bodies, run those that could be loaded, pack what comes of it."""
         loaded: list[UnpackedItem] = []
         failures: dict[int, Failure] = {}
@@ -246,10 +246,7 @@ class PackedRunner:
         if not loaded:
             return list(failures.values())
         sizes = [item.size if type(item.body) is list else None for item in loaded]
-        result = self._runner.run(loaded)
-        if hasattr(result, "__next__"):
-            return _packed_steps(cast("Iterator[Sequence[Any]]", result), len(loaded), failures)
-        outcomes = checked(result, len(loaded))
+        outcomes = checked(self._runner.run(loaded), len(loaded))
         return _merged([_packed(*pair) for pair in zip(outcomes, sizes, strict=True)], failures)
 
     def close(self) -> None:
@@ -290,23 +287,8 @@ def _packed(outcome: Outcome, size: int | None) -> Outcome:
     return next((one for one in outcomes if type(one) is Failure), outcomes)  # an item has one answer
 
 
-def _merged(outcomes: list[Outcome], failures: Mapping[int, Failure | None]) -> list[Outcome]:
+def _merged(outcomes: list[Outcome], failures: Mapping[int, Failure]) -> list[Outcome]:
     """Insert the outcomes of the items that were not run in their places."""
     for index, failure in failures.items():  # by rising index
         outcomes.insert(index, failure)
     return outcomes
-
-
-def _packed_steps(
-    steps: Iterator[Sequence[Any]], count: int, failures: Mapping[int, Failure]
-) -> Iterator[Sequence[Any]]:
-    try:
-        if failures:
-            yield _merged([None] * count, failures)
-        for parts in steps:
-            found = [None if part is None else pack_outcome(part) for part in checked(parts, count)]
-            yield _merged(found, dict.fromkeys(failures))
-    finally:
-        close = getattr(steps, "close", None)
-        if close is not None:
-            close()

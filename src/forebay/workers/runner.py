@@ -48,7 +48,7 @@ class Runner(Protocol):
         Returns:
             One outcome for each item, in order: a result, or a `Failure` for that item only. Or an iterator of
             steps of a streamed answer: in each step one part for each item, None where it has nothing. Or, where the
-            worker has seats, a stream that is stepped together with others.
+            worker has seats, a stream that is stepped together with others. Threads and loops stream in seats only.
 
         Raises:
             Exception: Fails the whole batch.

@@ -23,13 +23,13 @@ from forebay.workers.devices import run_on
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import CREDIT, MAX_LEFT, STUCK_S, PoolStatistics, not_opened, require_slots
+from forebay.workers.pool import MAX_LEFT, STUCK_S, PoolStatistics, not_opened, require_slots
 from forebay.workers.runner import WorkerContext
 from forebay.workers.thread_slot import ThreadSlot
-from forebay.workers.user_code import answered, caught, close_runner, do_after, settled, user_code
+from forebay.workers.user_code import answered, caught, close_runner, do_after, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.runner import Runner, RunnerSpec
@@ -124,7 +124,7 @@ class ThreadPool:
             stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and another
                 one takes its place; None leaves it in place.
             devices: What they run on, one after the other and again from the first; none says nothing of it.
-            seats: Rows of streams that may be open in each thread; 0 has each run one batch at a time.
+            seats: Rows of streams that may be open in each thread; 0 runs one batch at a time, and no streams.
         """
         require_slots(workers, threads)
         self.idle = 0
@@ -483,31 +483,11 @@ class ThreadPool:
         started = time.monotonic()
         laps = None if batch.noted is None else Laps(started)
         lap.set(laps)
-        found = answered(runner.run, batch.entries, lambda steps: self._stream(batch, steps))
+        found = answered(runner.run, batch.entries)
         batch.model_s = time.monotonic() - started
         if batch.noted is not None and laps is not None:
             note(batch.noted, runner, laps, started, str(worker))
         return found
-
-    def _stream(self, batch: EntryBatch, steps: Iterator[Sequence[Any]]) -> None:
-        assert self._loop is not None
-        on_steps = batch.on_steps  # the batch may be answered without this thread, and has none then
-        assert on_steps is not None
-        credit = threading.Semaphore(CREDIT)
-        call_off = batch.on_cancel
-
-        def wake() -> None:
-            credit.release()  # who waits for room that nobody will make is woken
-            if call_off is not None:
-                call_off()
-
-        batch.on_cancel = wake
-        for step in steps:
-            credit.acquire()  # bounded: a client that takes nothing is cut off by its connection's write timeout
-            if batch.cancelled:
-                break
-            parts, _ = settled(step, len(batch.entries))
-            self._say(on_steps, [parts], credit.release)
 
     def _say(self, act: Callable[..., object], *what: object) -> None:
         """Have the loop do something, from a thread."""

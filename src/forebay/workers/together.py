@@ -16,7 +16,7 @@ from forebay.workers.cancel import probe
 from forebay.workers.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
 
     from forebay.types.call import Outcome
 
@@ -110,7 +110,6 @@ class SideBySide:
         self.task: asyncio.Task[Any] | None = None
         self.late: asyncio.Task[None] | None = None
         self.context = contextvars.copy_context()
-        self._alone: Iterator[Sequence[Any]] | None = None
 
     def together(self, streams: Sequence[SideBySide]) -> Callable[[], Any]:
         """Return what waits for whoever is first, or until something else is to be done."""
@@ -119,28 +118,6 @@ class SideBySide:
     def _step(self, streams: Sequence[SideBySide]) -> Any:
         first = self._first(streams)
         return first if self._wait is None else self._wait(first)
-
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> Sequence[Any]:
-        """Return the next step, where whoever drives it has no seats."""
-        self._alone = self._alone or self._follow()
-        return next(self._alone)
-
-    def _follow(self) -> Iterator[Sequence[Any]]:
-        assert self._wait is not None
-        while True:
-            # Whoever waits for the whole part also asks whether its clients are there.
-            (step,) = self._wait(self._first([self]))
-            if step.parts is not None:
-                yield step.parts
-            if step.outcomes is not None:
-                failed = next((one for one in step.outcomes if type(one) is Failure), None)
-                if failed is not None:
-                    raise failed.error
-                return
 
     def close(self) -> Any:
         """End the generator."""

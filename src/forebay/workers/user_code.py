@@ -99,13 +99,13 @@ def user_code(*passes: type[BaseException]) -> _Boundary:
 
 
 def answered(
-    run: Callable[[Any], Any], items: Sequence[Any], stream: Callable[[Iterator[Any]], object]
+    run: Callable[[Any], Any], items: Sequence[Any], stream: Callable[[Iterator[Any]], object] | None = None
 ) -> tuple[Sequence[Outcome], list[Callable[[], object]]]:
     """Run a batch.
 
     Args:
         run: A runner's.
-        stream: Sends the steps of a streamed answer; they are closed once it returns.
+        stream: Sends the steps of a streamed answer; they are closed once it returns. None where none may come.
 
     Returns:
         One outcome for each item, whatever happens, and the work to do once they were written.
@@ -113,7 +113,7 @@ def answered(
     count = len(items)
     try:
         result = run(items)
-        if not hasattr(result, "__next__"):
+        if stream is None or not hasattr(result, "__next__"):
             return settled(result, count)
         try:
             stream(result)

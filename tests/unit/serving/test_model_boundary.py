@@ -34,7 +34,12 @@ class Desk:
 
     def __init__(self, model, kind="inline", slots=1, timeout_s=PATIENCE_S, streams=False, **batching):
         spec = RunnerSpec("", local=lambda: ModelRunner(model))
-        self.pool = InlinePool(spec, slots=slots) if kind == "inline" else ThreadPool(spec, workers=slots)
+        seats = int(streams)
+        self.pool = (
+            InlinePool(spec, slots=slots, seats=seats)
+            if kind == "inline"
+            else ThreadPool(spec, workers=slots, seats=seats)
+        )
         config = EndpointConfig(name="desk", timeout_s=timeout_s, streams=streams)
         self.endpoint = Endpoint(config, BatchConfig(**{"idle": "go", "max_size": 1, **batching}), self.pool)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.stepping import steps_of
 
 from forebay.errors import BadOutcome, Code, InvalidRequest, NotFound, RunnerFailed, ValidationError
 from forebay.serving.models.methods import endpoint
@@ -287,12 +288,12 @@ STREAMS = [Streams, StreamsAsync, StreamsPassedOn, StreamsAsyncPassedOn, Streams
 
 @pytest.mark.parametrize("model", STREAMS)
 def test_each_step_has_a_part_for_each(model, opened):
-    assert list(opened(model).run([request("a"), request("b")])) == [[b'"a0"', b'"b0"'], [b'"a1"', b'"b1"']]
+    assert steps_of(opened(model), [request("a"), request("b")]) == [[b'"a0"', b'"b0"'], [b'"a1"', b'"b1"']]
 
 
 @pytest.mark.parametrize("model", STREAMS)
 def test_a_bad_sample_leaves_the_streams_of_the_others_alone(model, opened):
-    steps = list(opened(model).run([request("a"), request(b"nope"), request("bad")]))
+    steps = steps_of(opened(model), [request("a"), request(b"nope"), request("bad")])
     assert type(steps[0][1].error) is InvalidRequest
     assert [step[0] for step in steps[1:]] == [b'"a0"', b'"a1"']
     assert type(steps[1][2].error) is RunnerFailed
@@ -308,7 +309,7 @@ def test_a_decorator_that_makes_no_generator_of_one_is_told(base, opened):
     with pytest.raises(
         BadOutcome, match=r"Listed\.predict returned a list and no generator, though .* functools\.wraps"
     ):
-        list(opened(Listed).run([request("a")]))
+        steps_of(opened(Listed), [request("a")])
 
 
 def test_a_decorator_that_hides_what_it_wraps_is_told(opened):
@@ -328,7 +329,7 @@ def test_a_step_needs_one_part_for_each(step, opened):
             yield step
 
     with pytest.raises(BadOutcome, match="for a batch of 2"):
-        list(opened(Odd).run([request("a"), request("b")]))
+        steps_of(opened(Odd), [request("a"), request("b")])
 
 
 @pytest.mark.parametrize("bad", ["post", "odd"])
@@ -341,7 +342,7 @@ def test_whatever_fails_in_a_streamed_sample_fails_alone(bad, opened):
                 raise ValueError("in postprocess")
             return object() if part.startswith("odd") else part
 
-    steps = list(opened(Both).run([request("a"), request(bad)]))
+    steps = steps_of(opened(Both), [request("a"), request(bad)])
     assert [step[0] for step in steps] == [b'"a0"', b'"a1"']
     assert type(steps[0][1]) is Failure
 
@@ -354,7 +355,7 @@ def test_postprocess_of_a_stream_may_be_async(opened):
             return part.upper()
 
     try:
-        steps = list(opened(Both).run([request("a")]))
+        steps = steps_of(opened(Both), [request("a")])
     except (BadOutcome, TypeError):
         steps = None
     with warnings.catch_warnings():

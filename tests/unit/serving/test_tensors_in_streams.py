@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of streams are written as each client asked for them, also where others with another wish share a step."""
 
-import asyncio
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.stepping import steps_of
 
 import forebay
 from forebay.serving.models.model_runner import runner_for
@@ -74,7 +74,7 @@ def first_parts(runner, requests):
         made = streams[0].together(streams)()
         parts = made.parts if type(made) is Even else [part for one in made for part in one.parts or one.outcomes]
     else:
-        parts = next(iter(runner.run(requests)))
+        parts = steps_of(runner, requests)[0]
     return [shown(part) for part in parts]
 
 
@@ -137,13 +137,5 @@ class EndsAsync(forebay.Model):
 
 
 @pytest.mark.parametrize("model", [Ends, EndsAsync])
-def test_a_stream_of_steps_goes_alone_where_a_pool_has_no_seats(model, opened):
-    stream = opened(model).run([of_json(3)])
-    assert [part for (part,) in stream] == [b"3", b"4"]
-    stream.close()
-
-
-def test_on_a_loop_without_seats_it_is_an_error_that_says_so(opened):
-    stream = asyncio.run(opened(EndsAsync).run_async([of_json(3)]))
-    with pytest.raises(forebay.ForebayError, match="runs on a loop that has no seats for its streams"):
-        next(stream)
+def test_a_stream_of_steps_may_go_alone(model, opened):
+    assert [part for (part,) in steps_of(opened(model), [of_json(3)])] == [b"3", b"4"]

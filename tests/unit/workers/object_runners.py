@@ -31,8 +31,6 @@ class Doing:
         pass
 
     def run(self, items):
-        if isinstance(items[0].body, dict) and items[0].body.get("do") == "stream":
-            return iter([[item.body["x"] for item in items], [None] * len(items)])
         return [self.one(item) for item in items]
 
     def one(self, item):

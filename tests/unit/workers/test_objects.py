@@ -19,12 +19,11 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, ConfigError, ForebayError, RunnerFailed, Unavailable
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import load_module
-from forebay.types.call import Failure, Request
 from forebay.workers import shm
 from forebay.workers.frames import FrameReader, encode
-from forebay.workers.objects import Outputs, Packed, PackedRunner, is_packed, open_outcome, pack, packed, unpack
+from forebay.workers.objects import Outputs, Packed, is_packed, open_outcome, pack, packed, unpack
 from forebay.workers.processes import ProcessPool
-from forebay.workers.runner import RunnerSpec, WorkerContext
+from forebay.workers.runner import RunnerSpec
 from forebay.workers.shm import THRESHOLD_BYTES
 
 ROOT = str(Path(__file__).parents[3])
@@ -347,13 +346,3 @@ def test_a_worker_that_dies_leaves_the_next_one_with_whole_values():
             assert np.array_equal((await ask("echo", value)).load(), value)
 
     with_worker(use)
-
-
-def test_streamed_steps_are_packed_too():
-    runner = PackedRunner(Doing())
-    runner.open(WorkerContext())
-    bodies = [pack({"do": "stream", "x": 5}), pack({"x": Grumpy()}), pack({"do": "stream", "x": 6})]
-    steps = list(runner.run([Request(body=body, reply=lambda *_: None) for body in bodies]))
-    found = [[open_outcome(part).load() if is_packed(part) else part for part in step] for step in steps]
-    assert [type(part) for part in found[0]] == [type(None), Failure, type(None)]
-    assert found[1:] == [[5, None, 6], [None, None, None]]

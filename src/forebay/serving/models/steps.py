@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast, final
 
 from forebay.errors import BadOutcome
@@ -98,43 +98,17 @@ class Stream:
         self.params = params
         self.told = told
         self._wait = wait
-        self._is_finished = self._is_over = False
-        self._alone: Callable[[], Any] | None = None
+        self._is_finished = False
 
     def together(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Return what steps several streams; see `Together`."""
         return _SharedStep(self.mates, streams, self._wait)
-
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> Sequence[Any]:
-        """Return the next step, where whoever drives it has no seats."""
-        if self.mates.awaits and self._wait is None:
-            msg = f"{self.mates.model_name} streams by coroutines, and runs on a loop that has no seats for its streams"
-            raise BadOutcome(msg)
-        self._alone = self._alone or self.together([self])
-        while not self._is_over:
-            made = self._alone()
-            if type(made) is Even:
-                self._is_over = bool(made.over)
-                return made.parts
-            (step,) = made
-            self._is_over = step.outcomes is not None
-            failed = next((one for one in step.outcomes or () if type(one) is Failure), None)
-            if failed is not None:
-                raise failed.error
-            if step.parts is not None:
-                return step.parts
-        raise StopIteration
 
     def close(self) -> Any:
         """Let go of the state, once; what is returned has to be waited for if it can be."""
         if self._is_finished:
             return None
         self._is_finished = True
-        self._alone = None
         self.mates.silent.pop(self, None)
         state, self.state = self.state, None
         finished = self.mates.finish(state)
