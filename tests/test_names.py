@@ -6,19 +6,11 @@ import graphlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-
-
-@pytest.fixture(scope="module")
-def modules():
-    """The syntax trees of the whole source, which are large, for as long as they are looked at."""
-    return {
-        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_bytes())
-        for path in SOURCE.rglob("*.py")
-    }
 
 
 def run_at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -34,24 +26,47 @@ def run_at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from run_at_import(handler.body)
 
 
+class Module(NamedTuple):
+    """What a module has: public classes, and the names that it imports when it is imported itself."""
+
+    classes: list[str]
+    imports: list[tuple[str, list[str]]]
+
+
+def read(path: Path) -> Module:
+    """Read a module; its syntax tree, which is large, is gone afterwards."""
+    body, imports = ast.parse(path.read_bytes()).body, []
+    for statement in run_at_import(body):
+        if isinstance(statement, ast.Import):
+            imports += [(each.name, []) for each in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            imports.append((statement.module, [each.name for each in statement.names]))
+    classes = [one.name for one in body if isinstance(one, ast.ClassDef) and not one.name.startswith("_")]
+    return Module(classes, imports)
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """The whole source."""
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): read(path)
+        for path in SOURCE.rglob("*.py")
+    }
+
+
 def test_a_public_class_has_a_name_of_its_own(modules):
     homes = defaultdict(list)
-    for module, tree in modules.items():
-        for statement in tree.body:
-            if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
-                homes[statement.name].append(module)
-    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+    for name, module in modules.items():
+        for public in module.classes:
+            homes[public].append(name)
+    assert {public: where for public, where in homes.items() if len(where) > 1} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle(modules):
-    imports = {}
-    for module, tree in modules.items():
-        found = imports[module] = set()
-        for statement in run_at_import(tree.body):
-            if isinstance(statement, ast.Import):
-                found.update(each.name for each in statement.names)
-            elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
-                inner = {f"{statement.module}.{each.name}" for each in statement.names} & modules.keys()
-                found.update(inner or {statement.module})
-    graph = {module: found & modules.keys() - {module} for module, found in imports.items()}
+    graph = {}
+    for name, module in modules.items():
+        found = graph[name] = set()
+        for imported, names in module.imports:
+            found.update({f"{imported}.{each}" for each in names} & modules.keys() or {imported} & modules.keys())
+        found.discard(name)
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

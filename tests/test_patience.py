@@ -14,7 +14,7 @@ import pytest
 from tests import waiting
 from tests.patience import pytest_runtest_makereport, pytest_terminal_summary
 
-waiting.PATIENCE_S = 8.0
+waiting.PATIENCE_S = 4.0
 """
 TESTS = """
 import asyncio, threading, time
@@ -35,7 +35,7 @@ def test_of_a_coroutine():
     asyncio.run(reached(after(0.6), "the slower", 1))
 
 def test_of_an_event_that_nobody_looks_at():
-    threading.Event().wait(4.1)
+    threading.Event().wait(2.1)
 
 @pytest.fixture(scope="module")
 def late():
@@ -51,7 +51,7 @@ def test_that_fails():
 LATE = [
     "test_them.py::test_of_a_coroutine (call): the slower happened after 0.",
     "test_them.py::test_of_a_thread (call): the slow happened after 0.",
-    "test_them.py::test_of_an_event_that_nobody_looks_at (call): took 4.1",
+    "test_them.py::test_of_an_event_that_nobody_looks_at (call): took 2.1",
     "test_them.py::test_of_its_fixture (setup): the set-up happened after 0.",
 ]
 
