@@ -52,6 +52,7 @@ class Door(NamedTuple):
         target: The path of a request, or of a method.
         attacks: Makes the bodies of its attacks.
         media: The media type of its bodies; of forms each attack has its own.
+        in_thread: Whether a thread of a model decodes what it takes, in one call that other clients wait for.
     """
 
     server: str
@@ -59,6 +60,7 @@ class Door(NamedTuple):
     target: str
     attacks: Sequence[Callable[[], Attack]]
     media: str = "application/json"
+    in_thread: bool = False
 
     @property
     def name(self) -> str:
@@ -153,11 +155,12 @@ def doors() -> list[Door]:
     spoken, service = tfserving.SERVING.classes(), kserve.messages()
     spec = spoken.ModelSpec(name="tensors", signature_name="serving_default")
     named = {"model_spec": spec}
+    forms = [partial(_form, kind) for kind in crowds.FORM_CROWDS]
     found = [
-        Door("models", "http", "/models/typed", _json(TREE)),
-        Door("models", "http", "/models/plain", _json({"a": [0]})),
-        Door("models", "http", "/models/sampled", _json([1.0])),
-        Door("models", "http", "/models/filed", [partial(_form, kind) for kind in crowds.FORM_CROWDS], "form"),
+        Door("models", "http", "/models/typed", _json(TREE), in_thread=True),
+        Door("models", "http", "/models/plain", _json({"a": [0]}), in_thread=True),
+        Door("models", "http", "/models/sampled", _json([1.0]), in_thread=True),
+        Door("models", "http", "/models/filed", forms, "form", in_thread=True),
         Door("models", "http", "/v2/models/tensors/infer", _json(KSERVE)),
         Door("models", "http", "/v1/models/tensors:predict", _json(PREDICT)),
         Door("models", "http", "/v1/models/tensors:predict", _json(COLUMNS)),
@@ -177,8 +180,8 @@ def doors() -> list[Door]:
         Door("pipeline", "http", "/svc/inference", _json(CALL)),
         Door("pipeline", "http", "/svc/inference", [partial(_literal, kind) for kind in LITERALS]),
         Door("pipeline", "grpc", pipeline.PATH, _proto(pipeline.Request, key=["a"], value=["b"])),
-        Door("nucleus", "http", "/", _json({"a": [0]})),
-        Door("nucleus", "http", "/", [partial(_form, kind) for kind in crowds.FORM_CROWDS], "form"),
+        Door("nucleus", "http", "/", _json({"a": [0]}), in_thread=True),
+        Door("nucleus", "http", "/", forms, "form", in_thread=True),
         Door("graph", "http", "/v2/models/python_graph/infer", _json(KSERVE)),
     ]
     infer = {"model_name": "tensors", "id": "a"}
