@@ -17,27 +17,20 @@ from forebay.protocols.tfserving import rest as tfserving
 from forebay.serving.tensor_face import TensorFace
 from forebay.types import json_segments
 from forebay.types.element_limits import ElementLimits, at_once
-from forebay.types.json_segments import elements, outline
+from forebay.types.json_segments import elements, members
 from forebay.types.tensor import TensorMetadata
 
-ODD_TEXTS = st.text(alphabet='",[]{}:\\é x', max_size=12)
+ODD_TEXTS = st.text(alphabet='",[]{}:\\é😀\x00 x', max_size=12)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ODD_TEXTS
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=8) | st.dictionaries(ODD_TEXTS, inner, max_size=5), max_leaves=60
 )
-LAYOUTS = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"separators": (" ,", ": ")}])
+LAYOUTS = st.fixed_dictionaries(
+    {"ensure_ascii": st.booleans()},
+    optional={"indent": st.just(1), "separators": st.sampled_from([(",", ":"), (" ,", ": ")])},
+)
 EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([*'",[]{}:\\0 \n', ""])), max_size=3)
-SIZES = st.sampled_from([(1, 1), (5, 2), (16, 7), (64, 16)])
-
-
-class Sides(msgspec.Struct):
-    a: msgspec.Raw = msgspec.Raw()
-    b: dict[str, msgspec.Raw] = {}
-
-
-class Call(msgspec.Struct):
-    inputs: list[Sides]
-    id: msgspec.Raw = msgspec.Raw()
+SIZES = st.sampled_from([1, 2, 5, 16, 64])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,44 +59,22 @@ def said(value):
 
 @given(st.lists(VALUES, max_size=12) | VALUES, LAYOUTS, EDITS, SIZES)
 def test_the_elements_of_an_array_are_those_of_the_decoder(sizes, value, layout, edits, size):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", size[0])
-    data = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+    sizes.setattr(json_segments, "SEGMENT_BYTES", size)
+    data = edited(json.dumps(value, **layout), edits)
     expected = read(lambda: [said(one) for one in msgspec.json.decode(data, type=list[msgspec.Raw])])
     assert read(lambda: [*map(said, at_once(elements(data, 10**6)) or ())]) == expected
 
 
-@given(
-    st.fixed_dictionaries(
-        {"inputs": st.lists(st.fixed_dictionaries({}, optional={"a": VALUES, "b": VALUES, "c": VALUES}), max_size=4)},
-        optional={"id": VALUES, "x": VALUES},
-    ),
-    LAYOUTS,
-    EDITS,
-    SIZES,
-    st.integers(1, 3),
-)
-def test_an_outline_has_the_parts_of_the_whole(sizes, value, layout, edits, size, arrays):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", size[0])
-    sizes.setattr(json_segments, "FINE_BYTES", size[1])
-    data = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+@given(st.dictionaries(ODD_TEXTS, VALUES, max_size=12) | VALUES, LAYOUTS, EDITS, SIZES)
+def test_the_members_of_an_object_are_those_of_the_decoder(sizes, value, layout, edits, size):
+    sizes.setattr(json_segments, "SEGMENT_BYTES", size)
+    data = edited(json.dumps(value, **layout), edits)
 
-    def parts(text, whole):
-        found = msgspec.json.decode(text, type=Call)
-        inputs = [
-            [said(whole(one.a)), *((name, said(whole(part))) for name, part in one.b.items())] for one in found.inputs
-        ]
-        return [*inputs, said(whole(found.id))]
+    def said_of(named):
+        return {name: said(one) for name, one in (named or {}).items()}
 
-    def sides(text, whole):
-        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return {name: said(whole(part)) for name, part in found.items()}
-
-    def outlined(parts_of):
-        found = at_once(outline(data, arrays))
-        return parts_of(found.text, found.whole)
-
-    same = sides if arrays == 1 else parts
-    assert read(lambda: outlined(same)) == read(lambda: same(data, lambda part: part))
+    expected = read(lambda: said_of(msgspec.json.decode(data, type=dict[str, msgspec.Raw])))
+    assert read(lambda: said_of(at_once(members(data, 10**6)))) == expected
 
 
 FACES = [
@@ -135,7 +106,6 @@ BODIES = st.fixed_dictionaries(
 @pytest.fixture
 def short_steps(sizes):
     sizes.setattr(json_segments, "SEGMENT_BYTES", 16)
-    sizes.setattr(json_segments, "FINE_BYTES", 7)
     sizes.setattr(json_segments, "STEP_BYTES", 11)
     sizes.setattr(tfserving, "STEP_BYTES", 11)
     sizes.setattr(tfserving, "LONG_BYTES", 8)
@@ -170,7 +140,7 @@ def answered(read, body, face):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODIES, st.sampled_from(FACES), LAYOUTS, EDITS | st.just([]))
 def test_long_bodies_of_tensorflow_serving_are_read_like_short_ones(short_steps, value, face, layout, edits):
-    body = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+    body = edited(json.dumps(value, **layout), edits)
     found, expected = (answered(read, body, face) for read in (tensors_in_steps, tensors_in_one_call))
     assert is_same(found, expected), (found, expected)
 
@@ -218,10 +188,9 @@ def call_of(read):
 )
 def test_so_are_calls_of_kserve(sizes, value, layout, edits):
     sizes.setattr(json_segments, "SEGMENT_BYTES", 16)
-    sizes.setattr(json_segments, "FINE_BYTES", 7)
     for limit in ("LONG_BYTES", "_SHORT_BYTES"):
         sizes.setattr(kserve, limit, 8)
-    body = edited(json.dumps(value, ensure_ascii=False, **layout), edits)
+    body = edited(json.dumps(value, **layout), edits)
 
     def in_steps():
         envelope = at_once(kserve.counting(body, limits=ElementLimits(elsewhere=8)))
@@ -231,13 +200,35 @@ def test_so_are_calls_of_kserve(sizes, value, layout, edits):
     assert found is TooLarge or is_same(found, expected), (found, expected)
 
 
-STEPS = [b"[%b]" % b",".join([b"1.5"] * 400_000), b"[%b]" % b",".join([b"[[1.5],[2]]"] * 100_000)]
+class Read(bytes):
+    """Bytes that count how many of them were copied."""
+
+    copied = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.copied += len(found)
+        return found
 
 
-@pytest.mark.parametrize("data", STEPS)
-def test_no_step_reads_more_than_its_part_and_nothing_but_the_envelope_is_decoded(data):
+@pytest.fixture
+def usual_sizes(sizes):
+    sizes.setattr(json_segments, "SEGMENT_BYTES", json_segments.UNCUT_BYTES // 4)
+
+
+STEPS = {
+    "numbers": b"[%b]" % b",".join([b"1.5"] * 400_000),
+    "lists": b"[%b]" % b",".join([b"[[1.5],[2]]"] * 100_000),
+    "text": b'["%b"]' % (b"x" * 1_600_000),
+    "escapes": b'["%b"]' % (rb"\ud83d\ude00" * 150_000),
+    "value": b'{"b64":"%b"}' % (b"x" * 1_600_000),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_no_step_reads_more_than_its_part(usual_sizes, name):  # F73, F75
     with pytest.MonkeyPatch.context() as patch:
-        read: list[int] = []
+        read = [0]
         cut = json_segments.next_segment
 
         def counted(*args):
@@ -246,16 +237,34 @@ def test_no_step_reads_more_than_its_part_and_nothing_but_the_envelope_is_decode
             return segment
 
         patch.setattr(json_segments, "next_segment", counted)
-        patch.setattr(json_segments, "SEGMENT_BYTES", 64 * 1024)
-        patch.setattr(json_segments, "FINE_BYTES", 4096)
-        steps = outline(b'{"inputs":[{"name":"x","data":%b}]}' % data, 2)
-        short = None
-        while short is None:
-            read.append(0)
+        steps = members(b'{"inputs":{"x":%b}}' % STEPS[name], 1)
+        while True:
             try:
                 next(steps)
             except StopIteration as end:
-                short = end.value
-        assert max(read) <= json_segments.SEGMENTS * 64 * 1024
-        assert len(short.text) < 300_000
-        assert msgspec.json.decode(short.text)["inputs"][0]["name"] == "x"
+                (inputs,) = end.value.values()
+                break
+            read.append(0)
+        assert bytes(inputs) == b'{"x":%b}' % STEPS[name]
+        assert sum(read) > len(STEPS[name]) - 100
+        assert max(read) <= json_segments.SEGMENTS * json_segments.SEGMENT_BYTES
+
+
+UNCUT = {
+    "brackets": b"[",
+    "objects": b'{"a":',
+    "blanks": b" ",
+    "digits": b"1",
+    "texts": b'""',
+    "name": b"x",
+    "closed": b"[]",
+}
+
+
+@pytest.mark.parametrize("name", UNCUT)
+def test_what_has_no_place_to_be_cut_at_is_refused_once_a_step_was_read(usual_sizes, name):  # F73, F75
+    """A million lists in one another were read again and again, twice as many each time."""
+    data = Read(b"[" * (name != "name") + b'{"' * (name == "name") + UNCUT[name] * 2_000_000)
+    with pytest.raises(msgspec.DecodeError):
+        json_segments.next_segment(data, 0, b"", json_segments.SEGMENT_BYTES)
+    assert 0 < data.copied <= 2 * json_segments.UNCUT_BYTES

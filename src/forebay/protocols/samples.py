@@ -11,7 +11,7 @@ import msgspec
 from forebay.errors import ForebayError, TooLarge, ValidationError
 from forebay.serving.models.unreadable import refusal
 from forebay.types.first_use import known
-from forebay.types.json_segments import TooDeep, elements
+from forebay.types.json_segments import elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +55,6 @@ def samples_in_steps(body: Data, limit: int) -> Steps[list[memoryview]]:
     limit = min(limit, MAX_SAMPLES)
     try:
         rows = yield from elements(body, limit)
-    except TooDeep:
-        return samples_of(bytes(body), {"in": "json"}, limit)
     except msgspec.DecodeError as error:
         raise _refusal(error, body) from error
     if rows is None:

@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.types.element_limits import Data, Steps, too_many
 
-BOUND_BYTES: Final = 1024 * 1024
+BOUND_BYTES: Final = 256 * 1024
 """What one step looks at for the upper bound."""
 EXACT_BYTES: Final = 64 * 1024
 """What one step looks at where texts are left out; each may be an object for a moment."""

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long JSON, read in steps: cut at commas into segments that msgspec checks one by one.
+"""Long JSON, read in steps: cut at commas, and in long texts, into segments that msgspec checks one by one.
 
 Theory of operation. A decoder reads 60 MB in one call of 40 ms, in which an event loop serves no one else. A segment
-ends at a comma outside of texts. The brackets that are open there are known, since those of a segment are counted. So
-each segment can be completed: the open brackets before it, a value, the segment itself, a value, and the brackets that
-close the rest. All of JSON is well-formed if and only if all of its completed segments are, and msgspec says so of
-each. Nothing is parsed here.
+ends at a comma outside of texts, or inside of a text that is long. The brackets that are open there are known, since
+those of a segment are counted; a text that is open counts as one. So each segment can be completed: the open brackets
+before it, a value, the segment itself, a value, and the brackets that close the rest. All of JSON is well-formed if
+and only if all of its completed segments are, and msgspec says so of each. Nothing is parsed here.
 
-Two readers use segments. `outline` omits what lies inside arrays; the rest is short, and is decoded in one call.
-`elements` returns the elements of an array unread.
+JSON that cannot be cut for `UNCUT_BYTES` is refused: it has thousands of brackets in one another, or more blanks or
+longer numbers and names than anybody writes.
+
+`elements` and `members` return what is in an array or an object unread. Whoever needs more calls them again with that.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import io
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,8 +28,8 @@ from forebay.types.element_limits import Data, Steps
 LONG_BYTES: Final = 512 * 1024
 """Shorter JSON is decoded in one call."""
 SEGMENT_BYTES: Final = 64 * 1024
-FINE_BYTES: Final = 4 * 1024
-"""Size of segments where an outline must not omit all of a longer one."""
+UNCUT_BYTES: Final = 4 * SEGMENT_BYTES
+"""What must have a place to be cut at."""
 STEP_BYTES: Final = 256 * 1024
 """What is copied or looked through in one step."""
 SEGMENTS: Final = 4
@@ -37,14 +39,29 @@ MAX_DEPTH: Final = 64
 
 _PIECE_BYTES: Final = 256
 """What a piece costs beside its length where many are joined."""
+_MARK: Final = secrets.token_hex(8).encode()
+"""What nobody else can have written: it completes segments, and is told from what stands in them."""
+_BEFORE: Final = b'"<%b"' % _MARK
+_BEHIND: Final = b'">%b"' % _MARK
+_LAST_TEXTS: Final = 4 * MAX_DEPTH
+"""Texts, and what stands between them, of which one has a comma behind it: other than the names of open objects."""
 _BRACKETS: Final = b"[]{}"
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in _BRACKETS)
-_REST: Final = re.compile(rb"([\]}]*+)([\[{]*+)")
+_RUNS: Final = re.compile(rb"[\[{]++|[\]}]++")
+_ROUNDS: Final = 4
+"""How often the innermost brackets are left out before the others are looked at one by one."""
 _LIST: Final = ord("[")
+_TEXT: Final = b'"'
 _CLOSED: Final = bytes.maketrans(b"[{", b"]}")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_ESCAPE_BYTES: Final = 12
+"""The longest escape, which is a pair of surrogates."""
+_BEGUN: Final = re.compile(rb"(?:\\u[dD][89abAB][\s\S]{2})?(?:\\[\s\S]{0,4})?\Z")
+"""The end of a text that may be the beginning of an escape."""
+_Decoder = msgspec.json.Decoder[list[msgspec.Raw]] | msgspec.json.Decoder[dict[str, msgspec.Raw]]
 _raw: Final = msgspec.json.Decoder(msgspec.Raw)
 _rows: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class TooDeep(msgspec.DecodeError):
@@ -52,11 +69,11 @@ class TooDeep(msgspec.DecodeError):
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """A part of JSON from behind a comma to the next one.
+    """A part of JSON from behind a comma to the next one, or to or from a place in a text.
 
     Attributes:
-        before: The brackets that are open where it begins, the outermost first.
-        after: The brackets that are open where it ends.
+        before: The brackets that are open where it begins, the outermost first, and the quote of a text.
+        after: Those that are open where it ends.
         kept: How many of these stay open all the time.
         marks: Brackets in it, the slowest part to count.
     """
@@ -70,115 +87,36 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
     def completed(self, text: bytes) -> bytes:
         """Return JSON with this segment, whose text is given, inside its brackets."""
-        first = opened(self.before) + self.lead if self.start else b""
-        return b"".join((first, text, _behind(self.after), closed(self.after)))
+        return b"".join((self.first, text, self.last))
 
     @property
-    def lead(self) -> bytes:
-        """What stands before the segment in JSON that completes it, inside its brackets."""
-        return b"0," if self.before.endswith(b"[") else b'"":0,'
+    def next(self) -> int:
+        """Where the next one begins."""
+        return self.end + (not self.after.endswith(_TEXT))
+
+    @property
+    def first(self) -> bytes:
+        """What stands before the segment in JSON that completes it."""
+        if not self.start:
+            return b""
+        inside = {b"[": b"0,", b"{": _BEFORE + b":0,"}
+        return opened(self.before) + inside.get(self.before[-1:], b"")
+
+    @property
+    def last(self) -> bytes:
+        """What stands behind it."""
+        inside = {b"[": b"," + _BEHIND, b"{": b"," + _BEHIND + b":0", _TEXT: _BEHIND[1:-1]}
+        return inside.get(self.after[-1:], b"") + closed(self.after)
 
 
 def opened(brackets: bytes) -> bytes:
     """Return the beginning of JSON with these brackets, each but the last one with a value that is open."""
-    return b"".join([b"[" if bracket == _LIST else b'{"":' for bracket in brackets[:-1]]) + brackets[-1:]
+    return b"".join([b"[" if bracket == _LIST else b"{" + _BEFORE + b":" for bracket in brackets[:-1]]) + brackets[-1:]
 
 
 def closed(brackets: bytes) -> bytes:
     """Return the end of what these brackets open."""
     return brackets[::-1].translate(_CLOSED)
-
-
-def outline(data: Data, arrays: int) -> Steps[Outline]:
-    """Return JSON without most of what lies in so many arrays in one another, or deeper.
-
-    Raises:
-        msgspec.DecodeError: If it is malformed.
-    """
-    found = Outline(data)
-    at, brackets, fine_until, done = 0, b"", 0, 0
-    while at < len(data) or not at:
-        segment = next_segment(data, at, brackets, FINE_BYTES if at < fine_until else SEGMENT_BYTES)
-        base = _base(segment, arrays)
-        if not base and segment.before and segment.after and at >= fine_until:
-            fine_until = segment.end  # a part of it may lie in such arrays
-            continue
-        found.add(segment, base)
-        at, brackets = segment.end + 1, segment.after
-        done += 1 + (segment.marks > SEGMENT_BYTES // 8) * SEGMENTS
-        if done >= SEGMENTS:
-            done = 0
-            yield
-    yield
-    found.end()
-    yield
-    return found
-
-
-class Outline:
-    """JSON with marks in the place of long parts.
-
-    Attributes:
-        text: What can be decoded.
-    """
-
-    def __init__(self, data: Data) -> None:
-        self.text = b""
-        self._data = memoryview(data)
-        self._mark = secrets.token_hex(8).encode()
-        """What nobody else can have written."""
-        self._pieces: list[bytes] = []
-        self._holes: list[tuple[int, int]] = []
-        self._hole: tuple[int, bytes, int] | None = None
-        """Where the last one begins, with which brackets, and how many of these stay open in all of it."""
-        self._last = 0, 0, b""
-        """Where the last segment began and ended, and the brackets behind it."""
-
-    def add(self, segment: Segment, base: int) -> None:
-        """Add a segment; all of it can be omitted if it has a base: brackets that stay open in it."""
-        if self._hole is not None and (not base or base != self._hole[2]):
-            self._close_hole()
-        if not base:
-            self._pieces.append(bytes(self._data[segment.start : segment.end]))
-        elif self._hole is None:
-            self._hole = segment.start, segment.before, base
-        self._last = segment.start, segment.end, segment.after
-
-    def end(self) -> None:
-        """Put the text together."""
-        if self._hole is not None:
-            self._close_hole()
-        self.text = b",".join(self._pieces)
-
-    def _close_hole(self) -> None:
-        assert self._hole is not None
-        start, before, base = self._hole
-        _, end, after = self._last
-        mark = b'"%b%08x"' % (self._mark, len(self._holes))
-        first = mark if before.endswith(b"[") else mark + b":0"
-        last = mark if after.endswith(b"[") else mark + b":0"
-        self._pieces.append(first + closed(before[base:]))
-        inner = opened(after[base - 1 :])[1:]
-        self._pieces.append(inner + last)
-        self._holes.append((start, end))
-        self._hole = None
-
-    def has_omitted(self, part: bytes | memoryview) -> bool:
-        """Tell whether something of a part is not in the text."""
-        return self._mark in bytes(part)
-
-    def whole(self, part: bytes | memoryview) -> memoryview:
-        """Return the original of a part of the text that was cut out of it unread; `part` if it is all there."""
-        text = bytes(part)
-        first, last = text.find(self._mark), text.rfind(self._mark)
-        if first < 0:
-            return memoryview(part)
-        digits = len(self._mark)
-        start = self._holes[int(text[first + digits : first + digits + 8], 16)][0] - (first - 1)
-        behind = last + digits + 9
-        behind += 2 * (text[behind : behind + 2] == b":0")
-        end = self._holes[int(text[last + digits : last + digits + 8], 16)][1] + len(text) - behind
-        return self._data[start:end]
 
 
 def joined(parts: Iterable[Data]) -> Steps[bytes]:
@@ -210,31 +148,51 @@ def elements(data: Data, limit: int) -> Steps[list[memoryview] | None]:
     return found
 
 
+def members(data: Data, limit: int) -> Steps[dict[str, memoryview] | None]:
+    """Return the members of an object unread, by their names, or None if there are more than the limit.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no object.
+    """
+    found: dict[str, memoryview] = {}
+    for part in _in_parts(data, _fields):
+        found.update(part)
+        if len(found) > limit:
+            return None
+        yield
+    return found
+
+
 def elements_in_parts(data: Data) -> Iterator[list[memoryview]]:
     """Yield the elements of an array, those of a step together; a step may have none.
 
     Raises:
         msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no array.
     """
+    for part in _in_parts(data, _rows):
+        yield [value for _, value in part]
+
+
+def _in_parts(data: Data, decoder: _Decoder) -> Iterator[list[tuple[Any, memoryview]]]:
+    """Yield names and values of what is in an array or an object, those of a step together."""
     view = memoryview(data)
-    found: list[memoryview] = []
-    at, brackets, begun, done = 0, b"", 0, 0
+    found: list[tuple[Any, memoryview]] = []
+    at, brackets, done = 0, b"", 0
+    name, begun = None, 0
     while at < len(view) or not at:
         segment = next_segment(view, at, brackets, SEGMENT_BYTES)
-        at, brackets = segment.end + 1, segment.after
         if segment.kept <= 1:
-            rows = _rows.decode(segment.completed(bytes(view[segment.start : segment.end])))
+            values = _read(decoder, segment, bytes(view[segment.start : segment.end]))
             if segment.start:
+                first = values.pop(next(iter(values)))
                 if len(segment.before) > 1:
-                    lead = len(opened(segment.before)) - 1 + len(segment.lead)
-                    found.append(view[begun : segment.start + len(rows[0]) - lead])
-                del rows[0]
+                    outside = len(segment.first) - len(opened(segment.before[:1] + b" ")) + 1
+                    found.append((name, view[begun : segment.start + len(first) - outside]))
             if segment.after:
-                if len(segment.after) > 1:
-                    added = len(closed(segment.after[1:])) + len(_behind(segment.after))
-                    begun = segment.end - (len(rows[-1]) - added)
-                del rows[-1]
-            found += map(memoryview, rows)
+                name = _cut_name(values, segment)
+                begun = segment.end - (len(values.pop(name)) - len(segment.last) + 1)
+            found += [(key, memoryview(value)) for key, value in values.items()]
+        at, brackets = segment.next, segment.after
         done += 1 + (segment.kept <= 1 or segment.marks > SEGMENT_BYTES // 8) * SEGMENTS
         if done >= SEGMENTS:
             yield found
@@ -242,9 +200,22 @@ def elements_in_parts(data: Data) -> Iterator[list[memoryview]]:
     yield found
 
 
-def _behind(brackets: bytes) -> bytes:
-    """Return what stands behind a segment in JSON that completes it, inside its brackets."""
-    return b"" if not brackets else b",0" if brackets.endswith(b"[") else b',"":0'
+def _read(decoder: _Decoder, segment: Segment, text: bytes) -> dict[Any, msgspec.Raw]:
+    """Return what is in a completed segment by its names, or places."""
+    try:
+        values = decoder.decode(segment.completed(text))
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"the name of a member is no text: {error}") from None
+    return values if isinstance(values, dict) else dict(enumerate(values))
+
+
+def _cut_name(values: dict[Any, msgspec.Raw], segment: Segment) -> Any:
+    """Return the name of the value that a segment ends in, or of what stands behind it."""
+    if len(segment.after) > 1 and not segment.after.startswith(b"["):
+        for name, value in reversed(values.items()):
+            if bytes(memoryview(value)[-len(segment.last) :]).find(_MARK) >= 0:
+                return name  # which may have been said before, so that it is not the last one
+    return next(reversed(values))
 
 
 def next_segment(data: Data, start: int, before: bytes, size: int) -> Segment:
@@ -253,21 +224,16 @@ def next_segment(data: Data, start: int, before: bytes, size: int) -> Segment:
     Raises:
         msgspec.DecodeError: If it is malformed.
     """
-    end, text, bare = _cut(data, start, size)
+    end, text, bare, is_in_text = _cut(data, start, size, before)
     is_last = end == len(data)
-    marks = left = bare.translate(None, _NO_BRACKETS)
-    rounds = 0
-    while b"[]" in left or b"{}" in left:
-        left = left.replace(b"[]", b"").replace(b"{}", b"")
-        rounds += 1
-        if rounds > MAX_DEPTH:
-            raise _too_deep()
-    ends = _REST.fullmatch(left)
-    closing, opening = ends.groups() if ends else (b"", left)
-    kept = len(before) - len(closing)
-    after = before[: max(kept, 0)] + opening
-    is_sound = ends and kept >= 0 and closing == closed(before[kept:]) and bool(after) != is_last
-    is_sound = is_sound and bool(before) == bool(start)
+    is_all_text = is_in_text and len(bare) == 0 and before.endswith(_TEXT)
+    marks = bare.translate(None, _NO_BRACKETS)
+    brackets = before.removesuffix(_TEXT)
+    closes, opening = _open_in(marks, MAX_DEPTH - len(brackets))
+    kept = len(brackets) - closes
+    after = brackets[: max(kept, 0)] + opening + _TEXT * is_in_text
+    is_sound = kept >= 0 and bool(after) != is_last and bool(before) == bool(start)
+    kept += is_all_text
     segment = Segment(start, end, before, after if is_sound else b"[", kept, len(marks))
     try:
         _raw.decode(segment.completed(text))
@@ -275,51 +241,85 @@ def next_segment(data: Data, start: int, before: bytes, size: int) -> Segment:
         raise _moved(error, segment) from None
     if not is_sound:
         raise msgspec.DecodeError(f"JSON is malformed: brackets that do not match (before byte {end})")
-    if len(after) > MAX_DEPTH:
-        raise _too_deep()
     return segment
 
 
-def _cut(data: Data, start: int, size: int) -> tuple[int, bytes, bytes]:
-    """Return where a segment ends, its text, and the same without texts in it."""
+def _open_in(marks: bytes, depth: int) -> tuple[int, bytes]:
+    """Return how many brackets are closed that others have opened, and those that stay open; the decoder matches them.
+
+    Raises:
+        TooDeep: If more are open than the depth, and those that were closed.
+    """
+    for _ in range(_ROUNDS):  # which leave few runs
+        marks = marks.replace(b"[]", b"").replace(b"{}", b"")
+    closes, opening = 0, bytearray()
+    for run in _RUNS.finditer(marks):
+        brackets = run[0]
+        if brackets[:1] in {b"[", b"{"}:
+            opening += brackets
+            if len(opening) > depth + closes:
+                raise _too_deep()
+        else:
+            left = len(opening) - len(brackets)
+            closes -= min(left, 0)
+            del opening[max(left, 0) :]
+    return closes, bytes(opening)
+
+
+def _cut(data: Data, start: int, size: int, before: bytes) -> tuple[int, bytes, bytes, bool]:
+    """Return where a segment ends, its text, the same without texts in it, and whether it ends in a text."""
+    is_in_text = before.endswith(_TEXT)
     while True:
         text = bytes(data[start : start + size])
         is_last = start + size >= len(data)
-        if b'"' not in text:
-            end = len(text) if is_last else text.rfind(b",")
-            if end >= 0:
-                return start + end, text[:end], text[:end]
-        else:
-            plain = text.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in text else text
-            parts = plain.split(b'"')
-            if is_last:
-                return len(data), text, b"".join(parts[::2])
+        plain = text.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in text else text
+        parts = [b""] * is_in_text + plain.split(_TEXT)
+        bare = parts[0] if len(parts) == 1 else b"".join(parts[::2])
+        if is_last:
+            return len(data), text, bare, False
+        if b"," in bare:
             at = len(text)
-            for number in range(len(parts) - 1, -1, -1):
+            for number in range(len(parts) - 1, max(len(parts) - _LAST_TEXTS, 0) - 1, -1):
                 at -= len(parts[number])
                 comma = -1 if number % 2 else parts[number].rfind(b",")
                 if comma >= 0:
                     bare = b"".join(parts[:number:2]) + parts[number][:comma]
-                    return start + at + comma, text[: at + comma], bare
+                    return start + at + comma, text[: at + comma], bare, False
                 at -= 1
+        elif len(parts) % 2 == 0 and _is_value(bare, before, len(parts)):
+            begun = _BEGUN.search(parts[-1], max(len(parts[-1]) - _ESCAPE_BYTES, 0))
+            end = len(text) - len(begun[0]) if begun else 0
+            if end:
+                return start + end, text[:end], bare, True
+        if size >= UNCUT_BYTES or len(parts) > _LAST_TEXTS:
+            raise _not_cut(Segment(start, start + size, before, b"", 0, 0), text, bare)
         size *= 2
+
+
+def _is_value(bare: bytes, before: bytes, parts: int) -> bool:
+    """Tell whether the text in which a segment ends is one that began before it, or a value: names are not cut."""
+    if before.endswith(_TEXT):
+        return parts == 2
+    return (bare.rstrip()[-1:] or before[-1:]) in {b":", b"[", b""}
+
+
+def _not_cut(segment: Segment, text: bytes, bare: bytes) -> msgspec.DecodeError:
+    """Return the error of what has no place to be cut at."""
+    if bare.count(b"[") + bare.count(b"{") > MAX_DEPTH:
+        return _too_deep()
+    try:
+        _raw.decode(segment.completed(text))
+    except (msgspec.DecodeError, RecursionError) as error:
+        if "truncated" not in str(error):
+            return _moved(error, segment)
+    return msgspec.DecodeError(f"a long body has {len(text)} bytes behind byte {segment.start} without a comma")
 
 
 def _too_deep() -> TooDeep:
     return TooDeep(f"lists and objects of a long body may be nested {MAX_DEPTH} deep, and these are deeper")
 
 
-def _base(segment: Segment, arrays: int) -> int:
-    """Return the number of brackets up to so many arrays if all of a segment lies in them, else 0."""
-    at = -1
-    for _ in range(arrays):
-        at = segment.before.find(b"[", at + 1)
-        if at < 0:
-            return 0
-    return at + 1 if segment.kept > at else 0
-
-
 def _moved(error: Exception, segment: Segment) -> msgspec.DecodeError:
     """Return an error of a completed segment with the place in the whole."""
-    lead = len(opened(segment.before)) + len(segment.lead) if segment.start else 0
-    return msgspec.DecodeError(_BYTE.sub(lambda at: f"(byte {segment.start + int(at[1]) - lead})", str(error)))
+    lead = segment.start - len(segment.first)
+    return msgspec.DecodeError(_BYTE.sub(lambda at: f"(byte {lead + int(at[1])})", str(error)))

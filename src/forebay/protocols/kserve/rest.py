@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
@@ -20,8 +19,9 @@ from forebay.types.datatypes import datatype_of
 from forebay.types.element_limits import at_once, too_many
 from forebay.types.first_use import known
 from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
-from forebay.types.json_segments import LONG_BYTES, Outline, outline
-from forebay.types.tensor import MAX_AXES, Data, Tensor, check_size, elements, join_elements, split_elements
+from forebay.types.json_segments import LONG_BYTES, SEGMENT_BYTES, STEP_BYTES, members
+from forebay.types.json_segments import elements as rows_of
+from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -120,17 +120,25 @@ class Envelope(msgspec.Struct):
     parameters: dict[str, _Scalar] | None = None
 
 
-class _UncutSide(msgspec.Struct):
+class _UnreadSide(msgspec.Struct):
+    """An input or an output."""
+
     data: msgspec.Raw = msgspec.Raw()
     name: msgspec.Raw = msgspec.Raw()
     datatype: msgspec.Raw = msgspec.Raw()
     shape: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw()
 
+    @property
+    def beside(self) -> dict[str, msgspec.Raw]:
+        """What it has beside data, by name."""
+        return {name: value for name in _BESIDE if len(value := getattr(self, name))}
 
-class _Uncut(msgspec.Struct):
-    inputs: list[_UncutSide]
-    outputs: list[_UncutSide] | None = None
+
+_NULL: Final = memoryview(b"null")
+_NOTHING: Final = memoryview(b"")
+_BESIDE: Final = ("name", "datatype", "shape", "parameters")
+_OTHERS: Final = ("id", "parameters")
 
 
 def model_path(model: str, version: str = "") -> str:
@@ -378,14 +386,16 @@ def encode_response(
 
 
 _request: Final = msgspec.json.Decoder(known(Envelope))
-_uncut: Final = msgspec.json.Decoder(known(_Uncut))
+_side: Final = msgspec.json.Decoder(known(_UnreadSide))
 _MAX_DIGITS: Final = 16
 MAX_ITEMS: Final = 100_000
 """Elements of a request beside its data: of shapes and parameters. The loop makes objects of them."""
-_NESTED: Final = 2
-"""Arrays in one another that data lies in: the inputs, and the list of one."""
+MAX_HEAD_BYTES: Final = 2 * 1024 * 1024
+"""What a long request has beside its data, which is decoded in one call."""
 _SHORT_BYTES: Final = 64 * 1024
 """JSON that cannot hold more than is possible anyway."""
+_SIDE_BYTES: Final = 256
+"""What an input or an output costs beside its length."""
 
 
 def counting(
@@ -408,42 +418,89 @@ def counting(
     if at <= min(_SHORT_BYTES, limits.tensors):
         return None
     if at <= LONG_BYTES:
-        yield from _counting(text, None, limits)
-        return None
+        whole = yield from upper_bound(text)
+        if whole.items <= min(MAX_ITEMS, limits.tensors) and whole.members - whole.objects <= MAX_PARAMETERS:
+            return None  # names of fields have a colon each, and texts among the data may
     try:
-        short = yield from outline(text, _NESTED)
+        return (yield from _envelope_in_steps(text, limits))
     except msgspec.DecodeError as error:
         raise _no_request(error) from None
-    yield from _counting(text, short, limits)
-    found = _envelope(short.text, short)
-    for one in found.inputs:
-        one.data = msgspec.Raw(short.whole(one.data))
+
+
+def _envelope_in_steps(text: memoryview, limits: ElementLimits) -> Steps[Envelope]:
+    """Read a request without its data, which is put back unread.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed.
+        InvalidRequest: If it is no request.
+        TooLarge: If there is too much in it.
+    """
+    said = yield from members(text, MAX_PARAMETERS)
+    if said is None:
+        raise _too_many_parameters()
+    inputs = yield from _sides(said.get("inputs", _NOTHING))
+    outputs = yield from _sides(said.get("outputs", _NOTHING))
+    tensors = [*inputs, *outputs]
+    rest = {name: msgspec.Raw(said[name]) for name in _OTHERS if name in said}
+    beside = [*rest.values(), *(value for one in tensors for value in one.beside.values())]
+    if sum(map(len, beside)) > MAX_HEAD_BYTES:
+        msg = f"the request has more than {MAX_HEAD_BYTES} bytes beside its data, in names, shapes and parameters"
+        raise TooLarge(msg)
+    yield
+    yield from _require_few(text, [one.data for one in tensors], len(beside), limits)
+    head: dict[str, Any] = {"outputs": [one.beside for one in outputs], **rest}
+    if "inputs" in said:
+        head["inputs"] = [one.beside for one in inputs]
+    yield
+    envelope = _envelope(msgspec.json.encode(head))
+    yield
+    for one, unread in zip(envelope.inputs, inputs, strict=True):
+        one.data = unread.data
+    return envelope
+
+
+def _sides(listed: memoryview) -> Steps[list[_UnreadSide]]:
+    """Return inputs or outputs unread.
+
+    Raises:
+        msgspec.DecodeError: If they are none.
+        TooLarge: If there are too many, or one has too many parameters.
+    """
+    if listed in (_NOTHING, _NULL):
+        return []
+    rows = yield from rows_of(listed, MAX_TENSORS)
+    if rows is None:
+        raise _too_many_tensors()
+    found: list[_UnreadSide] = []
+    read_bytes = 0
+    for row in rows:
+        if len(row) <= SEGMENT_BYTES:
+            found.append(_side.decode(row))
+        else:
+            said = yield from members(row, MAX_PARAMETERS)
+            if said is None:
+                raise _too_many_parameters()
+            fields = {name: msgspec.Raw(said[name]) for name in _UnreadSide.__struct_fields__ if name in said}
+            found.append(_UnreadSide(**fields))
+        read_bytes += len(row) + _SIDE_BYTES
+        if read_bytes > STEP_BYTES:
+            read_bytes = 0
+            yield
     return found
 
 
-def _counting(text: memoryview, short: Outline | None, limits: ElementLimits) -> Steps[None]:
-    """Count what stands beside the data, of long JSON in its outline.
+def _require_few(text: Data, data: Sequence[msgspec.Raw], names: int, limits: ElementLimits) -> Steps[None]:
+    """Hold what a request has to the limits, also what is said again and then counts for nothing.
+
+    Args:
+        data: Of inputs and outputs.
+        names: The number of other fields that are known.
 
     Raises:
         TooLarge: If there is too much.
     """
-    whole = yield from upper_bound(text)
-    if whole.items <= min(MAX_ITEMS, limits.tensors) and whole.members - whole.objects <= MAX_PARAMETERS:
-        return  # names of fields have a colon each, and texts among the data may
-    few = 2 * MAX_TENSORS + MAX_PARAMETERS
-    if whole.objects > few and (yield from outside_texts(text)).objects > few:
-        raise _too_many_tensors()
-    try:
-        sides = _uncut.decode(text if short is None else short.text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return  # whoever reads all of it says better what is wrong
-    yield
-    tensors = [*sides.inputs, *(sides.outputs or ())]
-    if max(len(sides.inputs), len(tensors) - len(sides.inputs)) > MAX_TENSORS:
-        raise _too_many_tensors()
-    data = [memoryview(one.data) if short is None else short.whole(one.data) for one in tensors]
-    names = sum(len(memoryview(said)) > 0 for one in tensors for said in msgspec.structs.astuple(one))
-    inside = beside = whole
+    names += sum(len(one) > 0 for one in data)
+    inside = beside = JsonElements()
     for count in (upper_bound, outside_texts):
         inside = yield from _counted(count, data)
         beside = (yield from count(text)) - inside
@@ -454,11 +511,11 @@ def _counting(text: memoryview, short: Outline | None, limits: ElementLimits) ->
         raise too_many("the data of the inputs", "elements", limits.tensors)
     if beside.items > MAX_ITEMS:
         raise too_many("the request", "elements beside its data, in shapes and parameters", MAX_ITEMS)
-    raise TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
+    raise _too_many_parameters()
 
 
-def _envelope(text: bytes | memoryview, short: Outline | None = None) -> Envelope:
-    """Read a request, or its outline.
+def _envelope(text: bytes | memoryview) -> Envelope:
+    """Read a request, or what one has beside its data.
 
     Raises:
         InvalidRequest: If it is none.
@@ -466,21 +523,7 @@ def _envelope(text: bytes | memoryview, short: Outline | None = None) -> Envelop
     try:
         return _request.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        if short is not None and isinstance(error, msgspec.ValidationError):
-            _require_short_shapes(short)
         raise _no_request(error) from None
-
-
-def _require_short_shapes(short: Outline) -> None:
-    """Refuse shapes that an outline has not all of.
-
-    Raises:
-        InvalidRequest: Naming the input.
-    """
-    with contextlib.suppress(msgspec.DecodeError):
-        for number, one in enumerate(_uncut.decode(short.text).inputs):
-            if short.has_omitted(one.shape):
-                raise InvalidRequest(f"the shape of input {number} has more than {MAX_AXES} axes")
 
 
 def _no_request(error: Exception) -> InvalidRequest:
@@ -491,10 +534,20 @@ def _too_many_tensors() -> TooLarge:
     return TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time")
 
 
-def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[Data]) -> Steps[JsonElements]:
+def _too_many_parameters() -> TooLarge:
+    return TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
+
+
+def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[msgspec.Raw]) -> Steps[JsonElements]:
     found = JsonElements()
-    for piece in pieces:
-        found += yield from count(piece)
+    read_bytes = 0
+    for one in pieces:
+        piece = memoryview(one)
+        found += at_once(count(piece)) if len(piece) <= SEGMENT_BYTES else (yield from count(piece))
+        read_bytes += len(piece) + _SIDE_BYTES
+        if read_bytes > STEP_BYTES:
+            read_bytes = 0
+            yield
     return found
 
 

@@ -30,7 +30,7 @@ from forebay.serving.models.tensor_codec import plain_array
 from forebay.types.element_limits import at_once
 from forebay.types.first_use import known
 from forebay.types.json_elements import json_elements, outside_texts
-from forebay.types.json_segments import LONG_BYTES, STEP_BYTES, elements, elements_in_parts, joined, outline
+from forebay.types.json_segments import LONG_BYTES, STEP_BYTES, elements, elements_in_parts, joined, members
 from forebay.types.tensor import Data, Tensor, join_elements
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ MAX_BYTES: Final = 50_000
 """Values of an input of which one is bytes in base64; each is several steps of Python, on the loop."""
 
 _DEPTH: Final = 32
-_FIELDS: Final = 64
-"""Names of a long body that are none of inputs."""
 _NUMBER_BYTES: Final = 1024
+_NAME_BYTES: Final = 64 * 1024
+"""Up to which the name of a signature is read, or that of a field."""
 _ROW_BYTES: Final = 256
 """What a row costs beside its length."""
 _UNSAYABLE: Final = frozenset({"FP16", "BF16"})
@@ -96,11 +96,6 @@ class LongPredictBody(PredictBody, frozen=True):
     columns: Mapping[str, memoryview] | None = None
 
 
-class _Values(msgspec.Struct, frozen=True):
-    instances: msgspec.Raw = msgspec.Raw()
-    inputs: msgspec.Raw = msgspec.Raw()
-
-
 class _Examples(msgspec.Struct, frozen=True):
     examples: list[dict[str, Any]]
     context: dict[str, Any] = {}
@@ -112,6 +107,8 @@ class _Uncut(msgspec.Struct, frozen=True):
 
 
 _AS_THEY_ARE: Final = frozenset({int, float, bool})
+_NULL: Final = memoryview(b"null")
+_NOTHING: Final = memoryview(b"")
 _NO_PREDICT: Final = 'the body is no {"instances": [...]} and no {"inputs": ...}'
 _NO_EXAMPLES: Final = 'the body is no {"examples": [{"feature": value, ...}, ...]}'
 _ODD: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-(?:NaN|Inf(?:inity)?)|NaN|Inf(?:inity)?')
@@ -120,7 +117,6 @@ _MARK: Final = secrets.token_hex(8).encode()
 _MARKED: Final = {name: b'"%b%b"' % (_MARK, name) for name in (b"NaN", b"Infinity", b"-Infinity")}
 """What such numbers are while a body is read."""
 _NUMBERS: Final = {marked[1:-1].decode(): float(name) for name, marked in _MARKED.items()}
-_values: Final = msgspec.json.Decoder(known(_Values))
 _predict: Final = msgspec.json.Decoder(known(PredictBody))
 _examples: Final = msgspec.json.Decoder(known(_Examples))
 _uncut: Final = msgspec.json.Decoder(known(_Uncut))
@@ -159,34 +155,55 @@ def predict_in_steps(body: bytes | memoryview, limit: int) -> Steps[LongPredictB
         InvalidRequest, TooLarge: As `decode_predict`.
     """
     try:
-        short = yield from outline(body, 1)
-        if len(short.text) > LONG_BYTES:
-            yield from _require_few_names(short.text, MAX_INPUTS + _FIELDS)
-        found = _read(_predict, short.text, _NO_PREDICT)
-        _check(found, None)
-        values = _values.decode(short.text)
-        yield
-        value = short.whole(values.inputs if found.instances is None else values.instances)
-        if found.instances is not None:
-            rows = yield from elements(value, limit)
-            if rows is None:
+        said = yield from members(body, MAX_INPUTS)
+        if said is None:
+            raise _too_many_names()
+        rows, columns = said.get("instances", _NULL), said.get("inputs", _NOTHING)
+        signature = _signature_of(said.get("signature_name", _NOTHING))
+        instances = None
+        if rows != _NULL:
+            instances = yield from elements(rows, limit)
+            if instances is None:
                 raise _too_many(limit)
-            return LongPredictBody([*map(msgspec.Raw, rows)], found.inputs, found.signature_name, value)
-        named = yield from _columns(bytes(values.inputs))
     except msgspec.DecodeError as error:
         if (yield from holds(body, b"NaN", b"Inf")):
             raise _too_odd() from None
         raise InvalidRequest(f"{_NO_PREDICT}: {error}") from None
-    columns = None if named is None else {name: short.whole(part) for name, part in named.items()}
-    return LongPredictBody(None, found.inputs, found.signature_name, value, columns)
+    found = PredictBody(None if instances is None else [*map(msgspec.Raw, instances)], msgspec.Raw(columns), signature)
+    _check(found, None)
+    if instances is not None:
+        return LongPredictBody(found.instances, found.inputs, signature, rows)
+    named = yield from _columns(columns)
+    return LongPredictBody(None, found.inputs, signature, columns, named)
 
 
-def _columns(inputs: bytes) -> Steps[dict[str, msgspec.Raw] | None]:
-    """Return columns by their names; None if they are a single one without."""
-    if inputs[:1] != b"{" or _is_b64(inputs):
+def _signature_of(data: memoryview) -> str:
+    """Return the name of a signature; empty if there is none."""
+    if len(data) > _NAME_BYTES:
+        raise InvalidRequest("the name of the signature is longer than any is")
+    return _read(_predict, b'{"signature_name":%b}' % bytes(data), _NO_PREDICT).signature_name if len(data) else ""
+
+
+def _columns(inputs: memoryview) -> Steps[dict[str, memoryview] | None]:
+    """Return columns, or a row, by the names of inputs; None if they are a single one without.
+
+    Raises:
+        InvalidRequest: If a name is none.
+        TooLarge: If there are too many.
+    """
+    if bytes(inputs[:1]) != b"{" or _is_b64(bytes(inputs[:_NAME_BYTES])):
         return None
-    yield from _require_few_names(inputs)
-    return _fields_of(inputs)
+    try:
+        named = yield from members(inputs, MAX_INPUTS)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the names of inputs cannot be read: {error}") from None
+    if named is None:
+        raise _too_many_names()
+    return named
+
+
+def _too_many_names() -> TooLarge:
+    return TooLarge(f"more than {MAX_INPUTS} inputs came, which is as many as are taken")
 
 
 def _check(found: PredictBody, limit: int | None) -> None:
@@ -380,11 +397,8 @@ def _between(values: Iterable[Data]) -> Iterable[Data]:
 
 def _long_row(instance: msgspec.Raw, only: str) -> Steps[dict[str, Data]]:
     """Return the fields of a long row."""
-    short = yield from outline(memoryview(instance), 1)
-    named = yield from _columns(short.text)
-    if named is None:
-        return {_require_name(only): memoryview(instance)}
-    return {name: short.whole(part) for name, part in named.items()}
+    named = yield from _columns(memoryview(instance))
+    return {_require_name(only): memoryview(instance)} if named is None else {**named}
 
 
 def _by_name(instances: Iterable[msgspec.Raw], only: str) -> Steps[dict[str, list[Data]]]:
@@ -497,7 +511,7 @@ def _fields_of(data: bytes) -> dict[str, msgspec.Raw]:
     return fields
 
 
-def _require_few_names(data: bytes, limit: int = MAX_INPUTS) -> Steps[None]:
+def _require_few_names(data: bytes) -> Steps[None]:
     """Count the names in an object before any is made; those of bytes in base64 are none of inputs.
 
     Raises:
@@ -505,10 +519,10 @@ def _require_few_names(data: bytes, limit: int = MAX_INPUTS) -> Steps[None]:
     """
     found = yield from outside_texts(data)
     colons = found.members - found.objects
-    if colons <= limit:
+    if colons <= MAX_INPUTS:
         return
     names = colons - (found.objects - 1)  # at least, since each of bytes has an object of its own
-    if names <= limit:
+    if names <= MAX_INPUTS:
         names = colons
         at = 0
         while at < len(data):
@@ -516,7 +530,7 @@ def _require_few_names(data: bytes, limit: int = MAX_INPUTS) -> Steps[None]:
             names -= len(_B64.findall(data, at, end))
             at = end
             yield
-    if names > limit:
+    if names > MAX_INPUTS:
         raise TooLarge(f"{names} inputs came; at most {MAX_INPUTS} are taken")
 
 
