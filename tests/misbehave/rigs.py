@@ -171,7 +171,7 @@ class ServingRig(Rig):
         return found.idle == found.partitions and all(one.is_ready for one in self.started._partitions.runners)
 
     def be_patient(self, *, is_patient: bool) -> None:
-        self.started._partitions._overdue.after_s = PATIENCE_S if is_patient else STUCK_S
+        self.started._partitions.stuck_s = PATIENCE_S if is_patient else STUCK_S
 
 
 class NucleusRig(Rig):

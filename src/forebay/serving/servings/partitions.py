@@ -42,7 +42,6 @@ from forebay.errors import (
 )
 from forebay.observe.serving_metrics import KeyMetrics
 from forebay.serving.servings.dispatch import Dispatch
-from forebay.serving.servings.overdue import Overdue
 from forebay.serving.servings.waiters import wake
 from forebay.types.failures import text_of
 from forebay.workers.cancel import probe
@@ -68,12 +67,11 @@ class _Seat:
     Attributes:
         work: What it runs.
         rest: What it is to run next, before it takes anything else.
-        turns: How many batches it was given, which numbers them.
-        is_called_off: Whether nobody waits for what it runs.
+        timer: Gives the partition up; None while somebody waits for what it runs.
         is_left: Whether it was left behind with that.
     """
 
-    __slots__ = ("is_called_off", "is_left", "is_roused", "lock", "rest", "runner", "thread", "turns", "work")
+    __slots__ = ("is_left", "is_roused", "lock", "rest", "runner", "thread", "timer", "work")
 
     def __init__(self, runner: BatchExecutor, rest: deque[Work]) -> None:
         self.runner = runner
@@ -83,15 +81,15 @@ class _Seat:
         self.lock.acquire()
         self.is_roused = False
         self.work: Work | None = None
-        self.turns = 0
-        self.is_called_off = False
+        self.timer: threading.Timer | None = None
         self.is_left = False
 
-    def begin(self, work: Work) -> None:
+    def turn_to(self, work: Work | None) -> None:
         """Note what is run from now on."""
-        self.turns += 1
-        self.is_called_off = False
         self.work = work
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 _REPLACED: Final = "a process of %r did not stop %g s after its batch was called off; it is replaced"
@@ -146,7 +144,7 @@ class Partitions:
         self._inside: dict[int, _Nested] = {}
         self._refusal: ServingCrashed | None = None
         self._seats: dict[_Seat, None] = {}
-        self._overdue: Overdue[_Seat] = Overdue(name, STUCK_S, self._give_up)
+        self.stuck_s = STUCK_S
         self._left = 0
         self._held: dict[_Seat, None] = {}
         self.replaced = 0
@@ -232,7 +230,6 @@ class Partitions:
             while self._parked:
                 self._rouse()
         wake(calls)
-        self._overdue.stop()
         for runner in self.runners:
             if not runner.is_ready:
                 runner.close()  # or its thread would wait for it
@@ -322,18 +319,24 @@ class Partitions:
     def _look_for_called_off(self) -> None:
         """Note which partitions run batches that nobody waits for any more; the caller holds the lock."""
         for seat in list(self._seats):
-            if not seat.is_called_off and seat.work is not None and not seat.work.wanted():
-                seat.is_called_off = True
-                self._overdue.note(seat, seat.turns)
+            if seat.timer is None and seat.work is not None and not seat.work.wanted():
+                timer = threading.Timer(self.stuck_s, self._give_up, (seat, seat.work))
+                timer.daemon = True
+                try:
+                    timer.start()
+                except RuntimeError as error:  # there can be no further thread; the next one who leaves tries again
+                    log.warning("what hangs in %r goes unnoticed: %s", self._name, error)
+                else:
+                    seat.timer = timer
 
-    def _give_up(self, seat: _Seat, turn: int) -> None:
+    def _give_up(self, seat: _Seat, work: Work) -> None:
         """Stop a partition that goes on with a batch nobody waits for: end the batch, or leave the thread behind."""
         calls: list[Submission] = []
         with self._lock:
-            if seat.turns != turn or seat.work is None or self._is_stopping:
+            if seat.work is not work or self._is_stopping:
                 return
             if seat.runner.end_run():
-                log.warning(_REPLACED, self._name, self._overdue.after_s)
+                log.warning(_REPLACED, self._name, self.stuck_s)
             elif self._left < MAX_LEFT:
                 self._leave(seat)
             else:
@@ -348,7 +351,7 @@ class Partitions:
         except RuntimeError as error:
             log.warning("a thread of %r hangs in its function, and there can be no other: %s", self._name, error)
             return
-        log.warning(_LEFT_BEHIND, self._name, self._overdue.after_s)
+        log.warning(_LEFT_BEHIND, self._name, self.stuck_s)
         self._left += 1
         self.replaced += 1
         self._threads[self._threads.index(seat.thread)] = thread
@@ -391,7 +394,7 @@ class Partitions:
             with self._lock:
                 work = self._next_of(seat)
                 if work is not None:
-                    seat.begin(work)
+                    seat.turn_to(work)
                     if self._parked and not self._roused and self._is_watch_needed():
                         self._rouse()
                 elif self._is_stopping:
@@ -455,7 +458,7 @@ class Partitions:
 
     def _end(self, seat: _Seat) -> None:
         """A partition has ended what it ran; below the lock."""
-        seat.work = None
+        seat.turn_to(None)
         if seat.is_left or seat in self._held:
             self._came_back(seat)
 
