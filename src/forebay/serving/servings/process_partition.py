@@ -23,6 +23,7 @@ import msgspec
 from forebay.errors import ConfigError, RunnerFailed
 from forebay.observe import author_metrics, model_log
 from forebay.observe.model_log import Voice
+from forebay.serving.servings.batch_executor import BatchExecutor
 from forebay.serving.servings.execution import Executed
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.partition_worker import place_of
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from forebay.workers.supervisor import End
 
 
-class ProcessPartition:
+class ProcessPartition(BatchExecutor):
     """A partition that runs its batches in a process of its own."""
 
     def __init__(self, index: int, batch_keys: Sequence[Any], open_with: Mapping[str, Any]) -> None:

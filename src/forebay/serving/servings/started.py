@@ -19,20 +19,19 @@ from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from forebay.observe.author_metrics import workers_of
 from forebay.observe.serving_metrics import KeyMetrics, ServingReading
 from forebay.serving.servings import client, registry
+from forebay.serving.servings.batch_executor import InThread
 from forebay.serving.servings.dispatch import NEVER, Submission
 from forebay.serving.servings.partitions import Partitions
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.servings.stream import AHEAD, stream, stream_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-    from forebay.errors import ForebayError
     from forebay.serving.servings.batch_executor import BatchExecutor
     from forebay.serving.servings.definition import Serving
-    from forebay.serving.servings.execution import Executed, Execution, Sink
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -295,7 +294,7 @@ class ServingProcess(Generic[In, Out]):
             with workers_of(serving=self.name):
                 return process_partitions(serving, options, len(partitions))
         execution = serving.initialise("process", partitions, pad_to)
-        return [_Threaded(execution, index) for index in range(len(partitions))]
+        return [InThread(execution, index) for index in range(len(partitions))]
 
     def _check_key(self, batch: Batch) -> Batch:
         if batch.batch_key not in self._keys:
@@ -351,37 +350,6 @@ class ServingProcess(Generic[In, Out]):
         if self._partitions.cancel(call) and not future.done():
             call.error = _too_late()  # not the future's: raised by it, it would hold the frame that holds the future
             future.set_result(None)
-
-
-class _Threaded:
-    """A partition in the thread that calls it."""
-
-    def __init__(self, execution: Execution, index: int) -> None:
-        self._execution = execution
-        self._index = index
-
-    @property
-    def is_ready(self) -> bool:
-        return True
-
-    @property
-    def problem(self) -> ForebayError | None:
-        return None
-
-    def watch(self, on_change: Callable[[], None]) -> None:
-        pass
-
-    def ready(self) -> bool:
-        return True
-
-    def run(self, batch: Batch, sink: Sink | None) -> Executed:
-        return self._execution.run(batch, self._index, sink).own()
-
-    def end_run(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 class _Own(threading.local):
