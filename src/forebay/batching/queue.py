@@ -324,7 +324,7 @@ class BatchQueue:
             self.auto.answered(batch, now, slots=self._slots, is_closed=is_closed)
             if gather is not None:
                 gather.max_size = self.auto.size(key)
-        if self.config.max_running is not None and key in self._running:
+        if self.config.max_running is not None:
             left = self._running[key] - 1
             if left:
                 self._running[key] = left

@@ -455,7 +455,7 @@ class GraphPool:
     def _hand(self, run: _Run, parts: Sequence[Any], taken: Callable[[], object]) -> None:
         """Hand parts of a node that streams to the client of the graph."""
         on_steps = run.batch.on_steps
-        if run.entry not in self._runs or on_steps is None:
+        if on_steps is None:  # the run has ended
             taken()
             return
         run.batch.has_streamed = True

@@ -290,7 +290,7 @@ class Partitions:
         calls: list[Submission] = []
         with self._lock:
             self._refusal = None
-            if problem is not None and len(problems) == len(self.runners) and all(problems) and not self._is_stopping:
+            if problem is not None and len(problems) == len(self.runners) and all(problems):
                 self._refusal = ServingCrashed(f"the serving {self._name!r} has no process: {problem.message}")
                 calls = self._dispatch.close(self._refusal, running=False)
         wake(calls)

@@ -382,7 +382,7 @@ class OpenCall:
 
     def begin_landed(self) -> None:
         """Begin the method, whose only message has landed; does nothing if the call has ended."""
-        if not self.is_done and self._inbox is not None:
+        if self._inbox is not None:
             self._begin_only(self._inbox)
 
     def _begin_only(self, inbox: MessageBuffer) -> None:

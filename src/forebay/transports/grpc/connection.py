@@ -475,7 +475,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Begin no more calls, and close once those that run are answered."""
-        if not self.is_leaving and not self._is_deaf:
+        if not self.is_leaving:
             self.is_leaving = True
             self._say_goodbye(Reason.NO_ERROR, "the server is stopping")
             for call in list(self._calls.values()):

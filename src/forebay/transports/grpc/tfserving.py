@@ -263,7 +263,7 @@ def _replied(request: Request, outcome: Outcome) -> None:
             _put_spec(answer.model_spec, asked.served, asked.asked.name)
             call.reply(answer.SerializeToString())
     request.call = None  # the collector does not look at requests: no circle may go through one
-    if asked.answered is not None and not asked.answered.done():
+    if asked.answered is not None:
         asked.answered.set_result(None)
 
 

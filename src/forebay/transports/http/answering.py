@@ -31,7 +31,7 @@ from forebay.transports.http.connection_state import (
     SETTLED,
     ConnectionState,
 )
-from forebay.transports.http.errors import NotHttp, error_answer
+from forebay.transports.http.errors import error_answer
 from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.transports.intake import PIPELINE, Intake
@@ -344,13 +344,14 @@ class AnsweringConnection(HttpToolsProtocol):
             route.endpoint.reject(route.is_full_error)  # now, for its client may leave before it is told
             self._lane.refusals.refuse(self)
             return
-        if head.problem is not None or route is None:
-            problem = head.problem or NotHttp("the request could not be read")
+        problem = head.problem
+        if problem is not None:
             self._lane.tell(problem, self.client)
             if route is not None:
                 route.endpoint.reject(problem)
             self._fail(head, problem)
             return
+        assert route is not None
         is_long = len(body) > route.passes_bytes
         if is_long and counted_by is not route and self._count(head, body, headers, url):
             return
@@ -511,8 +512,7 @@ class AnsweringConnection(HttpToolsProtocol):
             self.transport.writelines([first, *pieces])
 
     def _answered(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
-        stream = self._stream
-        keep_alive = self.keeps_alive(head) and (stream is None or stream.is_chunked or not stream.has_started)
+        keep_alive = self.keeps_alive(head)
         if self._lane.tells:
             self._tell(head, status, request, code)
         if self._active_bytes:

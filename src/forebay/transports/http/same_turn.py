@@ -160,9 +160,10 @@ class SameTurn(ReplyToAll):
             else:
                 alike[head] = [client]
         for head, together in alike.items():
-            if not lane.is_plain or head.id or not head.keep_alive or head.route is None:
+            if not lane.is_plain or head.id or not head.keep_alive:
                 others += together
                 continue
+            assert head.route is not None
             lane.tell(head.route.is_full_error, together[0].client, len(together))
             pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
             for client in together:
