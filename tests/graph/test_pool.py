@@ -17,6 +17,7 @@ from tests.waiting import PATIENCE_S, reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import (
+    BadOutcome,
     Cancelled,
     ConfigError,
     DeadlineExceeded,
@@ -417,6 +418,22 @@ async def test_a_loop_runs_as_a_graph():
 
     async with Serving(spec, {"count": made(halve)}) as serve:
         assert await asyncio.gather(*(serve((2**n, 0)) for n in range(12))) == list(range(12))
+
+
+async def test_a_node_that_writes_twice_at_the_only_time_of_a_request_is_told():
+    both = NodeSpec(name="n", inputs={"x": "x", "y": "y"}, outputs={"out": "done"}, policy="immediate")
+    spec = GraphSpec(name="g", inputs=("x", "y"), outputs={"result": "done"}, nodes=(both,))
+    async with Serving(spec, {"n": made(runners.total)}) as serve:
+        with pytest.raises(InvalidRequest, match="already"):
+            await serve.endpoint.call({"x": 1, "y": 2})
+
+
+async def test_a_value_of_a_node_without_outputs_is_none_of_its_outputs():
+    sink = NodeSpec(name="sink", inputs={"a": "a"}, outputs={})
+    spec = graph(node("a", "x"), sink, output="a")
+    async with Serving(spec, {"a": made(runners.double), "sink": made(runners.double)}) as serve:
+        with pytest.raises(BadOutcome, match="it must say which of its outputs: none"):
+            await serve(1)
 
 
 async def test_a_model_that_cannot_be_loaded_stops_the_start():  # P52

@@ -27,6 +27,7 @@ from forebay.workers import attached, frames, shared_secret, worker_connection, 
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.slot_pool import running
 from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 from forebay.workers.worker_listener import Visitor, VisitorLimits, WorkerListener
 from forebay.workers.worker_slot import WorkerSlot
@@ -1080,6 +1081,29 @@ def test_a_batch_that_ends_every_worker_that_begins_to_read_it_is_given_to_a_few
         (outcomes,) = answers
         assert deaths == (5 if samples == 1 else 4 + samples)
         assert {outcome.error.code for outcome in outcomes} == {Code.UNAVAILABLE}
+        await pool.stop(0.0)
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_lost_its_worker_waits_for_a_seat_of_another(monkeypatch):
+    async def main():
+        pool = AttachedPool("told", grace_s=None, seats=1)
+        monkeypatch.setattr(pool, "greeted", lambda slot, _about: slot.open({}))
+        first, second = WorkerSlot(pool), WorkerSlot(pool)
+        for slot in (first, second):
+            slot.connection_made(Line())
+            hello = ["hello", 1, {"worker": "w" * 16, "seats": True}]
+            slot.data_received(frames.encode(hello) + frames.encode(["sit"]))
+        lost, other = (EntryBatch([Request(body=b"x", reply=print)], "a", 1) for _ in range(2))
+        pool.submit(lost, print)
+        pool.submit(other, print)
+        first.connection_lost(None)
+        assert running(second) == [other]
+        assert pool.whereabouts(lost.entries[0]).startswith("before another worker took it")
+        (name,) = second.seating.open
+        second.data_received(frames.encode(["round", 1, [], [[name, [b"r"], None, 0.1, None]]]))
+        assert running(second) == [lost]
         await pool.stop(0.0)
 
     asyncio.run(main())

@@ -1238,6 +1238,17 @@ def test_a_load_that_hangs_does_not_keep_others_from_being_replaced(tmp_path):
     run(main())
 
 
+def test_a_batch_whose_worker_cannot_be_replaced_is_told_why(tmp_path):
+    async def main():
+        log, killed = tmp_path / "log", tmp_path / "killed"
+        async with Rig(pool_of("processes", "Unwilling", log=str(log), times=1), grace_s=0.0) as rig:
+            batch = rig.submit(["kill_once", str(killed)])
+            await eventually(lambda: rig.answers[batch])
+            assert "no weights" in rig.answers[batch][0][0].error.message
+
+    run(main())
+
+
 def test_a_batch_whose_worker_cannot_return_is_answered_at_stop(tmp_path):
     """G2."""
 

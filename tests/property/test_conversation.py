@@ -397,6 +397,20 @@ def test_lines_that_were_not_asked_for_are_a_violation():
     assert type(event) is Violation
 
 
+@pytest.mark.parametrize("failure", [[1, "m", None, ""], ["A", 1, None, ""], ["A", "m", None, 1]])
+def test_a_failure_that_is_not_told_in_words_is_a_violation(failure):
+    talk = in_state("busy")
+    (event,) = talk.feed(frames.encode(["result", talk.batch_id, [None], {0: failure}, 0.1, True]), 3.0)
+    assert event.reason == "it does not speak the protocol: a failure is not described in words"
+
+
+def test_what_a_client_takes_when_all_is_said_is_not_told_the_worker():
+    talk = in_state("streaming")
+    ended = talk.batch_id
+    list(talk.feed(frames.encode(["result", ended, [b"r"], None, 0.1, True]), 3.0))
+    assert not any(talk.grant(ended, 4.0) for _ in range(conversation.CREDIT_STEP))
+
+
 @pytest.mark.parametrize("types, is_right", [
     (None, True), ({}, True), ({0: "image/png"}, True), ({1: "image/png"}, False), ({-1: "image/png"}, False),
     ({"0": "image/png"}, False), ({0: "a\r\nb: c"}, False), ({0: 1}, False),

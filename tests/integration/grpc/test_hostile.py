@@ -4,6 +4,7 @@
 import contextlib
 import gzip
 import itertools
+import socket
 import ssl
 import struct
 import threading
@@ -274,6 +275,11 @@ def test_who_does_not_open_as_is_due_is_closed(shared_port, unharmed, opening):
         assert wire.end() in {None, PROTOCOL_ERROR, FRAME_SIZE_ERROR}
 
 
+def test_a_later_version_than_http_2_is_told_so_in_a_frame(shared_port, unharmed):
+    with Wire(shared_port, opening=b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n") as wire:
+        assert wire.end() == PROTOCOL_ERROR
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -326,6 +332,29 @@ def test_handshakes_that_are_left_half_way_are_connections(open_port, authority,
     channel = port.connect(credentials=grpc.ssl_channel_credentials(authority.cert_pem.bytes()))
     assert ask(channel, "Echo", b"x", wait_for_ready=True) == b"x"
     eventually(lambda: any("the TLS handshake failed: the client hung up" in line for line in caplog.messages))
+
+
+def test_a_client_in_its_handshake_as_the_server_stops_is_told_so_behind_it(open_port, authority, tls, eventually):
+    port = open_port(certfile=str(tls / "both.pem"))
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    with Wire(port, opening=b"") as wire:
+        with Wire(port, opening=b"") as later:  # once it is greeted, the first one was accepted
+            later.socket = trust.wrap_socket(later.socket, server_hostname="localhost")
+            later.send(OPENING).settle()
+        stopping = port.begin(port.listener.stop(PATIENCE_S))
+        eventually(lambda: not can_connect(port))
+        wire.socket = trust.wrap_socket(wire.socket, server_hostname="localhost")
+        assert wire.send(OPENING).end() == 0
+        stopping.result(PATIENCE_S)
+
+
+def can_connect(port):
+    try:
+        socket.create_connection((port.host, port.number), PATIENCE_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def is_closed(connection):

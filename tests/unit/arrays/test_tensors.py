@@ -47,3 +47,5 @@ def test_shape_and_data_must_agree():
     check_size("x", "FP32", (2, 3), 24)
     with pytest.raises(ValidationError, match=r"'x' of FP32\[2, 3\] needs 24 bytes of data, and 23 came"):
         check_size("x", "FP32", (2, 3), 23)
+    with pytest.raises(ValidationError, match=r"all within 2\^63 bytes"):
+        check_size("x", "BYTES", (1 << 62,), 0)  # each has its length before it

@@ -9,11 +9,11 @@ import random
 
 import pytest
 
-from forebay.batching.gather import SLICE, Curve
+from forebay.batching.gather import PROBE, SLICE, Curve
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.testing import MemoryOrigin
 from forebay.types.batch import EntryBatch
-from forebay.types.call import Request
+from forebay.types.call import ALONE, Request
 
 A, B = 2.778e-3, 2.22e-5  # T(1) = 2.8 ms, T(64) = 4.2 ms: the batch model of the comparison with peers
 
@@ -143,8 +143,23 @@ def test_it_does_not_make_many_wait_for_few(queued, waits):
     assert Hand().answer(crowd(1), queued=queued).waits is waits
 
 
+@pytest.mark.parametrize("queued, waits", [(6, True), (7, False)])
+def test_nor_does_it_where_it_tries_again_whether_anybody_comes_back(queued, waits):
+    hand = Hand(rho=0.0).answer(crowd(1), queued=queued)
+    for _ in range(PROBE - 2):
+        assert not hand.answer(crowd(1)).waits
+    assert hand.answer(crowd(1)).waits is waits
+
+
 def test_clients_without_an_origin_are_not_waited_for():
     assert not Hand().answer([entry() for _ in range(8)]).waits
+
+
+def test_a_client_whose_requests_run_alone_is_not_waited_for():
+    hand = Hand()
+    hand.arrive([Request(body=b"", reply=print, key=ALONE, origin=MemoryOrigin())], 10.0)
+    hand.queue.answered(hand.queue.take(10.0), 10.5)
+    assert not hand.waits
 
 
 def test_a_new_answer_ends_the_old_wait():

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import TooLarge
-from forebay.protocols.samples import samples_of
+from forebay.protocols.samples import samples_in_steps, samples_of
+from forebay.types.element_limits import at_once
 
 FORMATS = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}
 
@@ -22,3 +23,9 @@ def test_an_array_of_more_samples_than_wanted_is_too_large_however_its_length_is
             samples_of(body, {"in": name}, limit)
     else:
         assert [bytes(one) for one in samples_of(body, {"in": name}, limit)] == [write(n) for n in range(count)]
+
+
+def test_so_it_is_where_long_json_is_read_in_steps():
+    assert len(at_once(samples_in_steps(b"[1,[2,3],4]", 3))) == 3
+    with pytest.raises(TooLarge, match="more than 2 samples"):
+        at_once(samples_in_steps(b"[1,[2,3],4]", 2))

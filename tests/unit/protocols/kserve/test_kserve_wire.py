@@ -46,6 +46,12 @@ def test_raw_contents_are_views_of_the_message():
     assert all(isinstance(one.data, memoryview) and one.data.obj is data for one in found.inputs)
 
 
+def test_a_number_where_the_name_of_an_output_belongs_is_passed_over():
+    outputs = b"\x32\x02\x08\x05"  # an output whose first field, its name, is a varint
+    found = read(message(("x", "UINT8", [1], {}), raw=[b"a"]) + outputs)
+    assert list(found.outputs) == [""]
+
+
 def test_typed_floats_are_views_as_well():
     data = message(("x", "FP32", [2], {"fp32_contents": [1, 2]}), ("y", "FP64", [1], {"fp64_contents": [3]}))
     found = read(data)

@@ -369,6 +369,14 @@ def test_limits():
     assert parse(deep[1:-1], "literal") is not deep
 
 
+def test_only_so_many_keys_may_have_the_same_hash():  # P156
+    collide = [n * (2**61 - 1) for n in range(66)]
+    assert len(set(map(hash, collide))) == 1
+    assert parse(str(set(collide[:65])), "literal") == set(collide[:65])
+    text = str(set(collide))
+    assert parse(text, "literal") is text
+
+
 def test_a_large_array_is_read_quickly():
     array = np.random.default_rng(7).standard_normal((1, 3, 224, 224)).astype("float32")
     text = array_text(array)

@@ -186,6 +186,8 @@ def test_a_message_must_come_with_a_certain_rate_and_nothing_else_must():
         ("1.0", [(b"transfer-encoding", b"chunked")], 400),
         ("1.1", [(b"host", b"a"), (b"transfer-encoding", b"gzip, chunked")], 501),
         ("1.1", [(b"host", b"a"), (b"transfer-encoding", b"gzip"), (b"transfer-encoding", b"chunked")], 501),
+        ("1.1", [(b"host", b"a"), (b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")], 501),
+        ("1.1", [(b"host", b"a"), (b"content-length", b"5"), (b"transfer-encoding", b"chunked")], 501),
         ("1.1", [(b"host", b"a"), (b"transfer-encoding", b"Chunked")], None),
     ],
 )
