@@ -290,3 +290,50 @@ def test_a_script_that_would_start_itself_without_end_is_told_what_to_write(tmp_
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "if __name__ == '__main__':" in err
+
+
+COUNTING = """
+import forebay
+from prometheus_client import Counter
+
+class Said(forebay.Model):
+    def load(self):
+        self.counted = Counter("texts", "What came")
+
+    def predict(self, batch: list[str]) -> list[str]:
+        self.counted.inc(len(batch))
+        return [text + {suffix!r} for text in batch]
+"""
+
+
+def counts(server) -> float:
+    page = httpx.get(f"{server.url}/metrics").text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("texts_total"))
+
+
+def test_two_servers_start_load_reload_and_stop_by_themselves(tmp_path, eventually):
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder, suffix in zip(folders, "ab", strict=True):
+        folder.mkdir()
+        (folder / "model.py").write_text(COUNTING.format(suffix=suffix))
+    paths = [str(folder / "model.py") for folder in folders]
+    with forebay.start(paths[0], port=0) as one:
+        with forebay.start(paths[1], port=0) as other, ThreadPoolExecutor() as threads:
+            # Each tells what its own workers counted, and records its own batches.
+            assert [httpx.post(server.url, json="x").json() for server in (one, one, other)] == ["xa", "xa", "xb"]
+            eventually(lambda: (counts(one), counts(other)) == (2.0, 1.0))
+            recording = threads.submit(httpx.get, f"{other.url}/trace?seconds=1", timeout=PATIENCE_S)
+            while not recording.done():
+                httpx.post(one.url, json="x")
+            assert '"said"' not in recording.result().text
+            # One loads and reloads; the other stays what it was.
+            one.load(Shout, name="shout")
+            assert httpx.post(f"{one.url}/models/shout", json="x").json() == "X"
+            assert httpx.post(f"{other.url}/models/shout", json="x").status_code == 404
+            (folders[1] / "model.py").write_text(COUNTING.format(suffix="c"))
+            other.reload()
+            eventually(lambda: httpx.post(other.url, json="x").json() == "xc")
+            assert httpx.post(f"{one.url}/models/said", json="x").json() == "xa"
+        assert not other.is_running
+        assert httpx.post(f"{one.url}/models/said", json="x").json() == "xa"
+    assert not one.is_running

@@ -16,9 +16,10 @@ import yaml
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError
-from forebay.observe.access_log import EndedCall
+from forebay.observe.access_log import CallListeners, EndedCall
 from forebay.observe.otel import Tracing, provider, tracing
-from forebay.observe.timeline import BatchRecord, Step
+from forebay.observe.timeline import BatchRecord, Step, Timeline
+from forebay.types.server_state import here
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
@@ -293,22 +294,18 @@ def test_a_variable_that_says_what_is_not_possible_is_told(name, value, protocol
 
 @pytest.mark.parametrize("name, value", [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")])
 def test_who_wants_no_traces_has_none(name, value, monkeypatch):
-    from forebay.observe import access_log, timeline
-
     monkeypatch.setenv(name, value)
     with tracing():
-        assert not access_log.listeners
-        assert not timeline.listeners
+        assert not here(CallListeners).told
+        assert not here(Timeline).told
 
 
 def test_ports_tell_nothing_once_the_traces_have_ended(memory):
-    from forebay.observe import access_log, timeline
-
     with tracing(memory[0]):
-        assert access_log.listeners
-        assert timeline.listeners
-    assert not access_log.listeners
-    assert not timeline.listeners
+        assert here(CallListeners).told
+        assert here(Timeline).told
+    assert not here(CallListeners).told
+    assert not here(Timeline).told
 
 
 PIPELINE = """

@@ -32,7 +32,8 @@ from forebay.graph.composition.compose import compose
 from forebay.graph.composition.node import node
 from forebay.graph.composition.signature import signature_of_function
 from forebay.graph.pool import GraphPool, Node
-from forebay.observe import log, spans, timeline
+from forebay.observe import log, spans
+from forebay.observe.timeline import Timeline
 from forebay.runtimes.model_file import ModelFile
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.annotations import io_types
@@ -51,6 +52,7 @@ from forebay.surfaces.ventu import openapi
 from forebay.surfaces.ventu.schema import Schema
 from forebay.types.batch import Noted
 from forebay.types.failures import failure_of
+from forebay.types.server_state import here
 from forebay.workers.inline import InlinePool
 from forebay.workers.runner import RunnerSpec
 
@@ -309,10 +311,10 @@ def test_listeners(boom, spoken, caplog):
             with spans.listening(boom), spans.span("step"):
                 pass
         else:
-            with timeline.listening(boom):
+            with here(Timeline).listening(boom):
                 endpoint: Any = types.SimpleNamespace(waiting=0, in_flight=0)
                 batch: Any = types.SimpleNamespace(entries=[], model_s=0.0)
-                timeline.end(endpoint, batch, Noted(taken=0.0), 1.0)
+                here(Timeline).end(endpoint, batch, Noted(taken=0.0), 1.0)
 
     elsewhere(tell)
     assert "a listener to" in caplog.text

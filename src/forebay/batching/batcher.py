@@ -21,11 +21,12 @@ import functools
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from forebay.errors import InternalError
-from forebay.observe import timeline
+from forebay.observe.timeline import Timeline, begin
 from forebay.types.call import Failure
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,11 +87,14 @@ class Seated(Protocol):
         ...
 
 
+class _Rest:
+    """Who has the loop rest: one batcher of a server, so that a turn never holds more than one rest."""
+
+    who: Batcher | None = None
+
+
 class Batcher:
     """Feeds a pool from a queue. Lives on one event loop; nothing here is thread-safe."""
-
-    _resting: ClassVar[Batcher | None] = None
-    """Who has the loop rest: one of all, so that a turn never holds more than one rest."""
 
     def __init__(
         self,
@@ -129,6 +133,8 @@ class Batcher:
         rests = self._has_one_core and self._seated is None
         self._rest = pool.rest if rests and isinstance(pool, Audible) else None
         self._rests = False
+        self._resting = here(_Rest)
+        self._timeline = here(Timeline)
         self._last_s = 0.0
         self._seen = 0
         self._seen_since = 0.0
@@ -237,21 +243,21 @@ class Batcher:
 
     def _may_rest(self) -> bool:
         """Tell whether nobody else has the loop rest."""
-        if Batcher._resting is None:
-            Batcher._resting = self
-        return Batcher._resting is self
+        if self._resting.who is None:
+            self._resting.who = self
+        return self._resting.who is self
 
     def _stir(self) -> None:
         """Let others have the loop rest."""
-        if Batcher._resting is self:
-            Batcher._resting = None
+        if self._resting.who is self:
+            self._resting.who = None
 
     def _run(self, batch: EntryBatch, now: float) -> None:
         self._running.add(batch)
         if self._steps is not None:
             batch.on_steps = functools.partial(self._steps, batch)
-        if timeline.listeners:
-            timeline.begin(batch, now)
+        if self._timeline.told:
+            begin(batch, now)
         self._is_submitting = True  # a pool that runs it at once calls `_done` before it returns
         try:
             self.pool.submit(batch, self._done)

@@ -121,7 +121,7 @@ def _served(parsed: argparse.Namespace) -> int:
         door = [] if project.app.door is None else [f"workers attach at {project.app.door.shown}"]
         tell(f"ready at {address}{open_to}", *(f"  {line}" for line in [*project.summary, *door]))
 
-    with tracing() if options.otel else nullcontext():
+    with project.app.state.entered(), tracing() if options.otel else nullcontext():
         return server_of(project, drain_s=options.drain_s, ready=ready).run()
 
 

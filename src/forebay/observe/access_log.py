@@ -2,7 +2,7 @@
 """Calls that have ended, whatever became of them: a line of the access log each, and whoever else listens.
 
 A port that neither writes an access log nor has a listener never makes an `EndedCall`. A port looks for listeners once,
-when it is made, so `listen` must be called before that.
+when it is made, so whoever listens begins before that.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from forebay.observe.listeners import Listeners
 from forebay.types.call import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.types.batch import EntryBatch
 
 log = logging.getLogger("forebay.access")
@@ -90,24 +89,19 @@ class EndedCall(msgspec.Struct):
 
 NEVER: Final = float("inf")
 
-listeners: tuple[Callable[[EndedCall], object], ...] = ()
-"""Who is told, on the loop; only `listen` changes it."""
+
+class CallListeners(Listeners[EndedCall]):
+    """Who is told of each call that has ended, on the loop; a server has one of them."""
+
+    subject = "calls"
+
+    def ended(self, call: EndedCall, *, writes: bool) -> None:
+        """Tell of a call that ends now, and write its line of the access log if there is one."""
+        _end(call, writes=writes)
+        self.tell(call)
 
 
-def listen(listener: Callable[[EndedCall], object]) -> None:
-    """From now on, tell this function of every call on ports that are made from now on."""
-    global listeners  # noqa: PLW0603 - replaced as a whole
-    listeners = (*listeners, listener)
-
-
-def unlisten(listener: Callable[[EndedCall], object]) -> None:
-    """Tell it of nothing more."""
-    global listeners  # noqa: PLW0603 - as above
-    listeners = tuple(one for one in listeners if one != listener)
-
-
-def tell(call: EndedCall, *, writes: bool) -> None:
-    """Tell the listeners of a call that ends now, and write its line of the access log if there is one."""
+def _end(call: EndedCall, *, writes: bool) -> None:
     call.ended = time.monotonic()
     if not call.code:
         call.code = "ok" if call.status < 400 else "error"
@@ -126,5 +120,3 @@ def tell(call: EndedCall, *, writes: bool) -> None:
             "ms": round((call.ended - call.started) * 1000, 3) if call.started else None,
         }
         log.info("%s %s %d", call.method, call.path, call.status, extra=extra)
-    for listener in listeners:
-        listener(call)

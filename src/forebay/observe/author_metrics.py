@@ -27,6 +27,7 @@ import msgspec
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
+from forebay.types.server_state import PROCESS
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -200,7 +201,7 @@ def workers_of(**labels: str) -> Generator[None]:
 
 
 class MetricStore:
-    """The last word of each worker process."""
+    """The last word of each worker process of a server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -226,22 +227,28 @@ class MetricStore:
                 _add(self._sum, _read(data), lives=False, most=MAX_LEFT_BEHIND)
 
     def families(self) -> list[Family]:
-        """Return the metrics of all workers and of the server's own process, put together."""
-        with self._lock:
-            living, ended = list(self._living.values()), list(self._ended.values())
-            found = {
-                name: msgspec.structs.replace(family, samples=list(family.samples))
-                for name, family in self._sum.items()
-            }
-        for data in ended:
-            _add(found, _read(data), lives=False, most=MAX_LEFT_BEHIND)
-        for names, data in living:
-            _add(found, _read(data), names)
+        """Return the metrics of all workers and of the server's own process, put together.
+
+        Workers that belong to no server, such as those of a `Serving`, are told of by every server of their process.
+        """
+        found: dict[str, Family] = {}
+        for store in dict.fromkeys((self, PROCESS.of(MetricStore))):
+            store.add_to(found)
         of_workers = set(found)
         own = [one for one in of_registry(is_servers=True) if one.kind in _ADDED or one.name not in of_workers]
         own = [one for one in own if not _is_reserved(one.name)]
         _add(found, own)
         return [family for family in found.values() if family.samples]
+
+    def add_to(self, found: dict[str, Family]) -> None:
+        """Add the metrics of all workers to those found so far."""
+        with self._lock:
+            living, ended, before = list(self._living.values()), list(self._ended.values()), list(self._sum.values())
+            _add(found, before, lives=False)
+        for data in ended:
+            _add(found, _read(data), lives=False, most=MAX_LEFT_BEHIND)
+        for names, data in living:
+            _add(found, _read(data), names)
 
     def collect(self) -> Iterable[Metric]:
         """Return them as prometheus_client wants them; the interface of its collectors."""
@@ -343,7 +350,3 @@ def _how(family: Family) -> Callable[[float, float], float] | None:
     if family.kind != "gauge":
         return max
     return {"sum": float.__add__, "max": max, "min": min}.get(family.mode.removeprefix("live"))
-
-
-store = MetricStore()
-"""Of this process: what models count is counted once for it, whatever servers it runs."""

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from forebay.observe.author_metrics import store
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
@@ -119,7 +117,6 @@ class Exposition(Generic[S]):
         registry = CollectorRegistry()
         for collector in self._others:
             registry.register(collector)
-        registry.register(store)
         encoder, media_type = choose_encoder(accept)
         return encoder(registry), media_type
 

@@ -21,9 +21,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import ConfigError
-from forebay.observe import access_log, timeline
+from forebay.observe.access_log import CallListeners
+from forebay.observe.timeline import Timeline
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -231,12 +233,10 @@ def tracing(given: TracerProvider | None = None) -> Generator[None]:
         yield
         return
     spans = Tracing(made)
-    access_log.listen(spans.called)
     try:
-        with timeline.listening(spans.ran):
+        with here(CallListeners).listening(spans.called), here(Timeline).listening(spans.ran):
             yield
     finally:
-        access_log.unlisten(spans.called)
         _end(made)
 
 

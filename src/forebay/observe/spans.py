@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from forebay.types.caught import caught
-from forebay.types.failures import text_of, trace_of
-
-log = logging.getLogger("forebay")
+from forebay.observe.listeners import Listeners
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -33,20 +27,9 @@ class Span(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
-_listeners: tuple[Callable[[Span], object], ...] = ()
-
-
-@contextmanager
-def listening(listener: Callable[[Span], object]) -> Generator[None]:
-    """Hand every span that ends to this function, on the thread where it ended."""
-    global _listeners  # noqa: PLW0603 - replaced as a whole, so that `span` needs no lock
-    _listeners = (*_listeners, listener)
-    try:
-        yield
-    finally:
-        left = list(_listeners)
-        left.remove(listener)
-        _listeners = tuple(left)
+_spans: Final[Listeners[Span]] = Listeners()
+listening: Final = _spans.listening
+"""Hands every span that ends in the block to a function, on the thread where it ended."""
 
 
 class span:  # noqa: N801 - reads as the statement it is: `with span("serving.execute", rows=3)`
@@ -60,15 +43,11 @@ class span:  # noqa: N801 - reads as the statement it is: `with span("serving.ex
         self._started = 0.0
 
     def __enter__(self) -> dict[str, Any]:
-        if _listeners:
+        if _spans.told:
             self._started = time.perf_counter()
         return self._attributes
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._started:
             return
-        ended = Span(self._name, time.perf_counter() - self._started, self._attributes, error)
-        for listener in _listeners:
-            _, failed = caught(listener, ended)
-            if failed is not None:
-                log.error("a listener to spans failed: %s", text_of(failed), extra={"trace": trace_of(failed)})
+        _spans.tell(Span(self._name, time.perf_counter() - self._started, self._attributes, error))

@@ -4,34 +4,28 @@
 Theory of operation. A listener is called on the loop with one `BatchRecord` for each batch that was answered. The
 batcher looks whether anybody listens when a batch leaves its queue; only then the batch carries a `Noted`, in which
 the pool writes where and when it ran, and which the endpoint hands over when the batch is answered. While nobody
-listens, a batch costs one look at `listeners` and two at `noted`.
+listens, a batch costs one look at `told` and two at `noted`.
 
 All moments are seconds of `time.monotonic`, which is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import msgspec
 
 from forebay.observe.ids import next_id
+from forebay.observe.listeners import Listeners
 from forebay.observe.naming import id_of
 from forebay.types.batch import Noted, Phase
-from forebay.types.caught import caught
-from forebay.types.failures import text_of, trace_of
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Request, Slice
-
-log = logging.getLogger("forebay")
 
 MAX_PARTS: Final = 200_000
 """Requests and phases that a recording keeps, together."""
@@ -107,28 +101,43 @@ class BatchRecord(msgspec.Struct, frozen=True):
     in_flight: int
 
 
-listeners: tuple[Callable[[BatchRecord], object], ...] = ()
-"""Who is told; only `listening` changes it."""
+class Timeline(Listeners[BatchRecord]):
+    """Who is told of each batch that was answered, on the loop; a server has one."""
 
+    subject = "the timeline"
 
-@contextmanager
-def listening(listener: Callable[[BatchRecord], object]) -> Generator[None]:
-    """Hand every batch that is answered to this function, on the loop; it must not block."""
-    global listeners  # noqa: PLW0603 - replaced as a whole, so that a loop over it needs no lock
-    listeners = (*listeners, listener)
-    try:
-        yield
-    finally:
-        left = list(listeners)
-        left.remove(listener)
-        listeners = tuple(left)
+    def end(self, endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) -> None:
+        """Tell of a batch that was noted and is answered now."""
+        self.tell(
+            BatchRecord(
+                endpoint=endpoint,
+                steps=tuple(
+                    Step(id_of(entry), entry.arrived, entry.size, entry.root().run_id) for entry in batch.entries
+                ),
+                taken=noted.taken,
+                started=noted.started,
+                ended=noted.started and noted.started + batch.model_s,
+                done=now,
+                worker=noted.worker,
+                pid=noted.pid,
+                phases=noted.phases,
+                waiting=endpoint.waiting,
+                in_flight=endpoint.in_flight,
+            )
+        )
 
 
 class BatchListener:
-    """Hears of the batches that are answered while it is open: a context manager, on the loop."""
+    """Hears of the batches that are answered while it is open: a context manager, on the loop.
+
+    Attributes:
+        timeline: What it listens to; None for that of the server in which it is opened.
+    """
+
+    timeline: Timeline | None = None
 
     def __enter__(self) -> Self:
-        self._listening = listening(self.hear)
+        self._listening = (self.timeline or here(Timeline)).listening(self.hear)
         self._listening.__enter__()
         return self
 
@@ -154,27 +163,6 @@ def name(entry: Request | Slice) -> None:
     id_of(request)
 
 
-def end(endpoint: WatchedEndpoint, batch: EntryBatch, noted: Noted, now: float) -> None:
-    """Tell the listeners of a batch that was noted and is answered now."""
-    record = BatchRecord(
-        endpoint=endpoint,
-        steps=tuple(Step(id_of(entry), entry.arrived, entry.size, entry.root().run_id) for entry in batch.entries),
-        taken=noted.taken,
-        started=noted.started,
-        ended=noted.started and noted.started + batch.model_s,
-        done=now,
-        worker=noted.worker,
-        pid=noted.pid,
-        phases=noted.phases,
-        waiting=endpoint.waiting,
-        in_flight=endpoint.in_flight,
-    )
-    for listener in listeners:
-        _, failed = caught(listener, record)
-        if failed is not None:
-            log.error("a listener to the timeline failed: %s", text_of(failed), extra={"trace": trace_of(failed)})
-
-
 class Recording(BatchListener):
     """Keeps what happens while it is open, the newest if that is too much.
 
@@ -185,12 +173,14 @@ class Recording(BatchListener):
         ended: When it was closed; 0 before.
     """
 
-    def __init__(self, max_parts: int = MAX_PARTS) -> None:
+    def __init__(self, max_parts: int = MAX_PARTS, timeline: Timeline | None = None) -> None:
         """Make one; as a context manager it records.
 
         Args:
+            timeline: What is recorded; None for that of the server in which it is opened.
             max_parts: Requests and phases that are kept, together.
         """
+        self.timeline = timeline
         self.records: deque[BatchRecord] = deque()
         self.dropped = 0
         self.started = 0.0

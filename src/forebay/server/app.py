@@ -22,6 +22,7 @@ from forebay.server.version_loading import bring_up
 from forebay.server.versions import Version, Versions
 from forebay.types.did_you_mean import listed, nearest
 from forebay.types.failures import failure_of
+from forebay.types.server_state import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -80,6 +81,8 @@ class App:
             versions.settle()
             if (default := versions.default) is not None:
                 self._served[name] = default
+        self.state = ServerState()
+        """What its ports and workers share, and no other server in this process."""
         self.is_live = True
         self.is_draining = False
         self.started_s = 0.0
@@ -316,6 +319,11 @@ class App:
             ConfigError: If the door for workers cannot be opened.
         """
         started = time.monotonic()
+        with self.state.entered():
+            await self._start()
+        self.started_s = time.monotonic() - started
+
+    async def _start(self) -> None:
         if self.door is not None:
             await self.door.start()
         endpoints = [one.endpoint for one in self.every]
@@ -331,7 +339,6 @@ class App:
             telling.cancel()
         if self.stock is not None:
             await self.stock.start()
-        self.started_s = time.monotonic() - started
 
     async def _tell_what_loads(self) -> None:
         """Say now and then what the start waits for, so that a long load is no silence."""
@@ -492,7 +499,8 @@ class App:
         versions.is_stocked |= self.stock is not None and self.stock.offer.has(name)
         attempt = versions.begin(version)
         try:
-            await bring_up(versions, attempt, make, until)
+            with self.state.entered():
+                await bring_up(versions, attempt, make, until)
         except BaseException as error:
             if attempt.served is not None:
                 await attempt.served.endpoint.drain(0.0)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay._version import __version__
 from forebay.errors import NotFound, Unavailable, UnknownModel
-from forebay.observe import timeline
 from forebay.observe.log import JsonFormatter
+from forebay.observe.timeline import Timeline
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def trace_settings(app: App, model: str = "", version: str = "") -> dict[str, li
     """
     if model:
         find_served(app, model, version)
-    level = "TIMESTAMPS" if timeline.listeners else "OFF"
+    level = "TIMESTAMPS" if app.state.of(Timeline).told else "OFF"
     return {"trace_level": [level], "trace_mode": ["opentelemetry"], "trace_rate": ["1"], "trace_count": ["-1"]}
 
 

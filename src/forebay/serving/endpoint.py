@@ -28,13 +28,15 @@ from forebay.errors import (
     Unavailable,
     UserCodeError,
 )
-from forebay.observe import author_metrics, model_log, timeline
+from forebay.observe import author_metrics, model_log
 from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.naming import id_of
+from forebay.observe.timeline import Timeline
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -125,6 +127,7 @@ class Endpoint:
         self._keys_of = keys_of
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batcher: Batcher | None = None
+        self._timeline = here(Timeline)
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
         may_exceed = config.split and (config.is_mixed or not config.streams)
@@ -174,6 +177,7 @@ class Endpoint:
         if self.config.streams:
             steps = self._steps
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
+        self._timeline = here(Timeline)
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
         name, version = self.config.name, self.config.version
@@ -465,7 +469,7 @@ class Endpoint:
         else:
             metrics.ran(batch.rows, len(batch.entries), batch.model_s)
         if batch.noted is not None:
-            timeline.end(self, batch, batch.noted, now)
+            self._timeline.end(self, batch, batch.noted, now)
         if len(answered) == 1:
             (request,) = answered
             metrics.codes["ok"] += 1

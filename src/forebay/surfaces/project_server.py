@@ -29,7 +29,9 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
     if project.asgi is not None:
         from forebay.transports.http.listener import HttpListener
 
-        http = HttpListener(project.http, project.routes, project.asgi, project.port_source, project.app.byte_budget)
+        app = project.app
+        with app.state.entered():
+            http = HttpListener(project.http, project.routes, project.asgi, project.port_source, app.byte_budget)
         project.app.watch(http.routes_changed)
         listeners.insert(0, http)
         scheme = "https" if project.http.certfile else "http"

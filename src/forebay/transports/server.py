@@ -111,6 +111,10 @@ class Server:
         Raises:
             ConfigError, ModelError: If it cannot start.
         """
+        with self._app.state.entered():
+            return await self._serve(signals)
+
+    async def _serve(self, signals: Signals | None) -> int:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         if signals is not None:
             signals.attend(asyncio.get_running_loop())

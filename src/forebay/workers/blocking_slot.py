@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ModelError, revive
 from forebay.observe import model_log
-from forebay.observe.author_metrics import store
+from forebay.observe.author_metrics import MetricStore
 from forebay.types.call import Failure
+from forebay.types.server_state import here
 from forebay.workers import shm
 from forebay.workers.conversation import Conversation
 from forebay.workers.worker_events import Counted, Failed, Hello, Logged, Part, Ready, Result, Violation
@@ -44,6 +45,7 @@ class BlockingSlot:
         self._socket = accepted
         self._voice = voice
         self._labels = labels
+        self._metrics = here(MetricStore)
         self._conversation = Conversation()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._inbox: deque[Event] = deque()
@@ -132,7 +134,7 @@ class BlockingSlot:
     def close(self) -> None:
         """Give the socket and the memory back."""
         self._socket.close()
-        store.gone(self)
+        self._metrics.gone(self)
         self._conversation.close()
 
     def _next(self) -> Event:
@@ -149,7 +151,7 @@ class BlockingSlot:
                 self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
             event = self._inbox.popleft()
             if isinstance(event, Counted):
-                store.told(self, {**self._labels, "worker": self._conversation.worker}, event.data)
+                self._metrics.told(self, {**self._labels, "worker": self._conversation.worker}, event.data)
             elif not isinstance(event, Logged):
                 break
             elif self._voice is not None:

@@ -30,6 +30,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from forebay.types.server_state import here
 from forebay.workers.memory_file import make_file, open_file
 
 if TYPE_CHECKING:
@@ -125,8 +126,9 @@ class _Place:
         self.owner.take_back(self)
         if self.size > KEPT_BYTES or not self.owner.keep(self):
             _thread.start_new_thread(self.give_back, ())
-        while sum(map(_memory, list(_kept.items()))) > KEPT_BYTES:
-            _, places = max(list(_kept.items()), key=_memory)
+        kept = self.owner.kept
+        while sum(map(_memory, list(kept.items()))) > KEPT_BYTES:
+            _, places = max(list(kept.items()), key=_memory)
             oldest = next(iter(list(places)), None)
             if oldest is not None and places.pop(oldest, False):
                 oldest.owner.forget(oldest)
@@ -140,8 +142,8 @@ class _Place:
             self.owner.add_empty([self])
 
 
-_kept: dict[int, dict[_Place, bool]] = {}
-"""Places that nobody uses and that have memory, of all owners, by their size; the oldest first."""
+class KeptPlaces(dict[int, dict[_Place, bool]]):
+    """Places that nobody uses and that have memory, of all owners of a server, by their size; the oldest first."""
 
 
 def _memory(kept: tuple[int, dict[_Place, bool]]) -> int:
@@ -154,6 +156,7 @@ class Places:
 
     def __init__(self) -> None:
         """Begin without any."""
+        self.kept = here(KeptPlaces)
         self._free: dict[int, list[_Place]] = {}
         self._empty: dict[int, list[_Place]] = {}
         self._parts: list[tuple[_File, int]] = []
@@ -165,7 +168,7 @@ class Places:
     def close(self) -> None:
         """Give all memory back; that of bodies that are still there goes with them."""
         self._is_closed = True
-        ending = self._free, self._empty, self._parts
+        ending = self.kept, self._free, self._empty, self._parts
         self._free, self._empty, self._parts = {}, {}, []
         _thread.start_new_thread(_end, ending)  # beside the loop, for that takes long
 
@@ -183,7 +186,7 @@ class Places:
         size = max(1 << (size - 1).bit_length(), LANDING_BYTES)
         try:
             places = self._free[size]
-            kept = _kept[size]
+            kept = self.kept[size]
             while not kept.pop(place := places.pop(), False):
                 pass  # its memory was given back meanwhile
             return place
@@ -244,7 +247,7 @@ class Places:
     def keep(self, place: _Place) -> bool:
         """Have a place ready for another body; tells whether there may be one."""
         if not self._is_closed:
-            _kept.setdefault(place.size, {})[place] = True
+            self.kept.setdefault(place.size, {})[place] = True
             self._free.setdefault(place.size, []).append(place)
         return not self._is_closed
 
@@ -259,11 +262,13 @@ class Places:
             self._empty.setdefault(places[0].size, []).extend(places)
 
 
-def _end(free: dict[int, list[_Place]], empty: dict[int, list[_Place]], parts: list[tuple[_File, int]]) -> None:
+def _end(
+    kept: KeptPlaces, free: dict[int, list[_Place]], empty: dict[int, list[_Place]], parts: list[tuple[_File, int]]
+) -> None:
     """Let go of files that nobody needs any more."""
     for places in free.values():
         for place in places:
-            _kept[place.size].pop(place, False)
+            kept[place.size].pop(place, False)
     free.clear()
     empty.clear()
     parts.clear()

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
 from forebay.observe import author_metrics, model_log
+from forebay.observe.author_metrics import MetricStore
 from forebay.observe.model_log import Voice
+from forebay.types.server_state import here
 from forebay.workers import shm
 from forebay.workers.devices import environment_on
 from forebay.workers.landing import Places
@@ -176,6 +178,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self._loop = asyncio.get_running_loop()
         self.model = model_log.model.get()
         self.labels = author_metrics.whose.get()
+        self.metrics = here(MetricStore)
         self.log_level = model_log.level if self._captures else None
         self._is_starting = True
         try:

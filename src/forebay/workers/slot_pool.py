@@ -21,8 +21,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from forebay.errors import Unavailable, WorkerLost
+from forebay.observe.author_metrics import MetricStore
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +95,8 @@ class SlotPool(Generic[S]):
     """What the lines of its workers call what they run."""
     labels: Mapping[str, str]
     """What gauges of its workers are labelled with, beside the worker."""
+    metrics: MetricStore
+    """Keeps what its workers tell of them."""
     log_level: int | None
     """Lowest level of the lines that its workers send; None if they keep them."""
     seats: int
@@ -124,6 +128,7 @@ class SlotPool(Generic[S]):
         self._seated: dict[S, Seating] = {}
         self.model = ""
         self.labels = {}
+        self.metrics = here(MetricStore)
         self.log_level = None
         self._hands_on = hands_on
         self._isolates = isolates

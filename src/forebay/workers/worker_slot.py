@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.observe.author_metrics import store
 from forebay.observe.model_log import Voice
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
@@ -40,6 +39,7 @@ from forebay.workers.worker_events import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.observe.author_metrics import MetricStore
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.conversation import Shared
     from forebay.workers.seating import Seating
@@ -61,6 +61,11 @@ class Dialled(Protocol):
     @property
     def labels(self) -> Mapping[str, str]:
         """What gauges of its workers are labelled with, beside the worker."""
+        ...
+
+    @property
+    def metrics(self) -> MetricStore:
+        """Keeps what its workers tell of them."""
         ...
 
     @property
@@ -205,7 +210,7 @@ class WorkerSlot(asyncio.Protocol):
         self._conversation.close()
         self._kept.clear()
         if self._counts_as is not None:
-            store.gone(self._counts_as)
+            self._pool.metrics.gone(self._counts_as)
         self._pool.gone(self)
 
     def _count_as_unread(self) -> None:
@@ -369,7 +374,8 @@ class WorkerSlot(asyncio.Protocol):
                 self._voice.say(line, self._entries_of(batch_id))
             case Counted(data):
                 self._counts_as = self._conversation.worker, self._conversation.pid, id(self._pool)
-                store.told(self._counts_as, {**self._pool.labels, "worker": self._conversation.worker}, data)
+                labels = {**self._pool.labels, "worker": self._conversation.worker}
+                self._pool.metrics.told(self._counts_as, labels, data)
             case Kept():
                 assert self.batch is not None
                 self._kept = [entry.body for entry in self.batch.entries]

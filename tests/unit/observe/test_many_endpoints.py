@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull
 from forebay.observe import exposition
+from forebay.observe.author_metrics import MetricStore
 from forebay.observe.exposition import LEFT_OUT, LOOKED_AT, MAX_ENDPOINTS, SLICE, Exposition, Reading, finish, pieces
 from forebay.observe.histograms import EndpointMetrics
 from forebay.protocols.native import Contract
@@ -137,7 +138,7 @@ def test_the_page_can_be_read_whatever_an_endpoint_is_called(accept):
     one.name = 'a "b" \\ c\nd'
     one.metrics.failed(QueueFull("full"))
     page, media_type = Exposition(
-        lambda: [one], lambda one: Reading(one.name, "1", one.metrics, 1, 2, 3, 4, True)
+        lambda: [one], lambda one: Reading(one.name, "1", one.metrics, 1, 2, 3, 4, True), MetricStore()
     ).page(accept)
     assert media_type.startswith(accept.partition(";")[0])
     read = (

@@ -18,14 +18,15 @@ from tests.unit.observe.chrome_trace import check
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import InvalidRequest
-from forebay.observe import capacity, timeline
-from forebay.observe.timeline import BatchRecord, Recording, Step, listening
+from forebay.observe import capacity
+from forebay.observe.timeline import BatchRecord, Recording, Step, Timeline
 from forebay.observe.trace_format import chrome_trace
 from forebay.observe.trace_summary import summarise
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing.pool import ManualPool
 from forebay.types.batch import EntryBatch, Noted
 from forebay.types.call import Request
+from forebay.types.server_state import here
 from forebay.workers import frames
 from forebay.workers.inline import InlinePool
 from forebay.workers.phases import lap
@@ -131,11 +132,11 @@ def test_a_listener_that_raises_harms_nobody(caplog):
     def broken(_record):
         raise RuntimeError("no")
 
-    with listening(broken), Recording() as recording:
+    with here(Timeline).listening(broken), Recording() as recording:
         assert asyncio.run(call(endpoint_of(pool_of("inline")), 1, 2)) == [1, 2]
     assert len(recording.records) == 2
     assert caplog.text.count("a listener to the timeline failed") == 2
-    assert timeline.listeners == ()
+    assert here(Timeline).told == ()
 
 
 def test_a_batch_is_one_record_with_all_of_its_requests_under_their_own_ids():
@@ -212,7 +213,7 @@ def test_a_recording_keeps_the_newest_and_counts_what_it_lost():
         for number in range(100):
             batch = EntryBatch([Request(body=0, reply=lambda *_: None, id=str(number))], None, 1)
             noted = Noted(taken=1.0, phases=[("", "predict", 1.0, 2.0, -1)])
-            timeline.end(model, batch, noted, 2.0)
+            here(Timeline).end(model, batch, noted, 2.0)
     assert [record.steps[0].id for record in recording.records] == ["95", "96", "97", "98", "99"]
     assert recording.dropped == 95
     assert json.loads(chrome_trace(recording))["otherData"]["dropped_batches"] == 95

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
+from forebay.types.server_state import ServerState
 from forebay.workers import landing
 from forebay.workers.frames import LANDED, FrameReader, encode, landed
 from forebay.workers.landing import (
@@ -40,16 +41,15 @@ def pieces_of(sizes):
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """Places that are empty, and nobody else's are kept."""
-    gc.collect()  # bodies of other tests that are given back later would be kept among those of this one
-    monkeypatch.setattr(landing, "_kept", {})
-    return Places()
+def alone():
+    """Places that are empty, of a server that keeps nobody else's."""
+    with ServerState().entered():
+        yield Places()
 
 
-def kept():
-    """The lengths of the places that are kept."""
-    return [size for size, places in landing._kept.items() for _ in places]
+def kept(places):
+    """The lengths of the places that are kept, of all who are of the same server."""
+    return [size for size, some in places.kept.items() for _ in some]
 
 
 def written(pieces, *, is_known: bool = True, is_direct: bool = False, places=HERE) -> Any:
@@ -126,10 +126,10 @@ def test_a_worker_sees_it():
 def test_places_are_used_again_and_never_while_somebody_refers_to_them(bodies, kept_bytes):
     held = []
     seen = LandedFiles()
-    owners = [Places(), Places()]
+    with ServerState().entered():
+        owners = [Places(), Places()]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(landing, "KEPT_BYTES", kept_bytes)
-        patched.setattr(landing, "_kept", {})
         files: list[set[int]] = [set(), set()]
         for sizes, is_known, is_kept, owner in bodies:
             pieces = pieces_of(sizes)
@@ -142,7 +142,7 @@ def test_places_are_used_again_and_never_while_somebody_refers_to_them(bodies, k
             if is_kept:
                 held.append((body[1:], b"".join(pieces)[1:]))
             del body
-            assert sum(kept()) <= kept_bytes
+            assert sum(kept(owners[0])) <= kept_bytes
         assert files[0].isdisjoint(files[1])
     for view, whole in held:
         assert bytes(view) == whole
@@ -155,7 +155,7 @@ def test_memory_that_is_not_kept_is_given_back(alone, monkeypatch, eventually):
     assert descriptors() == before + 6, "the map of a file has a descriptor of its own"
     del body, other, arriving
     eventually(lambda: descriptors() == before + 2)
-    assert len(kept()) == 1
+    assert len(kept(alone)) == 1
 
 
 def test_a_place_that_shares_its_file_gives_its_memory_back(alone, monkeypatch, eventually):
@@ -231,11 +231,11 @@ def test_who_has_not_used_its_places_for_the_longest_time_gives_memory_back_for_
     first = landed_in(mine[0])
     assert first is not None
     mine.clear()
-    assert len(kept()) == 4
+    assert len(kept(alone)) == 4
     theirs = [written([bytes(LANDING_BYTES)], places=other) for _ in range(3)]
-    assert len(kept()) == 4
+    assert len(kept(alone)) == 4
     theirs.clear()
-    assert len(kept()) == 4
+    assert len(kept(alone)) == 4
     assert [len(places._free[LANDING_BYTES]) for places in (alone, other)] == [1, 3]
     eventually(lambda: len(alone._empty[LANDING_BYTES]) == landing.LONGEST_SHARED_BYTES // LANDING_BYTES - 1)
     again = [written([bytes([number]) * LANDING_BYTES], places=alone) for number in range(6)]
@@ -248,11 +248,11 @@ def test_files_end_with_the_pool_whose_they_were_and_bodies_in_them_later(size, 
     left, body = (written([b"x" * size], places=alone) for _ in range(2))
     del left
     alone.close()
-    eventually(lambda: not kept())
+    eventually(lambda: not kept(alone))
     assert bytes(body) == b"x" * size
     del body
     eventually(lambda: descriptors() <= before)  # one of another test may end meanwhile
-    assert not kept()
+    assert not kept(alone)
 
 
 def test_places_of_several_lengths_share_a_file(alone):

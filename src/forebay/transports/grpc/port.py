@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe import access_log
+from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
@@ -22,6 +22,7 @@ from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.strangers import NEEDS_TLS
 from forebay.transports.reading_turns import turns_of
 from forebay.transports.refusal_pacing import RefusalLine
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +83,8 @@ class GrpcPort:
         self.epoch = 0
         self.greeted = 0
         self.connections: set[GrpcConnection] = set()
-        self.tells = config.access_log or bool(access_log.listeners)
+        self._call_listeners = here(CallListeners)
+        self.tells = config.access_log or bool(self._call_listeners.told)
         self.calls = 0
         self.public_streams = 0
         self.frame_rooms = FrameRooms()
@@ -200,7 +202,7 @@ class GrpcPort:
 
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
-        access_log.tell(call, writes=self.config.access_log)
+        self._call_listeners.ended(call, writes=self.config.access_log)
 
     def _look_at(self, deadline: float, now: float) -> None:
         if self._look is not None:

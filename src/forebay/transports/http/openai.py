@@ -233,8 +233,7 @@ class _Call:
         """Submit the samples, until one is refused."""
         request, contract = self._request, self._contract
         request.arrived = time.monotonic()
-        if timeline.listeners:
-            timeline.name(request)
+        timeline.name(request)
         params = self._params_of(contract)
         for number, body in enumerate(self._bodies):
             sample = Request(

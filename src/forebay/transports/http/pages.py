@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from forebay._version import __version__
 from forebay.errors import ForebayError, NotFound
+from forebay.observe.author_metrics import MetricStore
 from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
 from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.observe.serving_metrics import ServingCollector
@@ -58,13 +59,13 @@ class ServerPages:
         self._config = config
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
         self._repositories = RepositoryCollector()
-        self._exposition = Exposition(self._endpoints, reading, servings, self._repositories)
+        self._exposition = Exposition(self._endpoints, reading, servings, self._repositories, app.state.of(MetricStore))
         self._openapi: bytes | None = None
         self._changes = 0
         self._created = int(time.time())
         self._describing = asyncio.Lock()
         app.watch(self._changed)
-        self.trace = TracePage(lambda: app.is_draining)
+        self.trace = TracePage(app)
         self.management = Management(app, config)
         self.dashboard = Dashboard(app, config, self._endpoints, reading) if config.dashboard else None
 

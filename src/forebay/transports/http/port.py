@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.errors import InternalError
-from forebay.observe import access_log
+from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
@@ -20,6 +20,7 @@ from forebay.transports.http.hosts import Hosts
 from forebay.transports.http.same_turn import SameTurn, TakesMany
 from forebay.transports.reading_turns import ReadingTurns, turns_of
 from forebay.transports.refusal_pacing import RefusalLine
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     import asyncio
@@ -77,7 +78,8 @@ class HttpPort:
         self.routes = routes
         self.heads: dict[bytes, Head] = {}
         self.is_draining = False
-        self.tells = config.access_log or bool(access_log.listeners)
+        self._call_listeners = here(CallListeners)
+        self.tells = config.access_log or bool(self._call_listeners.told)
         self.is_plain = not self.tells
         self.date = b""
         self.epoch = 0
@@ -212,7 +214,7 @@ class HttpPort:
 
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
-        access_log.tell(call, writes=self.config.access_log)
+        self._call_listeners.ended(call, writes=self.config.access_log)
 
     def defect(self, cause: BaseException) -> InternalError:
         """Return what is told of an error that only a defect of ours raises; the log has a traceback, one a second."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from forebay.errors import Cancelled, InvalidRequest, QueueFull
-from forebay.observe.timeline import Recording
+from forebay.observe.timeline import Recording, Timeline
 from forebay.observe.trace_format import chrome_trace
 from forebay.transports.http.foreign_page import refuse_foreign_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
+
+    from forebay.server.app import App
 
 SHORTEST_S: Final = 0.1
 LONGEST_S: Final = 600.0
@@ -31,9 +31,10 @@ _LOOK_S: Final = 0.2
 class TracePage:
     """Records while a client waits."""
 
-    def __init__(self, is_ending: Callable[[], bool]) -> None:
-        """Make the page; recordings end early when `is_ending` says that the server stops."""
-        self._is_ending = is_ending
+    def __init__(self, app: App) -> None:
+        """Make the page; recordings end early when the server stops."""
+        self._timeline = app.state.of(Timeline)
+        self._app = app
         self._running = 0
 
     async def __call__(self, request: Request) -> Response:
@@ -51,7 +52,7 @@ class TracePage:
             raise QueueFull(msg)
         self._running += 1
         try:
-            with Recording() as recording:
+            with Recording(timeline=self._timeline) as recording:
                 await self._wait(request, seconds)
             # In a thread, as much of it takes seconds, and requests must not wait for that.
             trace = await asyncio.to_thread(chrome_trace, recording)
@@ -62,7 +63,7 @@ class TracePage:
     async def _wait(self, request: Request, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while (left := end - loop.time()) > 0 and not self._is_ending():
+        while (left := end - loop.time()) > 0 and not self._app.is_draining:
             if await request.is_disconnected():
                 raise Cancelled("the client went away")
             await asyncio.sleep(min(left, _LOOK_S))

@@ -170,8 +170,7 @@ class PipelineService(Predictions):
             asked.body = {REQUEST: inputs}
             self.endpoint.submit(asked)
         else:
-            if timeline.listeners:
-                timeline.name(asked)
+            timeline.name(asked)
             self._try(asked, inputs, self._attempts)
 
     def _try(self, asked: Prediction, inputs: dict[str, Any], attempts: int) -> None:

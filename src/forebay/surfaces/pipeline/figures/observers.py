@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.observe.node_totals import NodeListener
+from forebay.observe.timeline import Timeline
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
 from forebay.surfaces.pipeline.figures.reports import Reporter
@@ -19,6 +20,7 @@ from forebay.surfaces.pipeline.figures.tracer import (
     Tracer,
     TracerFile,
 )
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -141,6 +143,7 @@ class Observers:
         Raises:
             ConfigError: If the tracer's folder or the port of the metrics cannot be used.
         """
+        self.profile.timeline = here(Timeline)
         for one in (self._writer, self._listener, self.reporter):
             if one is not None:
                 self._open.enter_context(one)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.observe.node_totals import runs_of
-from forebay.observe.timeline import BatchListener
+from forebay.observe.timeline import BatchListener, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
@@ -51,7 +51,11 @@ class CallTimes(msgspec.Struct):
 
 
 class Profile:
-    """Makes profile lines of one graph of ops."""
+    """Makes profile lines of one graph of ops.
+
+    Attributes:
+        timeline: Where its batches are told; None until the server starts.
+    """
 
     def __init__(self, graph: str, *, in_threads: bool) -> None:
         """Describe the graph.
@@ -60,6 +64,7 @@ class Profile:
             graph: Its name; the endpoints of its ops are named `graph/op`.
             in_threads: Whether its ops run in threads of the server; the original names calls otherwise if not.
         """
+        self.timeline: Timeline | None = None
         self._prefix = f"{graph}/"
         self._in_threads = in_threads
         self._epoch_s = time.time() - time.monotonic()
@@ -127,6 +132,7 @@ class RequestProfile(BatchListener):
     """Collects the lines of one request for its client, while it is open around the request's way through the graph."""
 
     def __init__(self, profile: Profile, data_id: int) -> None:
+        self.timeline = profile.timeline
         self._profile = profile
         self._data_id = data_id
         self._lines: list[str] = []
