@@ -21,9 +21,11 @@ from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off
 
 from forebay.errors import Code, ConfigError, InvalidRequest
 from forebay.observe import model_log
+from forebay.observe.author_metrics import MetricStore
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
-from forebay.workers import attached, frames, shared_secret, worker_connection, worker_slot
+from forebay.types.server_state import here
+from forebay.workers import attached, frames, shared_secret, worker_connection
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.runner import RunnerSpec
@@ -614,7 +616,7 @@ def test_long_lines_of_a_worker_are_cut_and_only_so_much_of_them_is_written_in_a
 def test_what_is_said_while_another_thread_sends_is_sent_before_the_worker_hangs_up(tmp_path, monkeypatch):
     """The last metrics of a worker that was told to end were lost where its "leaving" was not quite sent yet."""
     told = []
-    monkeypatch.setattr(worker_slot.store, "told", lambda process, names, data: told.append(data))
+    monkeypatch.setattr(here(MetricStore), "told", lambda process, names, data: told.append(data))
 
     async def main():
         async with Scene(tmp_path) as scene:
