@@ -7,6 +7,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError
+from forebay.surfaces.nucleus.payload import MAX_PARTS
 
 ECHO = """
     import os, pickle, threading, time
@@ -359,8 +360,17 @@ def test_large_files_in_forms(server):
 
 def test_urlencoded_forms(server):
     # N40
-    answer = post(server, b"a=1&a=2&b=%C3%A9", "application/x-www-form-urlencoded").json()
-    assert answer["items"] == [["a", "1"], ["a", "2"], ["b", "é"]]
+    answer = post(server, b"a=1&a=2&b=%C3%A9&&c+d;e&=f", "application/x-www-form-urlencoded").json()
+    assert answer["items"] == [["a", "1"], ["a", "2"], ["b", "é"], ["c d;e", ""], ["", "f"]]
+
+
+@pytest.mark.parametrize("kind, more", [("fields", b""), ("files", b"; filename=f")])
+def test_a_form_of_too_many_parts_is_400(server, kind, more):
+    # N40 F73
+    part = b"--x\r\ncontent-disposition: form-data; name=a%b\r\n\r\n\r\n" % more
+    assert post(server, part * MAX_PARTS + b"--x--\r\n", "multipart/form-data; boundary=x").status_code == 200
+    answer = post(server, part * (MAX_PARTS + 1) + b"--x--\r\n", "multipart/form-data; boundary=x")
+    assert (answer.status_code, answer.text) == (400, f"Too many {kind}. Maximum number of {kind} is {MAX_PARTS}.")
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data", "multipart/form-data; boundary=x"])
