@@ -18,6 +18,8 @@ from forebay.types.json_elements import json_elements
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from starlette.datastructures import UploadFile
+
     from forebay.types.element_limits import ElementLimits, Steps
     from forebay.workers.coroutines import Coroutines
 
@@ -59,7 +61,8 @@ def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
     if kind.startswith("multipart/form"):
         return coroutines.run(_form(headers, body))
     if kind.startswith("application/x-www-form-urlencoded"):
-        return FormData(parse_qsl(body.decode("latin-1"), keep_blank_values=True))
+        fields: list[tuple[str, str | UploadFile]] = [*parse_qsl(body.decode("latin-1"), keep_blank_values=True)]
+        return FormData(fields)
     if kind.startswith("text/plain"):
         return _text(content_type, body)
     return body
