@@ -27,13 +27,15 @@ from forebay.types.element_limits import Data, Steps
 
 LONG_BYTES: Final = 512 * 1024
 """Shorter JSON is decoded in one call."""
-SEGMENT_BYTES: Final = 64 * 1024
-UNCUT_BYTES: Final = 4 * SEGMENT_BYTES
+SEGMENT_BYTES: Final = 16 * 1024
+UNCUT_BYTES: Final = 256 * 1024
 """What must have a place to be cut at."""
 STEP_BYTES: Final = 256 * 1024
 """What is copied or looked through in one step."""
-SEGMENTS: Final = 4
-"""Segments in one step."""
+_ELEMENT_BYTES: Final = 64
+"""What an element costs beside its length, as an object."""
+_MARK_BYTES: Final = 8
+"""What a bracket does."""
 MAX_DEPTH: Final = 64
 """Brackets that may be open at the end of a segment."""
 
@@ -75,7 +77,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         before: The brackets that are open where it begins, the outermost first, and the quote of a text.
         after: Those that are open where it ends.
         kept: How many of these stay open all the time.
-        marks: Brackets in it, the slowest part to count.
+        marks: How many brackets are in it.
     """
 
     start: int
@@ -192,9 +194,10 @@ def _in_parts(data: Data, decoder: _Decoder) -> Iterator[list[tuple[Any, memoryv
                 name = _cut_name(values, segment)
                 begun = segment.end - (len(values.pop(name)) - len(segment.last) + 1)
             found += [(key, memoryview(value)) for key, value in values.items()]
+            done += len(values) * _ELEMENT_BYTES
+        done += segment.next - at + segment.marks * _MARK_BYTES
         at, brackets = segment.next, segment.after
-        done += 1 + (segment.kept <= 1 or segment.marks > SEGMENT_BYTES // 8) * SEGMENTS
-        if done >= SEGMENTS:
+        if done >= STEP_BYTES:
             yield found
             found, done = [], 0
     yield found

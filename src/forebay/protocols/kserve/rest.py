@@ -19,7 +19,7 @@ from forebay.types.datatypes import datatype_of
 from forebay.types.element_limits import at_once, too_many
 from forebay.types.first_use import known
 from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
-from forebay.types.json_segments import LONG_BYTES, SEGMENT_BYTES, STEP_BYTES, members
+from forebay.types.json_segments import LONG_BYTES, STEP_BYTES, members
 from forebay.types.json_segments import elements as rows_of
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
@@ -474,7 +474,7 @@ def _sides(listed: memoryview) -> Steps[list[_UnreadSide]]:
     found: list[_UnreadSide] = []
     read_bytes = 0
     for row in rows:
-        if len(row) <= SEGMENT_BYTES:
+        if len(row) <= _SHORT_BYTES:
             found.append(_side.decode(row))
         else:
             said = yield from members(row, MAX_PARAMETERS)
@@ -543,7 +543,7 @@ def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[msgs
     read_bytes = 0
     for one in pieces:
         piece = memoryview(one)
-        found += at_once(count(piece)) if len(piece) <= SEGMENT_BYTES else (yield from count(piece))
+        found += at_once(count(piece)) if len(piece) <= _SHORT_BYTES else (yield from count(piece))
         read_bytes += len(piece) + _SIDE_BYTES
         if read_bytes > STEP_BYTES:
             read_bytes = 0
