@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.checked_queue import CheckedQueue
 
 from forebay.batching.cost import Cost, steps
-from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.batching.queue import BatchConfig
 from forebay.testing import MemoryOrigin
 from forebay.types.call import ALONE, Request
 
@@ -37,7 +39,7 @@ ARRIVALS = st.lists(
     seconds=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=7),
 )
 def test_whatever_comes_leaves_once_in_time_and_in_bounds(arrivals, max_size, objective_s, idle, slots, seconds):
-    queue = BatchQueue(BatchConfig(max_size=max_size, objective_s=objective_s, idle=idle))
+    queue = CheckedQueue(BatchConfig(max_size=max_size, objective_s=objective_s, idle=idle))
     queue.slots = slots
     origins = [MemoryOrigin() for _ in range(6)]
     events = []
@@ -74,9 +76,7 @@ def test_whatever_comes_leaves_once_in_time_and_in_bounds(arrivals, max_size, ob
             running += 1
             count += 1
             heapq.heappush(events, (now + seconds[count % len(seconds)], count, "done", batch))
-        lines = [line for line in queue._lines.values() if line.rows]
-        first = queue._first()
-        assert (None if first is None else queue._since(first)) == min(map(queue._since, lines), default=None)
+        assert queue._order.first()[0] == min(map(queue._since, queue._lines.values()), default=math.inf)
         if running < slots and queue.waiting:
             oldest = min(one.arrived for line in queue._lines.values() for one in line.entries if not one.taken)
             assert now < oldest + objective_s  # nothing waits past the objective while a slot is free

@@ -6,8 +6,9 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.checked_queue import CheckedQueue
 
-from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull, TooLarge
 from forebay.testing import MemoryOrigin
 from forebay.types.call import ALONE, Request
@@ -36,7 +37,7 @@ class QueueMachine(RuleBasedStateMachine):
             max_running=max_running,
             objective_s=objective_s,
         )
-        self.queue = BatchQueue(self.config)
+        self.queue = CheckedQueue(self.config)
         self.queue.slots = slots
         self.now = 1.0
         self.model = []
@@ -161,6 +162,11 @@ class QueueMachine(RuleBasedStateMachine):
     def waiting_is_what_waits(self):
         if hasattr(self, "queue"):
             assert self.queue.waiting == sum(one.size for one in self.model)
+            assert (self.queue.running, self.queue.running_rows) == (
+                len(self.running),
+                sum(batch.rows for batch in self.running),
+            )
+            assert len(self.queue._order._heap) <= 2 * len(KEYS) + 64
             assert self.config.objective_s is not None or self.queue.is_full() == any(
                 self.rows_of(key) >= self.config.max_rows for key in KEYS if key is not ALONE
             )

@@ -35,10 +35,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.batching.cost import Cost, steps
+from forebay.batching.policies import Policy
+from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from forebay.batching.lines import Line
+    from forebay.batching.queue import BatchQueue
     from forebay.types.batch import EntryBatch
 
 BUSY: Final = 0.9
@@ -198,10 +202,11 @@ class Pace:
         self.wait_s = 0.0
 
 
-class Auto:
+class Auto(Policy):
     """Sizes and waits for every key of one queue."""
 
     def __init__(self, objective_s: float, max_size: int) -> None:
+        """Begin without having seen a batch."""
         self.objective_s = objective_s
         self.patience_s = IN_TIME * objective_s
         """How long any row may wait for others while a slot is free, for whatever reason."""
@@ -217,47 +222,38 @@ class Auto:
         self._span_s = SPAN_S
         self._share = IN_TIME
 
-    def room(self, key: Hashable, rows: int, age_s: float) -> int:
-        """Return how many rows the next batch takes of those that wait; it may be more than there are.
-
-        Args:
-            age_s: How long the first of them has waited.
-        """
-        pace = self._known(key)
-        rows = min(rows, self._sizes[-1])
+    def room(self, line: Line, most: int, queue: BatchQueue, now: float) -> int:
+        """Return how many rows the next batch takes of those that wait."""
+        pace = self._known(line.key)
+        rows = min(line.rows, most, self._sizes[-1])
         for size in pace.untried:
             if rows / 2 <= size < rows:
                 pace.untried = ()
                 return size
-        return self._fitting(pace, bisect_left(self._sizes, rows), age_s)
+        return min(most, self._fitting(pace, bisect_left(self._sizes, rows), now - line.oldest()))
 
-    def due(self, key: Hashable, rows: int, arrived: float) -> float:
-        """Return the time from which the rows of a key may leave.
-
-        Args:
-            arrived: When the first of them arrived.
-        """
-        pace = self._known(key)
-        return arrived if rows >= pace.goal else arrived + pace.wait_s
+    def due(self, line: Line, due: float) -> float:
+        """Return the time from which the rows of a key may leave."""
+        pace = self._known(line.key)
+        return due if line.rows >= pace.goal else due + pace.wait_s
 
     def size(self, key: Hashable) -> int:
         """Return the size at which nothing is gained by waiting any longer."""
         return self._known(key).size
 
-    def reaches_goal(self, key: Hashable, before: int, rows: int) -> bool:
-        """Tell whether a key has just reached the number of rows that a free slot waits for."""
-        return before < self._known(key).goal <= rows
-
-    def holds(self, key: Hashable, rows: int, now: float) -> None:
+    def waits(self, line: Line, now: float) -> None:
         """Note that a slot is free while rows of this key wait for more."""
-        pace = self._known(key)
+        pace = self._known(line.key)
         if pace is not self._unknown and pace.held_since is None:
             pace.held_since = now
-            pace.held_rows = rows
+            pace.held_rows = line.rows
 
-    def took(self, key: Hashable, rows: int, left: int, now: float) -> None:
-        """Take note that a batch has left the queue."""
-        pace = self._pace(key)
+    def took(self, batch: EntryBatch, left: int, now: float) -> None:
+        """Note a batch that leaves: how much has arrived, and what waiting has brought."""
+        if batch.key is ALONE:
+            return
+        rows = batch.rows
+        pace = self._pace(batch.key)
         if pace.held_since is None:
             pace.trust += RETRY * (1.0 - pace.trust)
         else:
@@ -269,14 +265,10 @@ class Auto:
         pace.arrivals.add(max(rows + left - pace.left, 0), now, self._span_s)
         pace.left = left
 
-    def answered(self, batch: EntryBatch, now: float, *, slots: int, is_closed: bool) -> None:
-        """Learn from a batch whose answers were written.
-
-        Args:
-            batch: What was answered.
-            slots: How many batches can run at a time.
-            is_closed: Whether arrivals are clients that come back at once, so that nobody else is due.
-        """
+    def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
+        """Learn from a batch whose answers were written."""
+        if batch.key is ALONE:
+            return
         entries = batch.entries
         seconds = now - entries[0].taken
         late = bisect_left(entries, now - self.objective_s, key=ARRIVED)
@@ -285,7 +277,7 @@ class Auto:
         # Not at one bound only: at the edge the verdict would change with every answer.
         self.held = self.late <= (LATE if self.held else LATE - 0.01)
         self._share = min(max(self._share + STEER * (AIM * count - late), LEAST_SHARE), IN_TIME)
-        self._slots = slots
+        self._slots = queue.slots
         self._span_s = max(SPAN_S, SPAN_BATCHES * seconds)
         self._work.add(seconds, now, self._span_s)
         pace = self._pace(batch.key)
@@ -293,7 +285,9 @@ class Auto:
         pace.cost.learn(batch.rows, seconds)
         if now - pace.planned_at >= REPLAN_S:
             pace.planned_at = now
-            self._plan(pace, is_closed=is_closed)
+            self._plan(pace, is_closed=queue.gather is not None and queue.gather.is_closed)
+        if queue.gather is not None:
+            queue.gather.max_size = pace.size
 
     def state(self) -> AutoState:
         """Return what was learned and chosen."""

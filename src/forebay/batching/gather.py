@@ -19,12 +19,17 @@ Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seco
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from forebay.batching.lines import NEVER
+from forebay.batching.policies import Policy
+from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from forebay.types.batch import Entry
+    from forebay.batching.queue import BatchQueue
+    from forebay.types.batch import Entry, EntryBatch
     from forebay.types.call import Origin
 
 SLICE = 0.3
@@ -86,18 +91,80 @@ class Curve:
         self.a = mean_t - self.b * mean_n
 
 
-class Gather:
+class Nobody:
+    """Stands for all clients that cannot be told apart."""
+
+    def __init__(self) -> None:
+        self.release = 0
+
+
+class GatherRule(Policy):
+    """Wait for clients that were just answered."""
+
+    has_plans: ClassVar[bool] = False
+    """Whether it is asked although it does not wait at the moment."""
+    closed_from: ClassVar[float]
+    """Share of the answered clients that come back from which on arrivals are theirs, and nobody else is due."""
+
+    def __init__(self, max_size: int, curve: Curve, patience_s: float = NEVER) -> None:
+        """Begin without having seen a client.
+
+        Args:
+            max_size: Rows at which nothing more is waited for.
+            curve: What a batch costs by its size.
+            patience_s: Longest wait of a row for others; where there is one, it need not be certain who comes back.
+        """
+        self.max_size = max_size
+        self.curve = curve
+        self.patience_s = patience_s
+        self.rho: float = 1.0
+        """Share of the answered clients that come back in time."""
+        self.until: float | None = None
+        """When those who wait are to be asked again; None while nothing is waited for."""
+        self.nobody: Origin | None = Nobody() if patience_s < NEVER else None
+        """None if clients that cannot be told apart are not waited for."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether arrivals are clients that come back, and nobody else is due."""
+        return self.rho >= self.closed_from
+
+    def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
+        """Learn what a batch took: the whole way there and back, for that is what one more would cost."""
+        if batch.key is not ALONE and not batch.has_streamed:
+            self.curve.learn(batch.rows, now - batch.entries[0].taken)
+            self.released(batch.entries, queue, now)
+
+    def released(self, entries: Sequence[Entry], queue: BatchQueue, now: float) -> None:
+        """Mark the origins of a batch whose answers were written."""
+        raise NotImplementedError
+
+    def holds(self, queue: BatchQueue, now: float) -> bool:
+        """Tell, at the end of a turn, whether a slot that is free waits for clients to return."""
+        if self.patience_s < NEVER and queue.oldest() + self.patience_s <= now:
+            self.until = None
+            return False
+        return self.pays(queue, now)
+
+    def pays(self, queue: BatchQueue, now: float) -> bool:
+        """Tell whether waiting for clients to return pays."""
+        raise NotImplementedError
+
+    def next_due(self, queue: BatchQueue) -> float | None:
+        """Return when it is to be asked again, or what waits has waited for long enough."""
+        if self.until is None or self.patience_s == NEVER:
+            return self.until
+        return min(self.until, queue.oldest() + self.patience_s)
+
+
+class Gather(GatherRule):
     """Decide how long a slot that has just answered waits for its clients to return."""
 
-    def __init__(self, max_size: int, curve: Curve) -> None:
-        self.max_size = max_size
-        """Rows at which nothing more is waited for."""
-        self.curve = curve
-        self.rho = 1.0
-        self.until: float | None = None
-        """End of the running slice; None while nothing is waited for."""
-        self.nobody: Origin | None = None
-        """Stands for all clients that cannot be told apart; None if they are not waited for."""
+    closed_from = CLOSED
+
+    def __init__(self, max_size: int, curve: Curve, patience_s: float = NEVER) -> None:
+        """Begin without having seen a client."""
+        super().__init__(max_size, curve, patience_s)
         self._unwaited = 0
         self._release = 0
         self._target = 0.0
@@ -106,17 +173,9 @@ class Gather:
         self._slice_started = 0.0
         self._slice_queued = 0
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether arrivals are clients that come back, and nobody else is due."""
-        return self.rho >= CLOSED
-
-    def answered(self, entries: Iterable[Entry], queued: int, now: float) -> None:
-        """Mark the origins of a batch whose answers were written and start to wait if that pays.
-
-        Args:
-            queued: Rows that wait already.
-        """
+    def released(self, entries: Sequence[Entry], queue: BatchQueue, now: float) -> None:
+        """Mark the origins of a batch whose answers were written and start to wait if that pays."""
+        queued = queue.waiting
         self.until = None
         if queued >= self.max_size or self.curve.a < MIN_FIXED_S:
             return
@@ -141,17 +200,13 @@ class Gather:
         self._started = self._slice_started = now
         self.until = now + 2 * SLICE * self.curve.a
 
-    def holds(self, queued: int, now: float, waiting: Iterable[Entry]) -> bool:
-        """Tell, at the end of a turn, whether the slot should go on waiting.
-
-        Args:
-            queued: Rows that wait.
-            waiting: The entries they belong to; looked at only when the wait ends.
-        """
+    def pays(self, queue: BatchQueue, now: float) -> bool:
+        """Tell whether the slot should go on waiting."""
         if self.until is None:
             return False
+        queued = queue.waiting
         if queued >= self._target:
-            share = self._share_back(waiting)
+            share = self._share_back(queue)
             if share and share >= self.rho - 0.5 / self._answered:
                 self.rho += 0.1 * (1.0 - self.rho)
             else:
@@ -169,16 +224,16 @@ class Gather:
             self._slice_queued = queued
             self.until = now + slice_s
             return True
-        self.rho += 0.3 * (self._share_back(waiting) - self.rho)
+        self.rho += 0.3 * (self._share_back(queue) - self.rho)
         self.until = None
         return False
 
-    def _share_back(self, waiting: Iterable[Entry]) -> float:
+    def _share_back(self, queue: BatchQueue) -> float:
         """Return the share of the answered rows whose clients have come back."""
         release, since = self._release, self._started  # an origin with several requests may have had one waiting before
         nobody = self.nobody
         back = 0
-        for entry in waiting:
+        for entry in queue.entries():  # at most as many as a batch takes waited when the wait began
             origin = entry.origin or nobody
             if origin is not None and origin.release == release and entry.arrived >= since:
                 back += entry.size

@@ -28,14 +28,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from forebay.batching.gather import MIN_FIXED_S, releases
+from forebay.batching.gather import MIN_FIXED_S, GatherRule, releases
+from forebay.batching.lines import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from forebay.batching.gather import Curve
+    from forebay.batching.lines import Line
+    from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry
-    from forebay.types.call import Origin
 
 FORGET: Final = 0.9
 """Weight that the delays of older returns keep with each release."""
@@ -59,25 +61,15 @@ class Release:
         """When the others did, all in all."""
 
 
-class Shares:
+class Shares(GatherRule):
     """Decide how much each of several slots takes, and how long it waits for clients to return."""
 
-    def __init__(self, max_size: int, curve: Curve) -> None:
-        self.max_size = max_size
-        """Most rows that a slot aims at."""
-        self.curve = curve
-        self.slots = 1
-        """Batches that can run at a time."""
-        self.rho = 1.0
-        """Share of the answered rows that come back within the horizon."""
-        self.until: float | None = None
-        """When the slots that wait are to be asked again; None while nothing is waited for."""
-        self.nobody: Origin | None = None
-        """Stands for all clients that cannot be told apart; None if they are not waited for."""
-        self.rows = 0
-        """Rows that run."""
-        self.batches = 0
-        """Batches that run."""
+    has_plans = True
+    closed_from = RETURNING
+
+    def __init__(self, max_size: int, curve: Curve, patience_s: float = NEVER) -> None:
+        """Begin without having seen a client."""
+        super().__init__(max_size, curve, patience_s)
         self.missing = 0
         """Rows that were answered within the horizon, the last a seconds, and have not come back."""
         self._answered = 0
@@ -88,11 +80,6 @@ class Shares:
         self._held_since: float | None = None
         self._releases: deque[Release] = deque()
         self._by_number: dict[int, Release] = {}
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether arrivals are clients that come back, and nobody else is due."""
-        return self.rho >= RETURNING
 
     def arrived(self, entry: Entry) -> None:
         """Note an arrival, and whether it is a client that was answered lately."""
@@ -113,17 +100,7 @@ class Shares:
         release.moments += rows * entry.arrived
         self.missing -= rows
 
-    def took(self, rows: int) -> None:
-        """Take note that a batch has left the queue."""
-        self.rows += rows
-        self.batches += 1
-
-    def ended(self, rows: int) -> None:
-        """Take note that a batch has come to its end."""
-        self.rows -= rows
-        self.batches -= 1
-
-    def answered(self, entries: Iterable[Entry], _queued: int, now: float) -> None:
+    def released(self, entries: Sequence[Entry], queue: BatchQueue, now: float) -> None:
         """Mark the origins of a batch whose answers were written."""
         number = next(releases)
         nobody = self.nobody
@@ -142,21 +119,24 @@ class Shares:
             self.rho -= 0.3 * self.rho
         self._forget(now)
 
-    def room(self, waiting: int) -> int:
+    def room(self, line: Line, most: int, queue: BatchQueue, now: float) -> int:
         """Return how many of the rows that wait a slot takes at most."""
         if self.rho < RETURNING:
-            return -(-waiting // max(self.slots - self.batches, 1))
-        return self._target(waiting)
+            return min(most, -(-queue.waiting // max(queue.slots - queue.running, 1)))
+        return min(most, self._target(queue))
 
-    def holds(self, waiting: int, now: float, _entries: Iterable[Entry] = ()) -> bool:
+    def pays(self, queue: BatchQueue, now: float) -> bool:
         """Tell whether a slot that is free should wait although rows are there."""
-        self._forget(now)
         self.until = None
+        waiting = queue.waiting
+        if not waiting:
+            return False
+        self._forget(now)
         a = self.curve.a
         if self.missing and self.rho >= RETURNING and a >= MIN_FIXED_S:
             coming = self.missing - (1.0 - self.rho) * self._answered
             pays = a * coming * self._returned >= waiting * self._delays_s
-            if pays and waiting < min(self._target(waiting), waiting + coming) - 0.5:
+            if pays and waiting < min(self._target(queue), waiting + coming) - 0.5:
                 if self._held_since is None:
                     self._held_since = now
                 until = min(self._releases[-1].at, self._held_since) + a
@@ -166,8 +146,9 @@ class Shares:
         self._held_since = None
         return False
 
-    def _target(self, waiting: int) -> int:
-        return max(min(self.max_size, -(-(self.rows + waiting + self.missing) // self.slots)), 1)
+    def _target(self, queue: BatchQueue) -> int:
+        everybody = queue.running_rows + queue.waiting + self.missing
+        return max(min(self.max_size, -(-everybody // queue.slots)), 1)
 
     def _forget(self, now: float) -> None:
         """Close the releases that are older than the horizon, and learn from each how many came back."""

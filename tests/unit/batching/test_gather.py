@@ -93,7 +93,7 @@ class Hand:
     def __init__(self, max_size=64, rho=1.0):
         self.queue = BatchQueue(BatchConfig(max_size=max_size))
         self.gather = self.queue.gather
-        self.queue.curve = self.gather.curve = Known()
+        self.gather.curve = Known()
         self.gather.rho = rho
 
     def answer(self, clients, queued=0, now=10.0):

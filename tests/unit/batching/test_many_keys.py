@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.batching.lines import Line
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.types.call import Request
 
@@ -14,25 +15,25 @@ FEW = 64 + 40
 """Lines that are told that they wait, and a generous logarithm."""
 
 
-class Counting(BatchQueue):
-    """Counts how often it is asked from when on a line is eligible, or how old it is."""
+class CountingLine(Line):
+    """Counts how often any line is asked for its first entry: for from when on it is eligible, or how old it is."""
 
     looks = 0
 
-    def _since(self, line):
-        self.looks += 1
-        return super()._since(line)
-
-    @staticmethod
-    def _head(line):
-        Counting.looks += 1
-        return BatchQueue._head(line)
+    def head(self):
+        CountingLine.looks += 1
+        return super().head()
 
 
-def looked(queue, step):
-    Counting.looks = queue.looks = 0
+@pytest.fixture(autouse=True)
+def _counting(monkeypatch):
+    monkeypatch.setattr("forebay.batching.queue.Line", CountingLine)
+
+
+def looked(step):
+    CountingLine.looks = 0
     result = step()
-    return queue.looks + Counting.looks, result
+    return CountingLine.looks, result
 
 
 @pytest.mark.parametrize("slots", [1, 4])
@@ -51,29 +52,29 @@ def looked(queue, step):
     ids=str,
 )
 def test_no_step_looks_at_all_keys(settings, slots):  # F38: a take cost 103 ms at 4,096 keys
-    queue = Counting(BatchConfig(capacity=3 * KEYS, **settings))
+    queue = BatchQueue(BatchConfig(capacity=3 * KEYS, **settings))
     queue.slots = slots
     now = 1.0
     for key in range(KEYS):
-        most, _ = looked(queue, lambda: queue.offer(Request(body=b"", reply=print, key=key), now))  # noqa: B023
+        most, _ = looked(lambda: queue.offer(Request(body=b"", reply=print, key=key), now))  # noqa: B023
         assert most < FEW
         now += 1e-5
     now += 1.0
     running = []
     total = left = 0
     for _ in range(KEYS // 10):
-        looks, batch = looked(queue, lambda: queue.take(now))  # noqa: B023
+        looks, batch = looked(lambda: queue.take(now))  # noqa: B023
         total += looks
         if batch is not None:
             left += batch.rows
             running.append(batch)
-        total += looked(queue, queue.next_due)[0]
-        total += looked(queue, queue.is_full)[0]
+        total += looked(queue.next_due)[0]
+        total += looked(queue.is_full)[0]
         now += 1e-4
         if len(running) >= slots or batch is None:
             done = running.pop(0) if running else None
             if done is not None:
-                total += looked(queue, lambda: queue.answered(done, now))[0]  # noqa: B023
+                total += looked(lambda: queue.answered(done, now))[0]  # noqa: B023
             queue.offer(Request(body=b"", reply=print, key=KEYS + left), now)
     assert left > KEYS // 20
     assert total / (KEYS // 10) < FEW
@@ -92,5 +93,5 @@ def test_what_is_noted_about_keys_is_bounded_too():
             now += 0.001
             if batch is not None:
                 queue.answered(batch, now)
-        assert len(queue._order) < 200
-        assert len(queue._ages) < 200
+        assert len(queue._order._heap) < 200
+        assert len(queue._ages._heap) < 200

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.checked_queue import CheckedQueue
 
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.errors import QueueFull, TooLarge
@@ -19,7 +20,7 @@ def entry(name="x", size=1, key=None, deadline=NEVER, origin=None):
 
 
 def queue(**settings):
-    return BatchQueue(BatchConfig(**{"idle": "go", "max_size": 4, **settings}))
+    return CheckedQueue(BatchConfig(**{"idle": "go", "max_size": 4, **settings}))
 
 
 def offered(queue, *entries, now=0.5):
@@ -390,6 +391,19 @@ def test_many_keys_are_served_in_order_without_looking_at_all_of_them_each_time(
     assert served == list(range(2000))
     assert looks < 20 * 2000
     assert queue.take(now=5000.0) is None
+
+
+# Sizes of keys
+
+
+def test_a_batch_has_the_size_of_its_key():
+    one = offered(queue(size_of={"a": 1, "b": 3}.get), *[entry(key, key=key) for key in "aabbbb"])
+    assert all_of(one) == ["a", "a", "bbb", "b"]
+
+
+def test_an_entry_with_more_rows_than_its_key_takes_leaves_alone():
+    one = offered(queue(size_of=lambda _: 1), entry("a"), entry("b", 3), entry("c"))
+    assert all_of(one) == ["a", "b", "c"]
 
 
 # Bundles: rows that are taken one after the other anyway

@@ -35,7 +35,7 @@ class Hand:
         self.now += 1.0
         self.arrive(entries(1))
         self.take()  # nobody came back, but that is over
-        self.queue._shares.rows = self.queue._shares.batches = 0
+        self.queue.running = self.queue.running_rows = 0
         self.queue.gather.rho = 1.0
 
     def take_of(self, arriving):
@@ -133,7 +133,7 @@ def test_clients_are_waited_for_while_the_next_saves_more_than_waiting_for_it_co
 
     def waits(rows):
         hand = Hand(slots=2)
-        shares = hand.queue._shares
+        shares = hand.queue.gather
         shares._returned, shares._delays_s = 100.0, 100 * 0.8 * A
         hand.arrive(entries(20))
         first, _second = hand.take(), hand.take()
@@ -190,9 +190,9 @@ def test_an_origin_with_many_requests_comes_back_with_each():
     first, second = hand.take(), hand.take()
     hand.answer(first)
     hand.answer(second)
-    assert hand.queue._shares.missing == 8
+    assert hand.queue.gather.missing == 8
     hand.arrive([Request(body=b"", reply=print, origin=peer) for _ in range(12)])
-    assert hand.queue._shares.missing == 0
+    assert hand.queue.gather.missing == 0
 
 
 def test_batches_of_one_size_per_slot_keep_to_the_limit():
