@@ -67,7 +67,7 @@ class RankedEntries(deque["Entry"]):
         """Put an entry behind those of its rank and below; it belongs near the end, as late ranks come late."""
         place = len(self)
         if not place or self[-1].rank <= entry.rank:
-            deque.append(self, entry)
+            super().append(entry)
             return
         while place and self[place - 1].rank > entry.rank:
             place -= 1

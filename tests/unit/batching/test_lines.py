@@ -31,7 +31,7 @@ def test_the_first_line_is_found_whatever_becomes_of_the_others(steps):
         first = min(moments.values())
         found, line = order.first()
         assert found == first
-        assert line is None if first == NEVER else moments[line.key] == first
+        assert (NEVER if line is None else moments[line.key]) == first
 
 
 @given(st.lists(st.integers(0, 5), min_size=1))

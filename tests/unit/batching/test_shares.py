@@ -11,6 +11,7 @@ import pytest
 from benchmarks.policies.simulation import CURVES, OBJECTIVE_S, RETURNS, Crowd, by_hand, most
 
 from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.batching.shares import Shares
 from forebay.testing import MemoryOrigin
 from forebay.types.call import Request
 
@@ -58,6 +59,11 @@ class Hand:
     def answer(self, batch):
         self.queue.answered(batch, self.now)
         return batch
+
+    @property
+    def shares(self):
+        assert isinstance(self.queue.gather, Shares)
+        return self.queue.gather
 
     @property
     def due_in_s(self):
@@ -133,7 +139,7 @@ def test_clients_are_waited_for_while_the_next_saves_more_than_waiting_for_it_co
 
     def waits(rows):
         hand = Hand(slots=2)
-        shares = hand.queue.gather
+        shares = hand.shares
         shares._returned, shares._delays_s = 100.0, 100 * 0.8 * A
         hand.arrive(entries(20))
         first, _second = hand.take(), hand.take()
@@ -190,9 +196,9 @@ def test_an_origin_with_many_requests_comes_back_with_each():
     first, second = hand.take(), hand.take()
     hand.answer(first)
     hand.answer(second)
-    assert hand.queue.gather.missing == 8
+    assert hand.shares.missing == 8
     hand.arrive([Request(body=b"", reply=print, origin=peer) for _ in range(12)])
-    assert hand.queue.gather.missing == 0
+    assert hand.shares.missing == 0
 
 
 def test_batches_of_one_size_per_slot_keep_to_the_limit():
