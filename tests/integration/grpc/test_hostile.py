@@ -712,7 +712,7 @@ def a_while_later(port, eventually, wire, data):
     wire.send(data)
     eventually(lambda: connection._seen > before)
     port.forward(PATIENCE_S // 2 + 1)
-    return not connection._is_deaf
+    return connection.state.reads
 
 
 @pytest.mark.parametrize(

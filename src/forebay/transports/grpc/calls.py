@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call, from its head to its status.
 
-A call has two ends that close on their own: the client's, when it has said everything (`is_half_closed`), and the
-method's, when its status is decided (`is_done`). Its stream is over when both are closed, or when one side gives up.
+`states.CALLS` says where it may be. Its stream is over when both of its ends are closed, or when one side gives up.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from forebay.errors import ForebayError, QueueFull
 from forebay.observe.access_log import EndedCall
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
+from forebay.transports.grpc.states import CALLS, DECIDE, END_STREAM, HALF_CLOSED, RECEIVING
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.windows import STREAM_WINDOW
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.refusals import CallRefusal
     from forebay.transports.grpc.sending import Outgoing
     from forebay.transports.grpc.service import Piece
+    from forebay.transports.grpc.states import CallState
     from forebay.types.call import Request
 
 log = logging.getLogger("forebay.requests")
@@ -51,9 +52,9 @@ class OpenCall:
     Attributes:
         stream: Its number on the connection.
         head: What its header block means.
-        is_public: Whether it needed no API key.
+        state: Which of its ends are closed.
         window: How much of its answer the client takes now.
-        outgoing: What it has to send; None if it never had to wait for anything.
+        outgoing: What it has to send; None until the head of its answer is written.
         started: When it began, if that is to be told.
         status: How it ended; None if its client called it off.
         refusal: Why it is refused, if it came to a full queue.
@@ -66,13 +67,10 @@ class OpenCall:
     deadline = NEVER
     on_cancel: Callable[[], object] | None = None
     on_leave: Callable[[], object] | None = None
-    is_half_closed = False
-    is_done = False
-    is_public = False
+    state: CallState = RECEIVING
     started = 0.0
     status: Status | None = None
     sent_bytes = 0
-    has_begun = False
     outgoing: Outgoing | None = None
     trailers: bytes | None = None
     refusal: CallRefusal | None = None
@@ -123,17 +121,17 @@ class OpenCall:
 
     def reply(self, message: bytes) -> None:
         """Answer the call with its only message; does nothing if it has ended."""
-        if not self.is_done:
+        if not self.state.is_done:
             self._connection.answer(self, message)
 
     def reply_in_pieces(self, pieces: Sequence[Piece]) -> None:
         """Do the same with a message that lies in several places."""
-        if not self.is_done:
+        if not self.state.is_done:
             self._connection.answer_at_length(self, pieces)
 
     def fail(self, error: ForebayError, own: Mapping[type[ForebayError], Status] = statuses.NONE) -> None:
         """Answer the call with the status of an error; does nothing if it has ended."""
-        if self.is_done:
+        if self.state.is_done:
             return
         if isinstance(error, QueueFull):
             self.refuse(refusals.same(*statuses.of_error(error, own)))
@@ -149,28 +147,31 @@ class OpenCall:
     def tell_refused(self) -> None:
         """End a call that was refused; does nothing if it has ended."""
         refusal = self.refusal
-        if refusal is not None and not self.is_done:
-            self.is_done = True
-            self.status = refusal.status
+        if refusal is not None and not self.state.is_done:
+            self.decide(refusal.status)
             self._connection.end(self, refusal.trailers)
 
     # How it ends
 
     def begin_answer(self, metadata: Metadata) -> None:
         """Say something before the first message; does nothing once a message was sent, or the call has ended."""
-        if not self.is_done:
+        if not self.state.is_done:
             self._connection.begin_answer(self, statuses.metadata(metadata))
 
     def end(self, status: Status, text: str = "", message: bytes | None = None, metadata: Metadata = ()) -> None:
         """Give the call its status, after what it has sent and a last message; does nothing if it has one."""
-        if self.is_done:
+        if self.state.is_done:
             return
         if message is not None:
             self._connection.send_message(self, (message,), len(message))
-        self.is_done = True
+        self.decide(status)
+        self._connection.end(self, statuses.trailers(status, text, statuses.metadata(metadata)))
+
+    def decide(self, status: Status) -> None:
+        """Note the status, before it is sent."""
+        self.state = CALLS[self.state][DECIDE]
         self.on_cancel = None
         self.status = status
-        self._connection.end(self, statuses.trailers(status, text, statuses.metadata(metadata)))
 
     def fail_by(self, error: Exception, method: str, own: Mapping[type[ForebayError], Status]) -> None:
         """Give the call the status of whatever its method raised."""
@@ -182,16 +183,16 @@ class OpenCall:
 
     def abandon(self, status: Status, text: str) -> None:
         """Give the call its status although its method is still at work, and send nothing else."""
-        if not self.is_done:
+        if not self.state.is_done:
             self.cancel()
             self.status = status
             self._connection.end(self, statuses.trailers(status, text), at_once=True)
 
     def cancel(self) -> None:
         """Stop all work for this call: its client no longer waits."""
-        if self.is_done:
+        if self.state.is_done:
             return
-        self.is_done = True
+        self.state = CALLS[self.state][DECIDE]
         on_cancel, self.on_cancel = self.on_cancel, None
         if on_cancel is not None:
             try:
@@ -239,7 +240,7 @@ class OpenCall:
 
     def queue(self, size: int) -> None:
         """Count bytes of answers that wait in the method until they are yielded; a negative size as they are."""
-        if not self.is_done:
+        if not self.state.is_done:
             self._queued += size
             self._connection.queue(size)
 
@@ -275,7 +276,7 @@ class OpenCall:
         """Take note of the only message of a call that came in one piece; returns False if it is not that simple."""
         head = self.head
         if self._inbox is None and not head.is_stream and (head.length < 0 or head.length == size):
-            self.is_half_closed = True
+            self.state = HALF_CLOSED  # END_STREAM
             return True
         return False
 
@@ -292,7 +293,7 @@ class OpenCall:
 
         It may be one byte longer than what is missing of a message if more is asked for; see `byte_after`.
         """
-        return None if self._inbox is None or self.is_done else self._inbox.room(longest)
+        return None if self._inbox is None or self.state.is_done else self._inbox.room(longest)
 
     def byte_after(self) -> bytes:
         """Return what was put there after the message."""
@@ -331,7 +332,7 @@ class OpenCall:
             StreamFault: If it is more than the client was allowed to send.
         """
         self._count(len(payload), flow_bytes, is_last=is_last)
-        if self.is_done:
+        if self.state.is_done:
             return
         inbox = self._inbox
         if inbox is None:
@@ -357,13 +358,14 @@ class OpenCall:
         if length >= 0 and (self._received > length or (is_last and self._received < length)):
             msg = f"stream {self.stream} has another length than its content-length"
             raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
-        self.is_half_closed = is_last
+        if is_last:
+            self.state = CALLS[self.state][END_STREAM]
 
     def _received_more(self, inbox: MessageBuffer, size: int) -> None:
         """Act on what has come."""
         self._arriving += size
         self._connection.account.arrive(size)
-        if self.is_done:  # it was refused
+        if self.state.is_done:  # it was refused
             return
         if self.head.is_stream:
             self._wake(self._arrival)
@@ -373,9 +375,9 @@ class OpenCall:
 
     def _receive_only(self, inbox: MessageBuffer) -> None:
         """Begin the method once its only message has come."""
-        if inbox.missing_bytes and not self.is_half_closed:
+        if inbox.missing_bytes and not self.state.is_half_closed:
             return  # of what lands, all else is known
-        if inbox.has_landed and self.is_half_closed:
+        if inbox.has_landed and self.state.is_half_closed:
             self._connection.port.begin_later(self)
         else:
             self._begin_only(inbox)
@@ -390,7 +392,7 @@ class OpenCall:
             inbox.check()
             if inbox.is_overfull():
                 self.end(Status.UNIMPLEMENTED, "the method takes one message, more were sent")
-            elif self.is_half_closed:
+            elif self.state.is_half_closed:
                 message = self._take(inbox)
                 if message is None and not len(inbox):
                     self.end(Status.UNIMPLEMENTED, "the method takes one message, none was sent")
@@ -457,8 +459,8 @@ class OpenCall:
         if self.head.length > self._received:
             msg = f"stream {self.stream} has another length than its content-length"
             raise frames.StreamFault(self.stream, frames.Reason.PROTOCOL_ERROR, msg)
-        self.is_half_closed = True
-        if self.is_done:
+        self.state = CALLS[self.state][END_STREAM]
+        if self.state.is_done:
             return
         if self.head.is_stream:
             self._wake(self._arrival)
@@ -489,7 +491,7 @@ class OpenCall:
 
     def _allow_more(self) -> None:
         """Give the client room for what was taken, and for the rest of a message that is waited for."""
-        if self.is_half_closed or self.is_done:
+        if self.state.is_half_closed or self.state.is_done:
             return
         held = len(self._inbox) if self._inbox is not None and self.head.is_stream and self._arrival is None else 0
         more = STREAM_WINDOW - held - self._allowed
@@ -513,11 +515,11 @@ class OpenCall:
 
     async def next_message(self) -> bytes | memoryview | None:
         """Wait for the next message; None after the last."""
-        while not self.is_done:
+        while not self.state.is_done:
             inbox = self._inbox
             try:
                 message = None if inbox is None else self._take(inbox)
-                if message is None and self.is_half_closed:
+                if message is None and self.state.is_half_closed:
                     if inbox is None or not len(inbox):
                         return None
                     raise BadMessage(Status.INTERNAL, "the call ended within a message")
@@ -546,7 +548,7 @@ class OpenCall:
 
     async def send(self, message: bytes | list[Piece]) -> None:
         """Send a message of a stream; waits while the client does not take what was sent before."""
-        if self.is_done:  # by itself: whoever else ends it cancels the task
+        if self.state.is_done:  # by itself: whoever else ends it cancels the task
             raise asyncio.CancelledError
         limit = self._connection.port.config.max_message_bytes
         pieces = (message,) if isinstance(message, bytes) else message
@@ -576,7 +578,7 @@ class OpenCall:
 
     def is_slow(self, epoch: int, max_quiet: float) -> bool:
         """Whether the client is in the middle of a message and has been quiet for more sweeps than this."""
-        if self.is_half_closed or self.is_done or epoch - self._seen <= max_quiet:
+        if self.state.is_half_closed or self.state.is_done or epoch - self._seen <= max_quiet:
             return False
         return not self.head.is_stream or (
             self._arrival is not None and self._inbox is not None and len(self._inbox) > 0

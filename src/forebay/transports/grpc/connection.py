@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.body_reader import TURN_BYTES as LONG_READ_BYTES
-from forebay.transports.grpc import frames, statuses
+from forebay.transports.grpc import frames, states, statuses
 from forebay.transports.grpc.calls import OpenCall, too_long
 from forebay.transports.grpc.control_frames import GOODBYE
 from forebay.transports.grpc.frames import ConnectionFault, Reason
@@ -33,7 +33,8 @@ from forebay.transports.grpc.manners import Manners
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.patience import Patience
 from forebay.transports.grpc.receiving import Receiver
-from forebay.transports.grpc.sending import Sender
+from forebay.transports.grpc.sending import Outgoing, Sender
+from forebay.transports.grpc.states import CONNECTIONS, DECIDED, GONE, HALF_CLOSED, LEAVING, LINGER, OPEN, WARNED
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES, Intake
 from forebay.workers.untaken import untaken_bytes
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from forebay.errors import Unavailable
     from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.port import GrpcPort
-    from forebay.transports.grpc.sending import Outgoing
     from forebay.transports.grpc.service import Piece
+    from forebay.transports.grpc.states import ConnectionState
 
 log = logging.getLogger("forebay")
 
@@ -65,8 +66,12 @@ class GrpcConnection(asyncio.Protocol):
         port: What it shares with the others.
         peer: Who is there, as `ADDRESS:PORT`.
         account: What it holds.
+        state: Where it is.
         kept_bytes: What is kept of frames and header blocks that have not come whole, if that is much.
     """
+
+    _transport: asyncio.Transport
+    _intake: Intake
 
     def __init__(self, port: GrpcPort) -> None:
         self.port = port
@@ -74,7 +79,7 @@ class GrpcConnection(asyncio.Protocol):
         self.kept_bytes = 0
         self.peer = ""
         self._calls: dict[int, OpenCall] = {}
-        self._transport: asyncio.Transport | None = None
+        self.state: ConnectionState = OPEN
         self._sender = Sender()
         self._manners = Manners(self._sender)
         self._receiver = Receiver(self, self._calls, self._sender, self._manners)
@@ -85,11 +90,6 @@ class GrpcConnection(asyncio.Protocol):
         self._born = self._seen = self._awake = self._moved = port.epoch
         self._taken: int = 0
         self._patience = Patience(port.epoch)
-        # Leaving.
-        self.is_leaving = False
-        self._is_warned = False
-        self._is_deaf = False
-        self._has_hung_up = False
 
     # The transport
 
@@ -109,8 +109,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let nobody work for this client any more."""
-        self._is_deaf = True
-        self._transport = None
+        self.state = CONNECTIONS[self.state][states.LOSE]
         self.port.connections.discard(self)
         self._cancel_all()
         self.account.close()
@@ -130,9 +129,7 @@ class GrpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Act on the frames that are complete."""
         self._seen = self.port.epoch
-        if self._is_deaf:
-            pass  # it lingers
-        elif self._intake.holds & FULL_BUFFER or self._receiver.left <= 0:
+        if (self._intake.holds & FULL_BUFFER or self._receiver.left <= 0) and self.state.reads:
             self._receiver.feed(data)
             self.keep(self._receiver.kept_bytes)
         else:
@@ -142,7 +139,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def room(self) -> memoryview | None:
         """Return where the rest of a long frame is to be put."""
-        return None if self._is_deaf or self._intake.holds & FULL_BUFFER else self._receiver.room()
+        return None if not self.state.reads or self._intake.holds & FULL_BUFFER else self._receiver.room()
 
     def advance(self, size: int) -> bytes:
         """Act on what was put there; returns what came after it."""
@@ -150,14 +147,13 @@ class GrpcConnection(asyncio.Protocol):
 
     def rooms(self) -> FrameRooms | None:
         """Return where the frames of a long message are to be put if they go on as they began."""
-        transport = self._transport
-        if self._is_deaf or transport is None or not transport.is_reading():
+        if not self.state.reads or not self._transport.is_reading():
             return None
         return self._receiver.rooms(LONG_READ_BYTES)
 
     def head_bytes(self) -> int:
         """Return how long the head is that must be read before the rest of a message; 0 if none is to come."""
-        return 0 if self._is_deaf or self._intake.holds & FULL_BUFFER else self._receiver.head_bytes()
+        return 0 if not self.state.reads or self._intake.holds & FULL_BUFFER else self._receiver.head_bytes()
 
     def placed(self, size: int) -> None:
         """Act on what was put there."""
@@ -183,7 +179,7 @@ class GrpcConnection(asyncio.Protocol):
         self._intake.land(self, self)
 
     def _read(self, data: bytes = b"") -> None:
-        if self._is_deaf:
+        if not self.state.reads:
             return
         self._is_due = True
         try:
@@ -194,7 +190,7 @@ class GrpcConnection(asyncio.Protocol):
             log.exception("a gRPC connection failed; this is a defect of forebay")
             self._refuse(Reason.INTERNAL_ERROR, "the server failed")
         sender = self._sender
-        if sender.out or sender.ready or self.is_leaving:
+        if sender.out or sender.ready or self.state is LEAVING:
             self._flush()
         else:
             self._is_due = False
@@ -212,7 +208,7 @@ class GrpcConnection(asyncio.Protocol):
         """Write what was gathered so far; returns whether the client should be listened to."""
         self._flush()
         self._is_due = True
-        return not self._intake.holds & FULL_BUFFER and not self._is_deaf
+        return self.state.reads and not self._intake.holds & FULL_BUFFER
 
     def _schedule(self) -> None:
         if not self._is_due:
@@ -221,9 +217,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._is_due = False
-        transport, sender = self._transport, self._sender
+        sender = self._sender
         out = sender.out
-        if transport is None or self._has_hung_up:
+        if not self.state.reads:
             out.clear()
             return
         if sender.ready and sender.can_send and not self._intake.holds & FULL_BUFFER:
@@ -234,12 +230,12 @@ class GrpcConnection(asyncio.Protocol):
             data = b"".join(out)
             out.clear()
             self._written += len(data)
-            transport.write(data)
+            self._transport.write(data)
         if sender.unsent_bytes or self.account.unread:
             self.count_unread()
         if sender.ready and sender.can_send and not self._intake.holds & FULL_BUFFER:
             self._schedule()
-        if self.is_leaving and not self._calls and not self._is_deaf:
+        if self.state is LEAVING and not self._calls:
             self.hang_up()
 
     def answer(self, call: OpenCall, message: bytes) -> None:
@@ -249,7 +245,8 @@ class GrpcConnection(asyncio.Protocol):
         if (
             size <= port.max_small_bytes
             and size <= min(call.window, sender.window)
-            and not (self._intake.holds & FULL_BUFFER or call.has_begun)
+            and call.state is HALF_CLOSED
+            and not (self._intake.holds & FULL_BUFFER or call.outgoing)
         ):
             stream = call.stream
             answer = _ANSWER.pack(
@@ -257,18 +254,18 @@ class GrpcConnection(asyncio.Protocol):
             )
             data = answer + message + _END.pack(_END_HEAD, stream, statuses.OK)
             sender.window -= size
-            call.is_done = True
+            call.state = DECIDED  # DECIDE
             call.on_cancel = None
             if port.tells:
                 call.status, call.sent_bytes = Status.OK, len(message)
-            self._close(call)
-            transport = self._transport
-            if self._is_due or self._calls or sender.out or self.is_leaving or self._is_deaf or transport is None:
+            del self._calls[stream]
+            port.closed(call)
+            if self._is_due or self._calls or sender.out or self.state is not OPEN:
                 sender.out.append(data)
                 self._schedule()
             else:  # nothing else of this client is due soon
                 self._written += len(data)
-                transport.write(data)
+                self._transport.write(data)
             return
         self.answer_at_length(call, (message,))
 
@@ -279,27 +276,26 @@ class GrpcConnection(asyncio.Protocol):
             call.end(*too_long(size, limit))
             return
         self.send_message(call, pieces, size)
-        call.status = Status.OK
-        call.is_done = True
-        call.on_cancel = None
+        call.decide(Status.OK)
         self.end(call, statuses.OK)
 
     def send_message(self, call: OpenCall, pieces: Sequence[Piece], size: int) -> Outgoing:
         """Send a message as the client has room for it; `size` is that of all its pieces."""
         call.sent_bytes += size
         call.worked()
-        outgoing = self._sender.put(call, pieces, size, self.port.epoch)
-        self.begin_answer(call, b"")
+        outgoing = self.begin_answer(call, b"")
+        self._sender.put(call, outgoing, pieces, size, self.port.epoch)
         self._schedule()
         return outgoing
 
-    def begin_answer(self, call: OpenCall, fields: bytes) -> None:
-        """Send the head of an answer with further fields, if it was not sent."""
-        if not call.has_begun:
-            call.has_begun = True
-            head = statuses.HEADERS + fields
-            self._sender.out.append(frames.header_block(0, call.stream, head))
+    def begin_answer(self, call: OpenCall, fields: bytes) -> Outgoing:
+        """Send the head of an answer with further fields, if it was not sent; returns what follows it."""
+        outgoing = call.outgoing
+        if outgoing is None:
+            outgoing = call.outgoing = Outgoing(self.port.epoch)
+            self._sender.out.append(frames.header_block(0, call.stream, statuses.HEADERS + fields))
             self._schedule()
+        return outgoing
 
     def end(self, call: OpenCall, trailers: bytes, *, at_once: bool = False) -> None:
         """Send the status of a call after what it has sent, or instead of what was not sent yet."""
@@ -311,21 +307,17 @@ class GrpcConnection(asyncio.Protocol):
             call.trailers = trailers
             return
         out, stream = self._sender.out, call.stream
-        if not call.has_begun and trailers is statuses.OK:
+        if call.outgoing is None and trailers is statuses.OK:
             out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, statuses.HEADERS))
-        elif not call.has_begun:
+        elif call.outgoing is None:
             trailers = statuses.HEADERS + trailers
         out.append(frames.header_block(frames.END_STREAM, stream, trailers))
-        self._close(call)
         self._schedule()
-
-    def _close(self, call: OpenCall) -> None:
-        """Forget a call that was answered."""
-        if not call.is_half_closed:
-            self.reset(call.stream, Reason.NO_ERROR)
-            return
-        del self._calls[call.stream]
-        self.port.closed(call)
+        if call.state.is_half_closed:
+            del self._calls[stream]
+            self.port.closed(call)
+        else:
+            self.reset(stream, Reason.NO_ERROR)
 
     def reset(self, stream: int, reason: Reason) -> None:
         """End a stream at once; what the client still sends of it is ignored."""
@@ -353,9 +345,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def count_unread(self, *, dropped: int = 0) -> None:
         """Count what the client has not taken of its answers."""
-        transport = self._transport
-        if transport is not None:
-            buffered = transport.get_write_buffer_size()
+        if self.state is not GONE:
+            buffered = self._transport.get_write_buffer_size()
             size = self._sender.unsent_bytes + (buffered if buffered > SMALL_BYTES else 0)
             self.account.set_unread(size, dropped=dropped)
 
@@ -391,15 +382,15 @@ class GrpcConnection(asyncio.Protocol):
         """Cut off what is slow or stuck; called once a second."""
         config, receiver = self.port.config, self._receiver
         self._manners.next_second()
-        if self._transport is not None and (self.account.unread or self._transport.get_write_buffer_size()):
+        if self.account.unread or self._transport.get_write_buffer_size():
             self.count_unread()
         if self._is_stuck(epoch):
             if epoch - self._moved > config.write_timeout_s:
                 self.abort()
             else:
                 self._sweep_answers(epoch)
-        elif self._has_hung_up:
-            if self._transport is not None and self._intake.has_lingered(epoch, epoch - self._seen):
+        elif self.state is LINGER:
+            if self._intake.has_lingered(epoch, epoch - self._seen):
                 self._transport.close()
         elif not receiver.is_ready:
             if epoch - self._born > config.read_timeout_s:
@@ -428,10 +419,10 @@ class GrpcConnection(asyncio.Protocol):
 
     def _sweep_answers(self, epoch: int) -> None:
         """End calls whose answer is not taken."""
-        transport, patience, written = self._transport, self._patience, self._written
+        patience, written = self._patience, self._written
         calls = self._waiting()
-        if transport is not None and calls:
-            patience.look(epoch, self._sender.sent, written, written - untaken_bytes(transport))
+        if calls:
+            patience.look(epoch, self._sender.sent, written, written - untaken_bytes(self._transport))
         for call in calls:
             if patience.is_over(call, epoch, self.port.config.write_timeout_s):
                 self.reset(call.stream, Reason.CANCEL)
@@ -446,7 +437,7 @@ class GrpcConnection(asyncio.Protocol):
         The kernel may hold all that the client's windows let through, while the rest waits for windows.
         """
         transport, untaken = self._transport, 0
-        if transport is not None and (transport.get_write_buffer_size() or self._waiting()):
+        if transport.get_write_buffer_size() or self._waiting():
             untaken = untaken_bytes(transport)
         if not untaken:
             self._moved = epoch
@@ -463,20 +454,20 @@ class GrpcConnection(asyncio.Protocol):
         """Tell the client that the server is leaving; what it sends before it knows is answered."""
         if not self._receiver.is_greeted:
             self.leave()
-        elif not self._is_warned:
-            self._is_warned = True
+        elif self.state is OPEN:
+            self.state = CONNECTIONS[self.state][states.WARN]
             self.send(frames.goaway(frames.MAX_STREAM, Reason.NO_ERROR, "the server is stopping"))
             self.send(frames.frame(frames.PING, 0, 0, GOODBYE))
 
     def understood(self) -> None:
         """Take note that the client knows that the server is leaving."""
-        if self._is_warned:
+        if self.state is WARNED:
             self.leave()
 
     def leave(self) -> None:
         """Begin no more calls, and close once those that run are answered."""
-        if not self.is_leaving:
-            self.is_leaving = True
+        if self.state.begins:
+            self.state = CONNECTIONS[self.state][states.LEAVE]
             self._say_goodbye(Reason.NO_ERROR, "the server is stopping")
             for call in list(self._calls.values()):
                 if call.on_leave is not None:
@@ -488,15 +479,13 @@ class GrpcConnection(asyncio.Protocol):
             call.abandon(Status.UNAVAILABLE, "the server stopped")
         self.leave()
         self._flush()
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def abort(self) -> None:
         """End the connection now."""
-        self._is_deaf = True
+        self.state = CONNECTIONS[self.state][states.LOSE]
         self._cancel_all()
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def _cancel_all(self) -> None:
         calls = self._calls
@@ -505,7 +494,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def wasted(self) -> None:
         """Count a call that came to nothing because of what the client sent."""
-        if not self._is_deaf:
+        if self.state.reads:
             try:
                 self._manners.waste()
             except ConnectionFault as fault:  # frames may be being read, which does not end here
@@ -519,7 +508,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _refuse(self, reason: Reason, message: str) -> None:
         """Say what the client did wrong, read nothing more, and close."""
-        if self._is_deaf:
+        if not self.state.reads:
             return
         self.port.refused(self.peer, message)
         self._cancel_all()
@@ -534,8 +523,8 @@ class GrpcConnection(asyncio.Protocol):
     def hang_up(self) -> None:
         """Close once everything is written and the client has had time to read it."""
         transport, out = self._transport, self._sender.out
-        self._is_deaf = self._has_hung_up = True
-        if transport is None or transport.is_closing():
+        self.state = CONNECTIONS[self.state][states.HANG_UP]
+        if transport.is_closing():
             return
         if out:
             transport.write(b"".join(out))

@@ -151,7 +151,7 @@ class GrpcPort:
         """Tell calls that they came to a full queue; it is logged once for all with the same reason."""
         alike: dict[CallRefusal, list[OpenCall]] = {}
         for call in calls:
-            if call.refusal is not None and not call.is_done:
+            if call.refusal is not None and not call.state.is_done:
                 alike.setdefault(call.refusal, []).append(call)
         for refusal, together in alike.items():
             self._told.refused(self.epoch, together[0].peer, refusal.text, refusal.text)
@@ -190,7 +190,7 @@ class GrpcPort:
 
     def closed(self, call: OpenCall) -> None:
         """Count a call that is over."""
-        if call.is_public:
+        if call.head.is_public:
             self.public_streams -= call.is_stream
         else:
             self.calls -= 1

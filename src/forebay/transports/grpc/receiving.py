@@ -17,6 +17,7 @@ from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.states import HALF_CLOSED
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.strangers import NEEDS_HTTP_2
 from forebay.transports.grpc.usual_calls import MAX_HEADS, UsualCalls
@@ -204,7 +205,7 @@ class Receiver:
         if length > frames.MIN_FRAME_BYTES:  # long frames have one room each, and are rarely even
             return None
         call = self._calls.get(stream)
-        if call is None or call.is_half_closed or reader.has_unread or self._block is not None:
+        if call is None or call.state.is_half_closed or reader.has_unread or self._block is not None:
             return None
         missing, rest = call.missing_bytes, reader.rest_bytes
         if rest >= missing:
@@ -220,7 +221,7 @@ class Receiver:
         """Return how long the head of the next frame is if a message goes on with it that lands; else 0."""
         reader = self._reader
         call = self._calls.get(reader.long_of[1])
-        if call is None or not call.missing_bytes or call.is_done or reader.is_inside or self._block is not None:
+        if call is None or not call.missing_bytes or call.state.is_done or reader.is_inside or self._block is not None:
             return 0
         return frames.HEAD_BYTES
 
@@ -291,7 +292,7 @@ class Receiver:
         if whole is not None and whole.is_like(data, stream):
             call = self._begin_again(stream, whole.head, len(data) - whole.at + PREFIX_BYTES)
             if call is not None:
-                call.is_half_closed = True
+                call.state = HALF_CLOSED  # END_STREAM
                 call.begin(data[whole.at :])
                 return True
         elif usual.long is not None and (frame := usual.long.frame_of(data, stream)) is not None:
@@ -312,7 +313,7 @@ class Receiver:
         port, connection = self._port, self._connection
         if (
             stream > frames.MAX_STREAM
-            or connection.is_leaving
+            or not connection.state.begins
             or len(self._calls) >= port.config.max_streams
             or port.calls >= port.config.max_calls
             or (connection.account.unread and connection.account.is_full())
@@ -342,7 +343,7 @@ class Receiver:
         size = flow_bytes = len(payload)
         self._count_data(size)
         call = self._calls.get(stream)
-        if call is None or call.is_half_closed:
+        if call is None or call.state.is_half_closed:
             self._take_late_data(flags, stream, payload)
             return
         if flags & frames.PADDED:
@@ -420,8 +421,8 @@ class Receiver:
             if port.tells:
                 port.tell_ended(ended(head, self._connection.peer, head.status))
             self._manners.waste()
-        elif len(calls) >= port.config.max_streams or self._connection.is_leaving:
-            if not self._connection.is_leaving:
+        elif len(calls) >= port.config.max_streams or not self._connection.state.begins:
+            if self._connection.state.begins:
                 msg = f"more than {port.config.max_streams} calls at a time"
                 raise StreamFault(stream, Reason.REFUSED_STREAM, msg)
             self._connection.reset(stream, Reason.REFUSED_STREAM)
@@ -438,7 +439,6 @@ class Receiver:
             if not head.is_public:
                 port.calls += 1
             else:
-                call.is_public = True
                 port.public_streams += head.is_stream
             if head.timeout_s is not None:
                 port.expect(call, head.timeout_s)
@@ -483,7 +483,7 @@ class Receiver:
         max_watches = self._port.config.max_watches
         if head.is_stream and self._port.public_streams >= max_watches:
             return f"all {max_watches} calls that may watch at a time do"
-        if sum(call.is_public for call in self._calls.values()) >= MAX_PUBLIC:
+        if sum(call.head.is_public for call in self._calls.values()) >= MAX_PUBLIC:
             return f"{MAX_PUBLIC} calls at a time that need no key are what a connection may have"
         return None
 
@@ -512,7 +512,7 @@ class Receiver:
             if stream in self._ended:
                 self._manners.idle_frame()
                 return
-        if call is None or call.is_half_closed:
+        if call is None or call.state.is_half_closed:
             msg = f"HEADERS on stream {stream}, which is closed"
             raise ConnectionFault(Reason.STREAM_CLOSED, msg)
         if not is_last:

@@ -61,12 +61,9 @@ class Sender:
         """Whether a call has something that there is room for."""
         return bool(self.ready) and self.window > 0
 
-    def put(self, call: OpenCall, pieces: Sequence[Piece], size: int, epoch: int) -> Outgoing:
+    def put(self, call: OpenCall, outgoing: Outgoing, pieces: Sequence[Piece], size: int, epoch: int) -> None:
         """Add a message to what a call has to send; `size` is that of all its pieces."""
-        outgoing = call.outgoing
-        if outgoing is None:
-            outgoing = call.outgoing = Outgoing(epoch)
-        elif not outgoing.pieces:
+        if not outgoing.pieces:
             outgoing.moved = epoch
         # The beginning shares a frame with the prefix; the rest is not copied.
         cut = frames.MIN_FRAME_BYTES - PREFIX_BYTES
@@ -76,7 +73,6 @@ class Sender:
         outgoing.unsent_bytes += PREFIX_BYTES + size
         self.unsent_bytes += PREFIX_BYTES + size
         self.wake(call)
-        return outgoing
 
     def wake(self, call: OpenCall) -> None:
         """Give a call its turn if it has something to send and room for it."""

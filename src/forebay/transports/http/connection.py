@@ -139,7 +139,8 @@ class HttpConnection(ReadingConnection):
                 expect = head.expect  # what is called as an attribute of an object takes Python far longer to find
                 expect(functools.partial(head.submit, head))
             arrived.append(self)
-        elif talk.state.reads:
+            return
+        if talk.state.reads:
             if self._is_unparsed:
                 self._go_on(data)
             else:

@@ -31,9 +31,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from forebay.transports import states
 from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
+from forebay.transports.states import Event
 
 MAX_DROPPED_BYTES: Final = 64 * 1024
 """A body that nobody wants is read to its end if it is no longer than this, so that the connection can go on."""
@@ -45,37 +48,21 @@ LINE_BYTES: Final = 144
 """What a header takes beside its text: a tuple of two bytes objects in a list."""
 
 
-class State:
-    """Where a conversation is; compared by identity.
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class State(states.State):
+    """Where a conversation is.
 
     Attributes:
         reads: Whether the next bytes go anywhere.
-        is_head: Whether they belong to the line and headers of a message.
         is_inside: Whether they belong to a message that has begun.
         owes: Whether an answer is due.
+        is_head: Whether they belong to the line and headers of a message.
     """
 
-    __slots__ = ("is_head", "is_inside", "name", "owes", "reads")
-
-    def __init__(self, name: str, *, reads: bool, is_inside: bool, owes: bool) -> None:
-        self.name = name
-        self.reads = reads
-        self.is_head = name.startswith("HEAD")
-        self.is_inside = is_inside
-        self.owes = owes
-
-    def __repr__(self) -> str:
-        """Print by name, as in the table."""
-        return self.name
-
-
-class Event:
-    """What happens to a conversation; compared by identity."""
-
-    __slots__ = ("meaning",)
-
-    def __init__(self, meaning: str) -> None:
-        self.meaning = meaning
+    reads: bool
+    is_inside: bool
+    owes: bool
+    is_head: bool = False
 
 
 BEGIN: Final = Event("the first byte of a message was read")
@@ -91,10 +78,10 @@ LEAVE: Final = Event("the last answer there will be is written")
 LOSE: Final = Event("the connection is closed")
 
 IDLE: Final = State("IDLE", reads=True, is_inside=False, owes=False)
-HEAD: Final = State("HEAD", reads=True, is_inside=True, owes=False)
+HEAD: Final = State("HEAD", reads=True, is_inside=True, owes=False, is_head=True)
 BODY: Final = State("BODY", reads=True, is_inside=True, owes=False)
 DUE: Final = State("DUE", reads=True, is_inside=False, owes=True)
-HEAD_DUE: Final = State("HEAD_DUE", reads=True, is_inside=True, owes=True)
+HEAD_DUE: Final = State("HEAD_DUE", reads=True, is_inside=True, owes=True, is_head=True)
 BODY_DUE: Final = State("BODY_DUE", reads=True, is_inside=True, owes=True)
 FINAL: Final = State("FINAL", reads=False, is_inside=False, owes=True)
 REFUSED: Final = State("REFUSED", reads=False, is_inside=False, owes=True)
