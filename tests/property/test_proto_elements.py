@@ -194,19 +194,36 @@ def test_unknown_fields_count_as_well(kind):
         assert not is_taken(data, kind, 1, count - 1)
 
 
-def test_messages_count_with_a_field_in_each_before_they_are_looked_into():
-    kind = messages().ModelInferRequest
-    proto = kind()
-    proto.inputs.add(name="a")
-    data = proto.SerializeToString() * 600
+def _policy(**fields):
+    """A message whose fields have long tags."""
+    config = SERVING.classes().ReloadConfigRequest().config.model_config_list.config.add()
+    return type(config.model_version_policy)(**fields)
+
+
+@pytest.mark.parametrize(
+    "full, empty, name",
+    [
+        (messages().ModelInferRequest(inputs=[{"name": "a"}]), messages().ModelInferRequest(inputs=[{}]), "inputs"),
+        (_policy(specific={"versions": [1]}), _policy(specific={}), "specific"),
+    ],
+)
+def test_messages_count_with_a_field_in_each_before_they_are_looked_into(full, empty, name):
+    kind = type(full)
+    data = full.SerializeToString() * 600
     steps = message_elements(data, kind.DESCRIPTOR, ElementLimits(MANY, 1000))
     assert len(list(islice(steps, 501 // proto_elements._STEPS))) == 167
-    with pytest.raises(TooLarge, match=r"InferRequest\.inputs has more than 1000 elements"):
+    with pytest.raises(TooLarge, match=rf"\.{name} has more than 1000 elements"):
         next(steps)
     assert is_taken(data, kind, MANY, 1200)
-    empty = kind(inputs=[{}] * 600).SerializeToString()
-    assert is_taken(empty, kind, MANY, 600)
-    assert not is_taken(empty, kind, MANY, 599)
+    data = empty.SerializeToString() * 600
+    assert is_taken(data, kind, MANY, 600)
+    assert not is_taken(data, kind, MANY, 599)
+
+
+def test_fields_whose_long_tags_begin_alike_are_told_apart():
+    policy = _policy(specific={"versions": [1]})
+    data = policy.SerializeToString() + (varint(118 << 3 | 2) + b"\2ab") * 600
+    assert is_taken(data, type(policy), MANY, 602)
 
 
 def test_the_field_is_named_and_runs_are_counted():

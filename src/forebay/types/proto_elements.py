@@ -90,8 +90,8 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
                 elif stop < end and data[stop] == data[start]:
                     if inner is None:
                         count, stop = _same_texts(data, start, at, stop, end)
-                    elif tag_bytes == 1 and start >= counted_to:
-                        siblings, counted_to = yield from _siblings(data, start, end, left[0])
+                    elif start >= counted_to:
+                        siblings, counted_to = yield from _siblings(data, start, tag_bytes, end, left[0])
                         count = siblings if siblings > left[0] else 1
                 if inner is not None and size and len(stack) < _DEPTH:
                     stack.append((plan, stop, end))
@@ -160,15 +160,17 @@ def _same_numbers(data: Data, start: int, stop: int, end: int, wire: int) -> tup
     return (found.end() - start) // (found.end(1) - start + _WIDTHS[wire]), found.end()
 
 
-def _siblings(data: Data, at: int, end: int, limit: int) -> Steps[tuple[int, int]]:
+def _siblings(data: Data, at: int, tag_bytes: int, end: int, limit: int) -> Steps[tuple[int, int]]:
     """Count the same message again and again, and one field in each that is not empty; stop beyond the limit.
 
     Returns how many there are, and where they end.
     """
-    tag, count, turn = data[at], 0, 0
-    while at + 1 < end and data[at] == tag and count <= limit:
-        size = data[at + 1]
-        at += 2
+    first, tag, count, turn = data[at], data[at : at + tag_bytes], 0, 0
+    while at + tag_bytes < end and data[at] == first and count <= limit:
+        if tag_bytes > 1 and data[at : at + tag_bytes] != tag:
+            break
+        size = data[at + tag_bytes]
+        at += tag_bytes + 1
         if size >= 0x80:
             size, at = _varint(data, at - 1, end)
         at += size
