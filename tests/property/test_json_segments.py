@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON that is read in segments: the same parts, or the same refusal, as from a decoder in one call."""
 
+import base64
 import json
 
 import msgspec
@@ -82,8 +83,13 @@ FACES = [
     for kind in ("FP32", "FP16", "INT64", "BYTES", "BOOL")
 ]
 FACES += [TensorFace(is_open=True), TensorFace(inputs=[*FACES[0].inputs, TensorMetadata("z", "BYTES", (-1,))])]
+B64 = st.builds(
+    lambda data, more: {"b64": base64.b64encode(data).decode() + more},
+    st.binary(max_size=60),
+    st.sampled_from(["", "", "", "=", "==", "A", "=A", "é"]),
+)
 NUMBERS = st.recursive(
-    st.integers(-9, 9) | st.floats(-9, 9) | st.just({"b64": "QQ=="}) | st.text(alphabet='",[]x', max_size=3),
+    st.integers(-9, 9) | st.floats(-9, 9) | B64 | st.text(alphabet='",[]x', max_size=3),
     lambda inner: st.lists(inner, max_size=4),
     max_leaves=20,
 )
@@ -249,6 +255,32 @@ def test_no_step_reads_more_than_its_part(usual_sizes, name):  # F73, F75
         assert bytes(inputs) == b'{"x":%b}' % STEPS[name]
         assert sum(read) > len(STEPS[name]) - 100
         assert max(read) <= json_segments.STEP_BYTES + json_segments.SEGMENT_BYTES
+
+
+@pytest.mark.parametrize("data", [b'"%b"', b'{"b64":"%b"}', b'[{"b64":"%b"}]'])
+def test_long_bytes_are_read_in_steps_too(usual_sizes, data):  # F75
+    with pytest.MonkeyPatch.context() as patch:
+        decoded: list[int] = []
+
+        class Decoder:
+            def __init__(self, decode):
+                self.usual = decode
+
+            def decode(self, text):
+                decoded.append(len(text))
+                return self.usual.decode(text)
+
+        for module, name in ((tfserving, "_anything"), (tfserving, "_listed"), (json_segments, "_text")):
+            patch.setattr(module, name, Decoder(getattr(module, name)))
+        patch.setattr(tfserving, "LONG_BYTES", 512 * 1024)
+        patch.setattr(tfserving, "STEP_BYTES", 256 * 1024)
+        body = b'{"inputs":{"x":%b}}' % (data % (b"QUFB" * 400_000))
+        face = TensorFace(inputs=[TensorMetadata("x", "BYTES", (-1,)), TensorMetadata("z", "BYTES", (-1,))])
+        asked = at_once(tfserving.predict_in_steps(body, MAX_SAMPLES))
+        (tensor,) = at_once(tfserving.columns_in_steps(asked, face))
+        assert max(decoded, default=0) <= json_segments.SEGMENT_BYTES + 2
+        told = as_raw(tensor).data
+        assert bytes(told[4:]) == (b"AAA" * 400_000 if b"b64" in data else b"QUFB" * 400_000)
 
 
 UNCUT = {

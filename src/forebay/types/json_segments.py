@@ -58,11 +58,12 @@ _CLOSED: Final = bytes.maketrans(b"[{", b"]}")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _ESCAPE_BYTES: Final = 12
 """The longest escape, which is a pair of surrogates."""
-_BEGUN: Final = re.compile(rb"(?:\\u[dD][89abAB][\s\S]{2})?(?:\\[\s\S]{0,4})?\Z")
-"""The end of a text that may be the beginning of an escape."""
+_BEGUN: Final = re.compile(rb"(?:\\u[dD][89abAB][\s\S]{2})?(?:\\[\s\S]{0,4}|[\xc2-\xf4][\x80-\xbf]{0,2})?\Z")
+"""The end of a text that may be the beginning of an escape, or of a character."""
 _Decoder = msgspec.json.Decoder[list[msgspec.Raw]] | msgspec.json.Decoder[dict[str, msgspec.Raw]]
 _raw: Final = msgspec.json.Decoder(msgspec.Raw)
 _rows: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_text: Final = msgspec.json.Decoder(str)
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -173,6 +174,24 @@ def elements_in_parts(data: Data) -> Iterator[list[memoryview]]:
     """
     for part in _in_parts(data, _rows):
         yield [value for _, value in part]
+
+
+def text_in_parts(data: Data) -> Iterator[str]:
+    """Yield the parts of a long text.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no text.
+    """
+    view = memoryview(data)
+    at, brackets = 0, b""
+    while at < len(view) or not at:
+        segment = next_segment(view, at, brackets, SEGMENT_BYTES)
+        text = bytes(view[segment.start : segment.end])
+        try:
+            yield _text.decode(_TEXT * (segment.start > 0) + text + _TEXT * (len(segment.after) > 0))
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(f"a text is none: {error}") from None
+        at, brackets = segment.next, segment.after
 
 
 def _in_parts(data: Data, decoder: _Decoder) -> Iterator[list[tuple[Any, memoryview]]]:

@@ -30,7 +30,15 @@ from forebay.serving.models.tensor_codec import plain_array
 from forebay.types.element_limits import at_once
 from forebay.types.first_use import known
 from forebay.types.json_elements import json_elements, outside_texts
-from forebay.types.json_segments import LONG_BYTES, STEP_BYTES, elements, elements_in_parts, joined, members
+from forebay.types.json_segments import (
+    LONG_BYTES,
+    STEP_BYTES,
+    elements,
+    elements_in_parts,
+    joined,
+    members,
+    text_in_parts,
+)
 from forebay.types.tensor import Data, Tensor, join_elements
 
 if TYPE_CHECKING:
@@ -60,7 +68,7 @@ MAX_BYTES: Final = 50_000
 _DEPTH: Final = 32
 _NUMBER_BYTES: Final = 1024
 _NAME_BYTES: Final = 64 * 1024
-"""Up to which the name of a signature is read, or that of a field."""
+"""Up to which the name of a signature is read, or the beginning of a value."""
 _ROW_BYTES: Final = 256
 """What a row costs beside its length."""
 _UNSAYABLE: Final = frozenset({"FP16", "BF16"})
@@ -575,7 +583,10 @@ def _long_tensor(name: str, data: memoryview, face: TensorFace) -> Steps[Tensor]
     shape, first = yield from _long_shape(name, data)
     declared = _declared(name, first, face)
     if declared == "BYTES" and (yield from holds(data, b'"b64"')):
-        return _of_b64(name, bytes(data), shape)
+        try:
+            return (yield from _of_long_b64(name, data, shape))
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"input '{name}' cannot be read: {error}") from None
     tensor = Tensor(name, declared, shape, data if shape else b"[%s]" % data, is_json=True)
     return (yield from raw_in_steps(tensor)) if declared in _UNSAYABLE else tensor
 
@@ -593,10 +604,82 @@ def _of_b64(name: str, data: bytes, shape: tuple[int, ...]) -> Tensor:
     """
     # An object has four quotes, a text has two.
     if data.count(b'"') + 2 * data.count(b"[") > 4 * MAX_BYTES:
-        msg = f"input '{name}' has bytes in base64 and more than {MAX_BYTES} values; ask over gRPC"
-        raise TooLarge(msg)
+        raise _too_many_bytes(name)
     values = _flat(name, _read(_anything, data, f"input '{name}' cannot be read"), len(shape))
     return Tensor(name, "BYTES", shape, join_elements(name, [_bytes(name, value) for value in values]))
+
+
+def _too_many_bytes(name: str) -> TooLarge:
+    return TooLarge(f"input '{name}' has bytes in base64 and more than {MAX_BYTES} values; ask over gRPC")
+
+
+def _of_long_b64(name: str, data: memoryview, shape: tuple[int, ...]) -> Steps[Tensor]:
+    """Do the same with long data, in steps.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed, or has lists that are not as deep as the first.
+    """
+    unreadable = f"input '{name}' cannot be read"
+    values, read_bytes = [data], 0
+    for _ in shape:
+        inner: list[memoryview] = []
+        for value in values:
+            is_long = len(value) > LONG_BYTES
+            rows = (yield from elements(value, MAX_BYTES)) if is_long else _read(_listed, value, unreadable)
+            if rows is None or len(inner) + len(rows) > MAX_BYTES:
+                raise _too_many_bytes(name)
+            inner += map(memoryview, rows)
+            read_bytes += len(value) + _ROW_BYTES
+            if read_bytes > STEP_BYTES:
+                read_bytes = 0
+                yield
+        values = inner
+    parts: list[bytes] = []
+    for value in values:
+        if len(value) <= LONG_BYTES:
+            parts.append(join_elements(name, [_bytes(name, _read(_anything, value, unreadable))]))
+        else:
+            content = yield from _long_bytes(name, value)
+            parts += (sum(map(len, content)).to_bytes(4, "little"), *content)
+        read_bytes += len(value) + _ROW_BYTES
+        if read_bytes > STEP_BYTES:
+            read_bytes = 0
+            yield
+    return Tensor(name, "BYTES", shape, (yield from joined(parts)))
+
+
+def _long_bytes(name: str, data: memoryview) -> Steps[list[bytes]]:
+    """Return the parts of a long text, or of long bytes in base64.
+
+    Raises:
+        msgspec.DecodeError: If it is neither.
+        InvalidRequest: If it is no base64.
+    """
+    if bytes(data[:1]) == b"{":
+        fields = yield from members(data, 1)
+        if fields is None or fields.keys() != {"b64"}:
+            raise InvalidRequest(f'input \'{name}\' takes texts, or bytes as {{"b64": "..."}}')
+        return (yield from _long_base64(name, fields["b64"]))
+    parts: list[bytes] = []
+    for part in text_in_parts(data):
+        parts.append(part.encode())
+        yield
+    return parts
+
+
+def _long_base64(name: str, data: memoryview) -> Steps[list[bytes]]:
+    parts: list[bytes] = []
+    carry = ""
+    for part in text_in_parts(data):
+        carry += part
+        end = carry.find("=")
+        if end >= 0 and carry[end:].strip("="):
+            raise InvalidRequest(f"input '{name}' has a b64 that is no base64: something follows its padding")
+        whole = (len(carry) if end < 0 else end) // 4 * 4
+        parts.append(_unpacked(name, carry[:whole]))
+        carry = carry[whole:].rstrip("=") + "=" * (end >= 0)
+        yield
+    return [*parts, _unpacked(name, carry)]
 
 
 def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
@@ -630,7 +713,7 @@ def _shape(name: str, data: bytes) -> tuple[tuple[int, ...], bytes]:
 def _long_shape(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], bytes]]:
     """Do the same with long data, in steps."""
     if bytes(data[:1]) != b"[":
-        return (), bytes(data)
+        return (), bytes(data[:_NAME_BYTES])
     if not (yield from holds(data, b'"', b"{")):
         return (yield from _plain_shape(name, data))
     yield from json_elements(data, MAX_TEXTS, len(data), f"input '{name}'")
@@ -645,7 +728,7 @@ def _long_shape(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], byt
             count += len(part)
             yield
         shape.append(count)
-    return tuple(shape), bytes(data)
+    return tuple(shape), bytes(data[:_NAME_BYTES])
 
 
 def _plain_shape(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], bytes]]:
@@ -723,15 +806,19 @@ def _flat(name: str, value: Any, depth: int) -> list[Any]:
 def _bytes(name: str, value: Any) -> bytes | str:
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if fields.keys() == {"b64"}:
-        try:
-            text = fields["b64"].rstrip("=")
-            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-        except (binascii.Error, AttributeError, ValueError) as error:
-            raise InvalidRequest(f"input '{name}' has a b64 that is no base64: {error}") from None
+        return _unpacked(name, fields["b64"])
     if not isinstance(value, str):
         kind = type(cast("object", value)).__name__
         raise InvalidRequest(f'input \'{name}\' takes texts, or bytes as {{"b64": "..."}}; {kind} came')
     return value
+
+
+def _unpacked(name: str, value: Any) -> bytes:
+    try:
+        text = value.rstrip("=")
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, AttributeError, ValueError) as error:
+        raise InvalidRequest(f"input '{name}' has a b64 that is no base64: {error}") from None
 
 
 def _feature(value: Any) -> list[Any]:
