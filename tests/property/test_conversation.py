@@ -373,6 +373,11 @@ def test_what_the_table_does_not_allow_is_a_violation(state):
             assert talk.state == (MAY_SAY[state][kind] if allowed else "gone")
 
 
+def test_what_comes_when_it_is_over_is_not_heard():
+    talk = in_state("gone")
+    assert list(talk.feed(frames.encode(["ready"]), 3.0)) == []
+
+
 @pytest.mark.parametrize(
     "line", [None, [], [1, 20, 1.5, "text"], ["name", "x", 1.5, "text"], ["name", 20, 1.5, b"text"]]
 )

@@ -243,7 +243,7 @@ def alike(draw: st.DrawFn) -> list[list[bytes]]:
         block = BLOCKS[draw(st.sampled_from(["plain"] * 30 + list(BLOCKS)))]
         size = draw(st.sampled_from([150_000, 150_000, 150_001, 70_000, 9_000, 4_000, (1 << 20) + 9]))
         others = ["padded", "open", "again", "skip", "flag", "other", "other", "ahead", "kind", "ping", "quoted"]
-        what = draw(st.sampled_from(["usual"] * 10 + others))
+        what = draw(st.sampled_from(["usual"] * 10 + ["ended", *others]))
         quoted = frames.frame(frames.HEADERS, frames.END_HEADERS, stream + 2, PLAIN)
         quoted += frames.head(size, frames.DATA, 0, stream + 2)
         message = quoted * 400 if what == "quoted" else bytes([draw(st.integers(0, 255))]) * size
@@ -256,7 +256,8 @@ def alike(draw: st.DrawFn) -> list[list[bytes]]:
         if what == "padded":
             flags, data = flags | frames.PADDED, b"\x02" + data + b"\0\0"
         longest = draw(st.sampled_from([1 << 20, 1 << 20, 16_384, 100_000, 2 << 20]))
-        sent = frames.frame(frames.HEADERS, frames.END_HEADERS, stream + 2 * (what == "ahead"), block)
+        head_flags = frames.END_HEADERS | frames.END_STREAM * (what == "ended")
+        sent = frames.frame(frames.HEADERS, head_flags, stream + 2 * (what == "ahead"), block)
         kind = frames.PING if what == "kind" else frames.DATA
         for at in range(0, len(data), longest):
             piece = data[at : at + longest]

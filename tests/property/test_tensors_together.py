@@ -60,7 +60,7 @@ def results(draw: st.DrawFn) -> tuple[list[Any], int, int]:
 
 @given(
     results(),
-    st.sampled_from(["", *TYPES]),
+    st.sampled_from(["", "BYTES", *TYPES]),
     st.booleans(),
     st.sampled_from([[], [["output", False]], [["output", True]], [["no", False]]]),
 )

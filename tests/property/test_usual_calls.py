@@ -63,6 +63,9 @@ class Transport:
     def write(self, data: bytes) -> None:
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.is_closed
 

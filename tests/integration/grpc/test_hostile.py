@@ -386,6 +386,13 @@ def after(wire, stream=99):
     return wire.send(call("Echo", b"next", stream=stream)).answer(stream).message == b"next"
 
 
+def test_a_second_message_is_refused_before_its_call_ends(shared_port, unharmed):
+    with Wire(shared_port) as wire:
+        wire.send(headers("Echo"), data(prefixed(b"one") + prefixed(b"two")))
+        assert wire.answer().status == UNIMPLEMENTED
+        assert after(wire)
+
+
 MALFORMED = {
     "an upper-case name": [*header_list("Echo"), ("Upper", "x")],
     "a pseudo-header after others": [*header_list("Echo", **{":scheme": None}), (":scheme", "http")],

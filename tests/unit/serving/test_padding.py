@@ -249,6 +249,7 @@ def test_a_worker_without_numpy_says_so_when_it_starts(monkeypatch):
         ([("length")], {}, r"axes is 'length'; a tuple of names such as \('length',\) is needed"),
         ([{"ids": "length"}], {}, "axes of 'ids' is 'length'"),
         ([{"ids": (1,)}], {}, "axes of 'ids' names the axis 1; a name, or None"),
+        ([("",)], {}, "axes names the axis ''; a name, or None"),
         ([{3: ("length",)}], {}, "axes has the field 3"),
         ([5], {}, "axes is 5"),
         ([("length",)], {"value": "0"}, "value is '0'; a number"),

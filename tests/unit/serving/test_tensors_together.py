@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import forebay
-from forebay.errors import InvalidRequest
+from forebay.errors import BadOutcome, InvalidRequest
 from forebay.serving.models.model_runner import runner_for
-from forebay.serving.models.tensor_codec import TensorCodec
+from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
 from forebay.serving.tensor_face import TensorFace, TensorRequest
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Request
 from forebay.types.tensor import Tensor, TensorMetadata
 from forebay.workers.runner import WorkerContext
 
@@ -141,3 +141,15 @@ def test_a_type_that_there_is_not_is_told_with_the_input_and_what_is_expected():
         face.ask([Tensor("x", "FLOAT", (1,), bytes(4))])
     with pytest.raises(InvalidRequest, match=r"tensor 'x' is of 'FP31', which is no .* there are BOOL.*mean 'FP32'\?"):
         TensorFace(is_open=True).ask([Tensor("x", "FP31", (1,), bytes(4))])
+
+
+def test_requests_that_are_no_rows_are_not_read_as_rows():
+    codec = TensorCodec(TensorSide([TensorPort("x", "FP32", None, "array")]), TensorSide(), has_rows=False)
+    item = Request(body=[bytes(4)], reply=print, params={"given": [["x", "FP32", [1], False]]})
+    assert codec.decode_all([item, item]) is None
+
+
+def test_an_output_without_rows_is_not_named_by_a_truth():
+    codec = TensorCodec(TensorSide(), TensorSide(), has_rows=False)
+    with pytest.raises(BadOutcome, match="a key that is `bool`"):
+        codec.encode([{True: np.ones(1)}], {"wanted": [], "is_json": False})

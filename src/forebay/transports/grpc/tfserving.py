@@ -140,7 +140,7 @@ class TfServing:
             NotFound: If there is no such model or version.
         """
         name, choice = spec.name, spec.WhichOneof("version_choice")
-        if choice == "version" and spec.version.value < 0:
+        if spec.version.value < 0:
             raise NotFound(f"the model '{name[:100]}' has no version {spec.version.value}")
         said = str(spec.version.value) if choice == "version" else ""
         version = facts.find_version(self._app, name, said, spec.version_label)

@@ -2,16 +2,20 @@
 """What a connection does of itself: it gathers what it writes, and reads nothing once its client is gone."""
 
 import asyncio
+import gzip
 
 import pytest
-from tests.property.test_usual_calls import Transport
+from tests.property.test_usual_calls import PLAIN, Transport
 
 from forebay.server.config import GrpcConfig
 from forebay.transports.grpc import frames
 from forebay.transports.grpc.connection import LARGE_READ_BYTES, GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.listener import GrpcListener
+from forebay.transports.grpc.messages import Unpacking, prefix
+from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
+from forebay.transports.grpc.service import GrpcService
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +60,38 @@ async def test_a_client_that_is_gone_before_its_next_turn_is_not_read(caplog):
         await asyncio.sleep(0)
     assert not caplog.records
     port.stop()
+
+
+async def test_a_message_is_late_only_by_the_time_in_which_the_server_reads():
+    methods = by_path([GrpcService(full_name="a.B", direct={"Echo": lambda message, call: call.reply(message)})])
+    config = GrpcConfig(read_timeout_s=10, write_timeout_s=1000)
+    port = GrpcPort(config, HeadReader(methods, (), 1000), asyncio.get_running_loop())
+    connection, transport = GrpcConnection(port), Transport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    opening = frames.PREFACE + frames.settings([]) + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PLAIN)
+    connection.data_received(opening + frames.frame(frames.DATA, 0, 1, prefix(5) + b"ab"))
+    await asyncio.sleep(0)
+
+    async def ends_at(epoch):
+        before, port.epoch = len(transport.written), epoch
+        connection.sweep(epoch)
+        await asyncio.sleep(0)
+        return len(transport.written) > before
+
+    connection.pause_writing()
+    assert not await ends_at(15)
+    connection.resume_writing()
+    assert not await ends_at(20)
+    assert await ends_at(26)
+    connection.connection_lost(None)
+    port.stop()
+
+
+def test_a_long_name_before_what_is_packed_gives_nothing_and_is_passed_over():
+    packed = bytearray(gzip.compress(b"message"))
+    packed[3] |= 8  # the name of a file comes behind the head
+    packed[10:10] = b"n" * 100_000 + b"\0"
+    assert Unpacking(bytes(packed), b"gzip", 1000).step(1000) == b"message"
 
 
 async def test_a_listener_that_never_listened_can_be_stopped():

@@ -803,6 +803,18 @@ def test_a_client_that_asks_first_may_read_that_the_application_failed(doors, ra
     assert client.transport.is_closed
 
 
+def test_a_client_that_asks_first_without_a_body_is_not_told_to_go_on(doors):
+    async def reads(scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    door = doors(app=reads)
+    client = door.connect().send(request("", b"", "expect: 100-continue", target="/", length=False))
+    door.turn()
+    assert client.statuses == [200]
+
+
 def test_a_length_is_read_whatever_number_it_is(doors):
     door = doors(max_body_bytes=1000)
     zeros = "content-length: " + "0" * 5000
