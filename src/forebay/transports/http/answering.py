@@ -352,14 +352,12 @@ class AnsweringConnection(HttpToolsProtocol):
             self._fail(head, problem)
             return
         assert route is not None
-        is_long = len(body) > route.passes_bytes
-        if is_long and counted_by is not route and self._count(head, body, headers, url):
-            return
+        if counted_by is not route:
+            read = None  # a route reads for itself
+            if len(body) > route.passes_bytes and self._count(head, body, headers, url):
+                return
         try:
-            if is_long:
-                request = self.request = route.request(head, body, self.reply_method, self, read)
-            else:
-                request = self.request = route.request(head, body, self.reply_method, self)
+            request = self.request = route.request(head, body, self.reply_method, self, read)
         except Exception as error:  # noqa: BLE001 - whoever waits behind this answer waits for as long as it is due
             if not isinstance(error, ForebayError):
                 error = self._lane.defect(error)

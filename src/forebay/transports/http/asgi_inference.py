@@ -256,12 +256,7 @@ class AsgiAnswer:
         self.id = (self.request.id if self.request is not None else self.id) or next_id()
         if self.request is not None:
             self.request.id = self.id
-        headers = [
-            (b"content-type", self._route.stream_type),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self.id.encode()),
-        ]
+        headers = self._route.stream_headers(self.id)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
 

@@ -182,14 +182,18 @@ class HttpPort:
         """Write an answer that is not the common one."""
         return self.write_head(status, headers, len(body), keep_alive=keep_alive) + body
 
-    def write_head(self, status: int, headers: Iterable[tuple[bytes, bytes]], size: int, *, keep_alive: bool) -> bytes:
-        """Write the head of such an answer."""
+    def write_head(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], size: int | None, *, keep_alive: bool
+    ) -> bytes:
+        """Write the head of such an answer; `size` is None if its length is not known yet."""
         lines = [STATUS_LINE[status], b"date: ", self.date, b"\r\n"]
         for name, value in headers:
             lines += [name, b": ", value, b"\r\n"]
         if not keep_alive:
             lines.append(b"connection: close\r\n")
-        lines += [b"content-length: ", str(size).encode(), b"\r\n\r\n"]
+        if size is not None:
+            lines += [b"content-length: ", str(size).encode(), b"\r\n"]
+        lines.append(b"\r\n")
         return b"".join(lines)
 
     def write_refusal(self, head: Head) -> Sequence[bytes]:

@@ -372,10 +372,14 @@ class Route:
         body = native.joined(outcome, request.params) if self.contract.batchable else outcome
         return [(b"content-type", native.content_type_of(self.contract, request.params).encode())], [body]
 
-    @property
-    def stream_type(self) -> bytes:
-        """The media type of a streamed answer."""
-        return (native.RAW_TYPE if self.contract.raw_output else native.STREAM_TYPE).encode()
+    def stream_headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a streamed answer."""
+        return [
+            (b"content-type", (native.RAW_TYPE if self.contract.raw_output else native.STREAM_TYPE).encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", request_id.encode()),
+        ]
 
     def part(self, part: bytes) -> bytes:
         """Return a part of a streamed answer as it is sent."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from forebay.observe.ids import next_id
 
 if TYPE_CHECKING:
@@ -84,17 +82,11 @@ class StreamedAnswer:
         assert request is not None
         self.has_started = True
         request.id = request.id or next_id()
-        lines = [
-            STATUS_LINE[200] + b"content-type: " + head.route.stream_type,
-            b"cache-control: no-store",
-            b"x-accel-buffering: no",
-            b"date: " + self._lane.date,
-            b"x-request-id: " + request.id.encode(),
-            b"transfer-encoding: chunked" if self.is_chunked else b"connection: close",
-        ]
-        if self.is_chunked and not self._connection.keeps_alive(head):
-            lines.append(b"connection: close")
-        self._connection.transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
+        headers = head.route.stream_headers(request.id)
+        if self.is_chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        keep_alive = self._connection.keeps_alive(head)
+        self._connection.transport.write(self._lane.write_head(200, headers, None, keep_alive=keep_alive))
 
     def _write_chunk(self, data: bytes) -> None:
         if not data:  # an empty chunk is the end of the answer
