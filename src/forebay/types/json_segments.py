@@ -67,10 +67,6 @@ _text: Final = msgspec.json.Decoder(str)
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class TooDeep(msgspec.DecodeError):
-    """Long JSON has more brackets in one another than segments may have."""
-
-
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """A part of JSON from behind a comma to the next one, or to or from a place in a text.
 
@@ -270,7 +266,7 @@ def _open_in(marks: bytes, depth: int) -> tuple[int, bytes]:
     """Return how many brackets are closed that others have opened, and those that stay open; the decoder matches them.
 
     Raises:
-        TooDeep: If more are open than the depth, and those that were closed.
+        msgspec.DecodeError: If more are open than the depth, and those that were closed.
     """
     for _ in range(_ROUNDS):  # which leave few runs
         marks = marks.replace(b"[]", b"").replace(b"{}", b"")
@@ -337,8 +333,9 @@ def _not_cut(segment: Segment, text: bytes, bare: bytes) -> msgspec.DecodeError:
     return msgspec.DecodeError(f"a long body has {len(text)} bytes behind byte {segment.start} without a comma")
 
 
-def _too_deep() -> TooDeep:
-    return TooDeep(f"lists and objects of a long body may be nested {MAX_DEPTH} deep, and these are deeper")
+def _too_deep() -> msgspec.DecodeError:
+    why = f"lists and objects of a long body may be nested {MAX_DEPTH} deep, and these are deeper"
+    return msgspec.DecodeError(why)
 
 
 def _moved(error: Exception, segment: Segment) -> msgspec.DecodeError:
