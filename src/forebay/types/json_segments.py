@@ -34,7 +34,7 @@ STEP_BYTES: Final = 256 * 1024
 """What is copied or looked through in one step."""
 _ELEMENT_BYTES: Final = 64
 """What an element costs beside its length, as an object."""
-_MARK_BYTES: Final = 8
+_MARK_BYTES: Final = 16
 """What a bracket does."""
 MAX_DEPTH: Final = 64
 """Brackets that may be open at the end of a segment."""
