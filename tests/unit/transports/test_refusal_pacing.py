@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals wait in line beyond their budget, each is told once and in turn, and nobody waits for a server that ends."""
 
+import itertools
 import random
 
 import pytest
@@ -295,3 +296,17 @@ def test_the_share_of_a_line_never_falls_while_the_same_clients_wait(loop):
         loop.now += LATE_S / 100
     assert shares == sorted(shares)
     assert shares[-1] > shares[0]
+
+
+def test_answers_hasten_no_group_by_more_than_it_waits_for_them(loop):
+    told, times = [], []
+    line = RefusalLine(loop)
+    for number in range(2000):
+        line.refuse(Client(number, told, loop, 22e-6))
+    for _ in range(2000):
+        loop.advance(0.0005)
+        before = len(told)
+        line.answered()
+        times += [loop.now] * (len(told) > before)
+    assert len(times) > 10
+    assert min(after - before for before, after in itertools.pairwise(times)) >= LOOKS_S[0]
