@@ -815,6 +815,30 @@ def test_a_client_that_asks_first_without_a_body_is_not_told_to_go_on(doors):
     assert client.statuses == [200]
 
 
+def test_a_client_that_closes_its_side_amid_a_streamed_answer_is_told_nothing_in_it(doors):
+    door = doors(waits=True, contract=Contract(streams=True))
+    client = door.connect().send(request("alpha", b"a"))
+    (asked,) = door.alpha.asked
+    asked.on_part(b"part", lambda: None)
+    assert not client.connection.eof_received()
+    assert b"100 Continue" not in client.transport.written
+
+
+def test_nor_amid_an_answer_of_the_application(doors):
+    async def streams(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        await receive()
+        await receive()
+
+    door = doors(app=streams)
+    client = door.connect().send(request("", b"", target="/", method="GET", length=False))
+    door.turn()
+    assert b"part" in client.transport.written
+    assert not client.connection.eof_received()
+    assert b"100 Continue" not in client.transport.written
+
+
 def test_a_length_is_read_whatever_number_it_is(doors):
     door = doors(max_body_bytes=1000)
     zeros = "content-length: " + "0" * 5000
