@@ -83,7 +83,7 @@ class Intake:
 
     def linger(self, now: float) -> None:
         """End this side of the connection; close all of it where one side cannot be ended alone."""
-        if self._transport.can_write_eof() and not self._transport.is_closing():
+        if self._transport.can_write_eof():
             self._transport.write_eof()
             self._lingers_since = now
             self.release(PIPELINE)
