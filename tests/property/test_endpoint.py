@@ -44,6 +44,8 @@ steps = st.lists(
 class RestingPool(ManualPool):
     """Lets the loop rest for as long as it likes: no worker says anything."""
 
+    can_rest = True
+
     def __init__(self, slots, clock):
         super().__init__(slots)
         self.clock = clock

@@ -21,7 +21,7 @@ import functools
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from forebay.errors import InternalError
 from forebay.observe.timeline import Timeline, begin
@@ -52,11 +52,22 @@ RESTS_FROM_S: Final = 0.001
 
 
 class Slots(Protocol):
-    """What the batcher needs of a pool."""
+    """What the batcher needs of a pool.
+
+    Attributes:
+        can_rest: Whether its workers use the cores of this process, and `rest` hears them.
+    """
+
+    can_rest: ClassVar[bool]
 
     @property
     def idle(self) -> int:
         """Slots that could take a batch now."""
+        ...
+
+    @property
+    def room(self) -> int | None:
+        """Rows that a batch may have to join streams that run; None if the next one begins where nothing runs."""
         ...
 
     def watch(self, on_idle: Callable[[], None]) -> None:
@@ -67,23 +78,8 @@ class Slots(Protocol):
         """Run a batch on an idle slot; `done` is called exactly once, on the loop."""
         ...
 
-
-@runtime_checkable
-class Audible(Protocol):
-    """A pool whose workers use the cores of this process, and that hears when one of them has something to say."""
-
     def rest(self, seconds: float) -> None:
         """Block until a worker has something to say, but no longer than this."""
-        ...
-
-
-@runtime_checkable
-class Seated(Protocol):
-    """A pool whose slots have seats: a batch may join those that stream there."""
-
-    @property
-    def room(self) -> int | None:
-        """Rows that a batch may have to join streams that run; None if the next one begins where nothing runs."""
         ...
 
 
@@ -129,9 +125,7 @@ class Batcher:
         self._bringers: list[Callable[[float], None]] = []
         self._expected_since = 0.0
         self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
-        self._seated = pool if steps is not None and isinstance(pool, Seated) else None
-        rests = self._has_one_core and self._seated is None
-        self._rest = pool.rest if rests and isinstance(pool, Audible) else None
+        self._may_rest = self._has_one_core and steps is None and pool.can_rest
         self._rests = False
         self._resting = here(_Rest)
         self._timeline = here(Timeline)
@@ -198,7 +192,7 @@ class Batcher:
 
     def close(self) -> None:
         """Disarm the timer, and rest no more."""
-        self._rest, self._rests = None, False
+        self._may_rest = self._rests = False
         self._stir()
         if self._timer is not None:
             self._timer.cancel()
@@ -210,9 +204,8 @@ class Batcher:
         pool = self.pool
         queue = self.queue
         if not pool.idle:
-            if self._rests and queue.is_full() and self._may_rest():
-                assert self._rest is not None
-                self._rest(REST_S)
+            if self._rests and queue.is_full() and self._has_rest():
+                pool.rest(REST_S)
                 self.wake()
             return
         now = time.monotonic()
@@ -223,7 +216,7 @@ class Batcher:
         if slots != queue.slots:
             queue.slots = slots
         while pool.idle:
-            batch = queue.take(now, None if self._seated is None else self._seated.room)
+            batch = queue.take(now, None if self._steps is None else pool.room)
             if batch is None:
                 break
             self._run(batch, now)
@@ -241,7 +234,7 @@ class Batcher:
         self._seen = waiting if waiting > seen and lasts_s < READ_ON_S and self.queue.may_grow() else 0
         return self._seen > 0
 
-    def _may_rest(self) -> bool:
+    def _has_rest(self) -> bool:
         """Tell whether nobody else has the loop rest."""
         if self._resting.who is None:
             self._resting.who = self
@@ -272,15 +265,15 @@ class Batcher:
         self.admit()
         now = time.monotonic()
         self._last_s = batch.model_s
-        self._rests = self._rest is not None and batch.model_s >= RESTS_FROM_S
+        self._rests = self._may_rest and batch.model_s >= RESTS_FROM_S
         self._stir()
         self._running.discard(batch)
         batch.on_steps = None  # it refers to the batch
         queue = self.queue
-        seated = self._seated
-        if self.pool.idle and not self._is_submitting and (seated is not None or queue.is_full()):
+        streams = self._steps is not None
+        if self.pool.idle and not self._is_submitting and (streams or queue.is_full()):
             # A whole batch waits, or a seat is free: the slot starts on it before the answers are written.
-            following = queue.take(now, None if seated is None else seated.room)
+            following = queue.take(now, self.pool.room if streams else None)
             if following is not None:
                 self._run(following, now)
         self._answer(batch, outcomes, now)

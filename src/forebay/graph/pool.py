@@ -28,7 +28,7 @@ from forebay.graph.values import Outputs, loaded
 from forebay.types.call import Failure, Request
 from forebay.types.failures import failure_of
 from forebay.workers.objects import Packed, open_outcome, pack
-from forebay.workers.pool import CREDIT, PoolStatistics
+from forebay.workers.pool import CREDIT, Pool, PoolStatistics
 from forebay.workers.user_code import attempt, user_code
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _results(_item: Item, results: Mapping[str, Any]) -> Outcome:
     return results
 
 
-class GraphPool:
+class GraphPool(Pool):
     """Runs requests through a graph. Lives on one event loop; nothing here is thread-safe."""
 
     def __init__(
@@ -187,6 +187,7 @@ class GraphPool:
         Raises:
             ConfigError: If the graph is not well-formed or a node has no endpoint.
         """
+        super().__init__()
         self.plan = Plan(spec)
         self.nodes = nodes
         missing = [node.spec.name for node in self.plan.nodes if node.spec.name not in nodes]
@@ -194,12 +195,11 @@ class GraphPool:
             raise ConfigError(f"graph '{spec.name}' does not say how node '{missing[0]}' is run")
         self._by_plan = {node: nodes[node.spec.name] for node in self.plan.nodes}
         self._streams = any(node.streams for node in nodes.values())
-        self.idle = 0
+        self.places = self._places()
         self._slots = slots
         self._decode = decode
         self._encode = encode
         self._hears_all = hears_all
-        self._on_idle: Callable[[], None] = lambda: None
         self._runs: dict[Entry, _Run] = {}
         self._count = 0
         self._is_stopping = False
@@ -210,9 +210,8 @@ class GraphPool:
         """The endpoints of the nodes, each once."""
         return list(dict.fromkeys(node.endpoint for node in self.nodes.values()))
 
-    @property
-    def places(self) -> Places | None:
-        """Where requests land: where the only node that reads of them sees them; None if there are several nodes."""
+    def _places(self) -> Places | None:
+        """Return where requests land: where the only node that reads of them sees them; None if there are several."""
         readers = {node for stream in self.plan.inputs.values() for node, _ in stream.readers}
         return self._by_plan[readers.pop()].endpoint.places if len(readers) == 1 else None
 
@@ -220,10 +219,6 @@ class GraphPool:
     def in_flight(self) -> int:
         """Requests inside the graph."""
         return len(self._runs)
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this on the loop whenever a slot became idle by itself."""
-        self._on_idle = on_idle
 
     async def start(self) -> None:
         """Bring up the workers of every node.

@@ -110,7 +110,7 @@ class Endpoint:
         self.config = config
         self.batching = batching
         self.pool = pool
-        self.places: Places | None = getattr(pool, "places", None)
+        self.places: Places | None = pool.places
         """Where bodies land that all its workers can read there; None where they cannot."""
         self.metrics = EndpointMetrics()
         self.accepting = False
@@ -149,11 +149,7 @@ class Endpoint:
     @property
     def waiting(self) -> int:
         """Samples in the queue, or beside a worker that has no seat for them yet."""
-        return self._queue.waiting + self._standing
-
-    @property
-    def _standing(self) -> int:
-        return getattr(self.pool, "standing", 0)
+        return self._queue.waiting + self.pool.standing
 
     @property
     def slots(self) -> int:
@@ -374,8 +370,7 @@ class Endpoint:
             return request.place() + (
                 "while it waited for its batch" if waits_for_batch else "before a worker was free"
             )
-        told: Callable[[Request | Slice], str] | None = getattr(self.pool, "whereabouts", None)
-        return request.place() + ((told is not None and told(running[0])) or "while it ran")
+        return request.place() + (self.pool.whereabouts(running[0]) or "while it ran")
 
     def reject(self, error: ForebayError, times: int = 1) -> None:
         """Count requests that a protocol refused before they could be submitted."""
@@ -510,7 +505,7 @@ class Endpoint:
         self._windows.hand_out(batch, handed, release)
 
     def _others_wait(self) -> bool:
-        return self._standing > 0 or (self._queue.waiting > 0 and self.pool.idle == 0)
+        return self.pool.standing > 0 or (self._queue.waiting > 0 and self.pool.idle == 0)
 
     def _cut_off(self, request: Request, error: Exception) -> None:
         """End a streamed answer that cannot go on."""

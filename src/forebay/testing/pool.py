@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import Unavailable
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
-from forebay.workers.pool import PoolStatistics
+from forebay.workers.pool import Pool, PoolStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class MemoryOrigin:
         self.release = 0
 
 
-class ManualPool:
+class ManualPool(Pool):
     """A pool that runs nothing: the test completes, fails and kills its batches.
 
     Example:
@@ -34,8 +34,7 @@ class ManualPool:
     """
 
     def __init__(self, slots: int = 1) -> None:
-        self.idle = 0
-        self._on_idle: Callable[[], None] = lambda: None
+        super().__init__()
         self.slots = slots
         self.running: list[EntryBatch] = []
         """Batches without an answer, oldest first."""
@@ -49,10 +48,6 @@ class ManualPool:
     async def start(self) -> None:
         """Make all slots idle."""
         self.idle = self.slots
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this whenever a slot became idle by itself."""
-        self._on_idle = on_idle
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Take a batch and do nothing.

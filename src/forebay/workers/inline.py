@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.errors import ForebayError, Unavailable
 from forebay.observe import model_log
@@ -19,7 +19,7 @@ from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams, ha
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import PoolStatistics, not_opened
+from forebay.workers.pool import Pool, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import attempt, attempt_async, close, close_runner, do_after, settled, user_code
 
@@ -36,13 +36,13 @@ log = logging.getLogger("forebay.workers")
 Settled: TypeAlias = "tuple[Sequence[Any], list[Callable[[], object]]]"
 
 
-class InlinePool:
+class InlinePool(Pool):
     """The loop as a worker. Coroutines run as tasks beside other work, one a slot; anything else blocks the loop.
 
     A coroutine is cancelled once nobody waits for its batch. With seats for streams, one task steps them all.
     """
 
-    places: Final = HERE
+    places = HERE
 
     def __init__(self, spec: RunnerSpec, *, slots: int = 1, devices: Sequence[Device] = (), seats: int = 0) -> None:
         """Describe the worker; `start` opens its runner.
@@ -53,10 +53,9 @@ class InlinePool:
             devices: What it runs on: the first of them.
             seats: Rows of streams that may be open; 0 runs a batch, or a coroutine, a slot, and no streams.
         """
+        super().__init__()
         self._seats = seats
         self._streams: InlineStreams | None = None
-        self.idle = 0
-        self._on_idle: Callable[[], None] = lambda: None
         self._spec = spec
         self._slots = slots
         self._devices = devices[:1]
@@ -102,10 +101,6 @@ class InlinePool:
 
     def _seats_freed(self, rows: int) -> None:
         self.idle += rows * (not self._is_stopping)
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this whenever a slot became idle by itself."""
-        self._on_idle = on_idle
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Run the batch now, or as a task if the runner's answer is awaitable."""

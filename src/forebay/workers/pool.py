@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
@@ -12,7 +13,8 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.types.batch import Done, EntryBatch
+    from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.workers.landing import Places
 
 
 CREDIT = 16
@@ -62,18 +64,38 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
 
 
-class Pool(Protocol):
-    """Workers of one kind that run the batches of one endpoint."""
+class Pool(ABC):
+    """Workers of one kind that run the batches of one endpoint. Lives on one event loop.
+
+    Attributes:
+        idle: Slots that could take a batch now.
+        places: Where bodies land that all its workers can read there; None where they cannot.
+        can_rest: Whether its workers use the cores of this process, and `rest` hears them.
+    """
+
+    places: Places | None = None
+    can_rest: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        """Begin without a slot."""
+        self.idle: int = 0
+        self._on_idle: Callable[[], None] = lambda: None
 
     @property
-    def idle(self) -> int:
-        """Slots that could take a batch now."""
-        ...
+    def room(self) -> int | None:
+        """Rows that a batch may have to join streams that run; None if the next one begins where nothing runs."""
+        return None
+
+    @property
+    def standing(self) -> int:
+        """Rows that wait in workers for a seat."""
+        return 0
 
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
-        ...
+        self._on_idle = on_idle
 
+    @abstractmethod
     async def start(self) -> None:
         """Bring up all workers.
 
@@ -81,19 +103,26 @@ class Pool(Protocol):
             ModelError: If a runner could not be opened.
             ConfigError: If its own opening says that something is written wrong.
         """
-        ...
 
+    @abstractmethod
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give a batch to an idle slot. `done` is called exactly once, on the loop, whatever happens."""
-        ...
 
+    def rest(self, seconds: float) -> None:
+        """Block until a worker has something to say, but no longer than this; see `can_rest`."""
+        raise NotImplementedError
+
+    def whereabouts(self, entry: Entry) -> str:
+        """Tell where an entry is, as an end of the sentence that its time was over; empty if it just runs."""
+        return ""
+
+    @abstractmethod
     async def stop(self, grace_s: float) -> None:
         """Let running batches end within `grace_s` seconds, then end the workers."""
-        ...
 
+    @abstractmethod
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
-        ...
 
 
 def not_opened(error: ForebayError) -> ForebayError:

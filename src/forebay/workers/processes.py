@@ -96,6 +96,8 @@ class Worker:
 class ProcessPool(SlotPool[WorkerSlot]):
     """`workers` processes with `threads` slots each."""
 
+    can_rest = True
+
     def __init__(  # noqa: PLR0913 - each is one plain fact about the workers
         self,
         spec: RunnerSpec,
@@ -145,7 +147,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         spec.require_portable()
         self.restarts = 0
         self._spec = spec
-        self.places = Places()
+        self._shared_places = self.places = Places()
         self._threads = threads
         self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
         base = os.environ if env is None else env
@@ -243,7 +245,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self._fail_orphans()
         if self._entrance is not None:
             self._entrance.close()
-        self.places.close()
+        self._shared_places.close()
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -320,7 +322,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
 
     def shared(self) -> Shared | None:
         """Make the slot's shared memory."""
-        return shm.make_arenas(self.places)
+        return shm.make_arenas(self._shared_places)
 
     def _end_stuck(self, slot: WorkerSlot, batch_id: int) -> None:
         if slot.is_running(batch_id):

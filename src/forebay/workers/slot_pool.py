@@ -25,6 +25,7 @@ from forebay.observe.author_metrics import MetricStore
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure
 from forebay.types.server_state import here
+from forebay.workers.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,11 +87,9 @@ Rebuke: TypeAlias = Literal["hung up on", "ignored"]
 """What is done to a worker that does not do as it should."""
 
 
-class SlotPool(Generic[S]):
+class SlotPool(Pool, Generic[S]):
     """Slots that come and go."""
 
-    idle: int
-    """Slots that could take a batch now."""
     model: str
     """What the lines of its workers call what they run."""
     labels: Mapping[str, str]
@@ -122,7 +121,7 @@ class SlotPool(Generic[S]):
             seats: See the attribute.
             ahead: See the attribute; only where there is one slot, or a seat of another might be free before.
         """
-        self.idle = 0
+        super().__init__()
         self.seats = seats
         self.ahead = ahead
         self._seated: dict[S, Seating] = {}
@@ -133,7 +132,6 @@ class SlotPool(Generic[S]):
         self._hands_on = hands_on
         self._isolates = isolates
         self._handover_s = handover_s
-        self._on_idle: Callable[[], None] = lambda: None
         self._idle_slots: deque[S] = deque()
         self._orphans: deque[tuple[EntryBatch, Done]] = deque()
         self._stopping = False
@@ -150,10 +148,6 @@ class SlotPool(Generic[S]):
     def standing(self) -> int:
         """Rows that wait in workers for a seat."""
         return sum(max(self.ahead - seating.free, 0) for seating in self._seated.values())
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this whenever a slot became idle by itself."""
-        self._on_idle = on_idle
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give the batch to the slot that has been idle longest or has most seats, or answer it if the pool refuses."""

@@ -23,7 +23,7 @@ from forebay.workers.devices import run_on
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
-from forebay.workers.pool import MAX_LEFT, STUCK_S, PoolStatistics, not_opened, require_slots
+from forebay.workers.pool import MAX_LEFT, STUCK_S, Pool, PoolStatistics, not_opened, require_slots
 from forebay.workers.runner import WorkerContext
 from forebay.workers.thread_slot import ThreadSlot
 from forebay.workers.user_code import answered, caught, close_runner, do_after, user_code
@@ -95,7 +95,7 @@ class _Hand:
         self.is_left_behind = False
 
 
-class ThreadPool:
+class ThreadPool(Pool):
     """`workers` runners, each called by `threads` threads.
 
     Nothing can end a thread from outside, so one that hangs is left behind, and another takes its place: with a runner
@@ -103,7 +103,8 @@ class ThreadPool:
     behind. Once no other is there, the pool refuses until one comes back. Models that may crash belong in processes.
     """
 
-    places: Final = HERE
+    places = HERE
+    can_rest = True
 
     def __init__(
         self,
@@ -126,12 +127,11 @@ class ThreadPool:
             devices: What they run on, one after the other and again from the first; none says nothing of it.
             seats: Rows of streams that may be open in each thread; 0 runs one batch at a time, and no streams.
         """
+        super().__init__()
         require_slots(workers, threads)
-        self.idle = 0
         self._seats = seats
         self._slots: dict[ThreadSlot, tuple[_Worker, threading.Thread]] = {}
         self._watched: dict[ThreadSlot, asyncio.TimerHandle] = {}
-        self._on_idle: Callable[[], None] = lambda: None
         self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
         on = self._devices or [Device("cpu")] * workers
         self._workers = [
@@ -181,10 +181,6 @@ class ThreadPool:
         """Rows that a batch may have to join the streams that run; None where none do."""
         free = max((slot.seating.free for slot in self._slots), default=self._seats)
         return None if free == self._seats else free
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this whenever a slot became idle by itself."""
-        self._on_idle = on_idle
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Hand the batch to whichever thread is free, or answer it if none is left."""

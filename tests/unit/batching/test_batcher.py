@@ -17,6 +17,8 @@ from forebay.types.call import ALONE, Request
 class AudiblePool(ManualPool):
     """Hears its workers; a test says what is heard in each rest."""
 
+    can_rest = True
+
     def __init__(self, slots, clock):
         super().__init__(slots)
         self.clock = clock

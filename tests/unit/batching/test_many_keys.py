@@ -80,6 +80,19 @@ def test_no_step_looks_at_all_keys(settings, slots):  # F38: a take cost 103 ms 
     assert total / (KEYS // 10) < FEW
 
 
+def test_keys_that_left_before_they_were_due_are_forgotten():
+    """Each was noted for when it would be due, and once more when it was full."""
+    queue = BatchQueue(BatchConfig(max_size=2, idle="wait", max_wait_s=1_000.0))
+    queue.offer(Request(body=b"", reply=print, key="waits"), 1.0)
+    for key in range(1_000):
+        for _ in range(2):
+            queue.offer(Request(body=b"", reply=print, key=key), 1.0)
+        batch = queue.take(1.0)
+        assert batch is not None
+        assert batch.rows == 2
+    assert len(queue._order._heap) < 100
+
+
 def test_what_is_noted_about_keys_is_bounded_too():
     """Two lines that never get empty note something with each batch."""
     for settings in ({"idle": "go"}, {"idle": "wait"}, {"objective_s": 0.5}, {"idle": "wait", "max_running": 1}):

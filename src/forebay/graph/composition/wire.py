@@ -27,10 +27,11 @@ from forebay.types.call import ROWS, Failure, Media, written_in
 from forebay.types.failures import trace_of, words_of
 from forebay.types.first_use import known
 from forebay.workers.objects import Packed
+from forebay.workers.pool import Pool
 from forebay.workers.user_code import attempt, caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from forebay.graph.composition.compose import Composition
     from forebay.graph.composition.signature import NodeInput
@@ -135,7 +136,7 @@ class Wire:
             del error  # see `read`
 
 
-class WirePool:
+class WirePool(Pool):
     """A graph whose requests and answers are bytes: a `Pool` around its `GraphPool`.
 
     Lives on one event loop; nothing here is thread-safe but what it hands to its threads.
@@ -149,20 +150,15 @@ class WirePool:
             graph: The graph; its requests are dicts of values.
             slots: Requests that may be in progress at a time, from decoding to encoding.
         """
+        super().__init__()
         self.graph = graph
         self.places = graph.places
-        self.idle = 0
         self._wire = wire
         self._slots = slots
         self._inside: dict[EntryBatch, Done] = {}
-        self._on_idle: Callable[[], None] = lambda: None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="forebay-wire")
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
-
-    def watch(self, on_idle: Callable[[], None]) -> None:
-        """Call this on the loop whenever a slot became idle by itself."""
-        self._on_idle = on_idle
 
     async def start(self) -> None:
         """Bring up the workers of every node.
