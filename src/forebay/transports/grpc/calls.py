@@ -145,11 +145,11 @@ class OpenCall:
         self._connection.port.refusals.refuse(self)
 
     def tell_refused(self) -> None:
-        """End a call that was refused; does nothing if it has ended."""
+        """End a call that was refused and has not ended."""
         refusal = self.refusal
-        if refusal is not None and not self.state.is_done:
-            self.decide(refusal.status)
-            self._connection.end(self, refusal.trailers)
+        assert refusal is not None
+        self.decide(refusal.status)
+        self._connection.end(self, refusal.trailers)
 
     # How it ends
 
