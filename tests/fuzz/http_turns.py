@@ -152,7 +152,7 @@ def crowd(warm, cold, chance, number):
         for client in clients:
             client.lose()
         assert not warm.pending, "a request of a client that is gone was not called off"
-        assert not any(head.arrived for head in door.lane.heads.values()), "a request was never submitted"
+        assert not any(memory.mailbox for memory in door.lane.heads.values()), "a request was never submitted"
         assert not door.lane.connections, "a connection is kept"
         looked_at = door.lane.awake.union(*door.lane._asleep.values())
         assert not looked_at, "a connection that is gone is looked at"

@@ -6,7 +6,7 @@ from tests.fuzz import run
 
 from forebay.transports.http.connection_state import ConnectionState
 from forebay.transports.http.reading import ReadingConnection
-from forebay.transports.http.same_turn import SameTurn
+from forebay.transports.http.same_turn import Mailbox
 
 SECONDS = 1.5
 """They begin the same way as in `make fuzz`, which goes on."""
@@ -27,8 +27,7 @@ def test_the_fuzzer_finds_a_head_that_is_learned_from_another_request(monkeypatc
     def learn(self, data, raw):
         head = self._reading
         if head is not None and head.is_usual and head.problem is None and raw.startswith(b"POST "):
-            head.headers, head.url = self.headers, self.url
-            self._lane.remember(raw, head)
+            self._lane.remember(raw, head, self.headers, self.url)
 
     monkeypatch.setattr(ConnectionState, "may_be_remembered", True)
     monkeypatch.setattr(
@@ -58,7 +57,7 @@ def _moved_up(arrived):
 def test_the_fuzzer_finds_requests_of_one_turn_that_are_taken_for_those_of_others(wrongly, monkeypatch, capsys):
     from tests.fuzz import door_http
 
-    submit = SameTurn._submit
+    submit = Mailbox._submit
 
     def mistake(self, arrived, *more):
         if len(arrived) > 1:
@@ -66,7 +65,7 @@ def test_the_fuzzer_finds_requests_of_one_turn_that_are_taken_for_those_of_other
                 connection.arrived = data
         submit(self, arrived, *more)
 
-    monkeypatch.setattr(SameTurn, "_submit", mistake)
+    monkeypatch.setattr(Mailbox, "_submit", mistake)
     lanes = range(door_http.LANES_A_SEED, door_http.LANES_A_SEED + 50)
     assert any(door_http.fuzz([lane], float("inf"))[1] for lane in lanes)  # a lane takes a tenth of a second
     assert "in the same turns sent" in capsys.readouterr().out

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+    from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
-    from forebay.transports.http.route import Head, Route
+    from forebay.transports.http.route import Route
     from forebay.types.call import Outcome
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
@@ -152,7 +153,8 @@ class AnsweringConnection(HttpToolsProtocol):
         """Be answered by itself, not together with others: something else comes, or it is called off."""
         if self.arrived:
             assert self.active is not None
-            self.active.submit(self.active, time.monotonic())
+            assert self.active.mailbox is not None
+            self.active.mailbox.submit(time.monotonic())
         if self.request is not None and self.request.reply is self._lane.same_turn:
             self.request.reply = self.reply_method
 

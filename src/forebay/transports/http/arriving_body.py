@@ -12,8 +12,8 @@ from forebay.workers.landing import Joining, Landing
 
 if TYPE_CHECKING:
     from forebay.server.byte_budget import ByteAccount, Holder
+    from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
-    from forebay.transports.http.route import Head
     from forebay.workers.landing import Sink
 
 

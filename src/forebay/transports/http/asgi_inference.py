@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from forebay.observe.access_log import EndedCall
     from forebay.transports.http.forms_and_gzip import Staged
-    from forebay.transports.http.route import Head, Route
+    from forebay.transports.http.head import Head
+    from forebay.transports.http.route import Route
     from forebay.types.call import Origin, Request
 
     Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]

@@ -21,7 +21,6 @@ wakes it goes past the shortcut, which need not ask; and it has no parser, as on
 
 from __future__ import annotations
 
-import functools
 import select
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -30,9 +29,9 @@ from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.answering import nowhere
 from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT
 from forebay.transports.http.errors import TooSlow
+from forebay.transports.http.head import UNREAD
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
-from forebay.transports.http.route import UNREAD, Head
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES
 from forebay.transports.tls_writing import TlsWriter
 from forebay.workers.untaken import untaken_bytes
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
+    from forebay.transports.http.head import HeadMemory
     from forebay.transports.http.port import HttpPort
 
 PROBE_S: Final = 0.02
@@ -69,7 +69,7 @@ class HttpConnection(ReadingConnection):
     ) -> None:
         super().__init__(lane, config, server_state, app_state, _loop)
         # The head this client sent last.
-        self._usual: Head = UNREAD
+        self._usual = UNREAD
         self._tls: TlsWriter | None = None
         # Since when the client has taken nothing, if it does not take all, and how much was left then.
         self._stuck_since: int | None = None
@@ -111,34 +111,34 @@ class HttpConnection(ReadingConnection):
         """Take a remembered request as it is; let the parser read everything else."""
         talk = self.talk
         if talk.state is IDLE:
-            head: Head | None = self._usual
+            memory: HeadMemory | None = self._usual
             # What begins with the head lies between it and the next bytes of its length: quicker than `startswith`.
-            if len(data) != head.whole_bytes or not head.raw <= data < head.beyond:
+            if len(data) != memory.whole_bytes or not memory.raw <= data < memory.beyond:
                 if self._is_among is not self._lane.awake:
                     self._move_to(self._lane.awake)
                 raw = data[: data.find(b"\r\n\r\n") + 4]
-                head = self._lane.heads.get(raw)
-                if head is None or len(data) != head.whole_bytes:
-                    if head is not None and len(data) < head.whole_bytes:
-                        self._begin_remembered(head, data)
+                memory = self._lane.heads.get(raw)
+                if memory is None or len(data) != memory.whole_bytes:
+                    if memory is not None and len(data) < memory.whole_bytes:
+                        self._begin_remembered(memory, data)
                         return
                     self._parse(data)
                     if talk.may_be_remembered:
                         self._learn(data, raw)
                     return
-                self._usual = head
+                self._usual = memory
             talk.state = DUE  # WHOLE
-            arrived = head.arrived
-            if arrived is None:
+            mailbox = memory.mailbox
+            if mailbox is None:
                 self.seen = self._lane.epoch
-                self._answer(head, data[head.raw_bytes :])
+                self._answer(memory.head, data[memory.raw_bytes :])
                 return
-            self.active = head
+            self.active = memory.head
             self.arrived = data
-            if not arrived:
-                expect = head.expect  # what is called as an attribute of an object takes Python far longer to find
-                expect(functools.partial(head.submit, head))
-            arrived.append(self)
+            if not mailbox:
+                expect = mailbox.expect  # what is called as an attribute of an object takes Python far longer to find
+                expect(mailbox.submit)
+            mailbox.append(self)
             return
         if talk.state.reads:
             if self._is_unparsed:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.route import Head
+    from forebay.transports.http.head import Head
 
 log = logging.getLogger("forebay")
 

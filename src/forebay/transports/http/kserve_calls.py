@@ -28,7 +28,8 @@ from forebay.protocols.kserve.calls import InferRequest, InferResponse, timeout_
 from forebay.server.served import StandIn
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.errors import error_headers
-from forebay.transports.http.route import Head, Route
+from forebay.transports.http.head import Head
+from forebay.transports.http.route import Route
 from forebay.types.call import EMPTY, Request
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from forebay.server.served import Served, StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.models.methods import CALL
 from forebay.transports.http.errors import error_headers
-from forebay.transports.http.route import NEVER, Route
+from forebay.transports.http.head import NEVER
+from forebay.transports.http.route import Route
 from forebay.types.call import Failure, Request
 from forebay.types.context import PARAM, told
 from forebay.types.did_you_mean import listed, nearest
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.forms_and_gzip import Staging
-    from forebay.transports.http.route import Head
+    from forebay.transports.http.head import Head
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
     from forebay.types.element_limits import Steps

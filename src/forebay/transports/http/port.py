@@ -16,8 +16,9 @@ from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
 from forebay.transports.http.errors import NotHttp, error_answer
+from forebay.transports.http.head import HeadMemory
 from forebay.transports.http.hosts import Hosts
-from forebay.transports.http.same_turn import SameTurn, TakesMany
+from forebay.transports.http.same_turn import Mailbox, SameTurn, TakesMany
 from forebay.transports.reading_turns import ReadingTurns, turns_of
 from forebay.transports.refusal_pacing import RefusalLine
 from forebay.types.server_state import here
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from forebay.observe.access_log import EndedCall
     from forebay.server.config import HttpConfig
     from forebay.transports.http.connection import HttpConnection
-    from forebay.transports.http.route import Head, Route
+    from forebay.transports.http.head import Head
+    from forebay.transports.http.route import Route
 
 log = logging.getLogger("forebay.refusals")
 
@@ -76,7 +78,7 @@ class HttpPort:
         self.max_connection_bytes = max(config.max_connection_bytes, config.max_body_bytes)
         self.is_any_method = is_any_method
         self.routes = routes
-        self.heads: dict[bytes, Head] = {}
+        self.heads: dict[bytes, HeadMemory] = {}
         self.is_draining = False
         self._call_listeners = here(CallListeners)
         self.tells = config.access_log or bool(self._call_listeners.told)
@@ -145,16 +147,13 @@ class HttpPort:
         assert self._turns is not None
         return self._turns
 
-    def remember(self, raw: bytes, head: Head) -> None:
+    def remember(self, raw: bytes, head: Head, headers: list[tuple[bytes, bytes]], url: bytes) -> None:
         """Remember that these bytes are this head, so that they need not be parsed again."""
         if len(self.heads) >= MAX_HEADS:
             self.heads.clear()
-        head.beyond = raw[:-1] + bytes([raw[-1] + 1])  # the last one is a line feed
-        head.raw, head.raw_bytes, head.whole_bytes = raw, len(raw), len(raw) + head.length
-        endpoint = None if head.route is None else head.route.endpoint
-        if head.is_simple and isinstance(endpoint, TakesMany):
-            self.same_turn.gather(head, endpoint)
-        self.heads[raw] = head
+        if head.is_simple and head.route is not None and isinstance(head.route.endpoint, TakesMany):
+            head.mailbox = Mailbox(head, head.route, head.route.endpoint, slice(len(raw), None), self.same_turn)
+        self.heads[raw] = HeadMemory(head, raw, headers, url)
 
     def forget(self) -> None:
         """Forget every parsed head, because the routes have changed."""

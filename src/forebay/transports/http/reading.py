@@ -27,6 +27,7 @@ from forebay.transports.http.connection_state import (
     check_framing,
 )
 from forebay.transports.http.errors import NotHttp
+from forebay.transports.http.head import Head
 from forebay.transports.http.parsers import (
     new_parser,
     parser_of_rest,
@@ -35,7 +36,7 @@ from forebay.transports.http.parsers import (
     with_known_method,
     with_path,
 )
-from forebay.transports.http.route import Head, whole_number
+from forebay.transports.http.route import whole_number
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+    from forebay.transports.http.head import HeadMemory
     from forebay.transports.http.port import HttpPort
 
 MAX_HEAD_BYTES: Final = 2048
@@ -122,21 +124,21 @@ class ReadingConnection(AnsweringConnection):
             self._is_unparsed = False
             self.on_message_complete()
 
-    def _begin_remembered(self, head: Head, data: bytes) -> None:
+    def _begin_remembered(self, memory: HeadMemory, data: bytes) -> None:
         """Begin to read a message that has a remembered head, and of whose body something is missing."""
-        talk = self.talk
+        talk, head = self.talk, memory.head
         self.seen = self._lane.epoch
         talk.begin_segment()
         talk.begin()
         talk.on(READ)
-        self._reading, self.headers, self.url = head, head.headers, head.url
+        self._reading, self.headers, self.url = head, memory.headers, memory.url
         self._is_staged, self._is_unparsed = False, True
         self._body.begin()
         if head.length > MAX_AWAITED_BYTES and head.is_full():
             assert head.route is not None
             self._refuse(head.route.is_full_error, head)
             return
-        self._take_unparsed(data[head.raw_bytes :], len(data))
+        self._take_unparsed(data[memory.raw_bytes :], len(data))
         self.intake.land(self)
 
     def _go_on(self, data: bytes) -> None:
@@ -178,8 +180,7 @@ class ReadingConnection(AnsweringConnection):
             and raw.startswith(b"POST ")
             and raw.count(b"\n") == len(self.headers) + 2  # nothing before the line, nothing folded, no bare line feeds
         ):
-            head.headers, head.url = self.headers, self.url
-            self._lane.remember(raw, head)
+            self._lane.remember(raw, head, self.headers, self.url)
 
     def _parse(self, data: bytes) -> None:
         talk, lane = self.talk, self._lane

@@ -13,8 +13,6 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import msgspec
-
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
 from forebay.observe.ids import next_id
 from forebay.protocols import native
@@ -22,6 +20,7 @@ from forebay.protocols.samples import samples_in_steps, samples_of
 from forebay.transports.api_keys import key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS
+from forebay.transports.http.head import NEVER, Head
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
 from forebay.types.element_limits import DEFAULT
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.served import AskedEndpoint, Served, StandIn
-    from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.forms_and_gzip import Staged, Staging
     from forebay.types.call import Origin, Reply
     from forebay.types.element_limits import ElementLimits, Steps
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 20
-
-NEVER: Final = float("inf")
-
 
 SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """What a page of another origin may post without its browser asking the server beforehand."""
@@ -59,95 +54,6 @@ def request_id_of(value: bytes) -> str:
 def whole_number(value: bytes) -> int:
     """Read a length or a time; one of too many digits to be read is above any limit, and what is no number is 0."""
     return int(value.lstrip(b"0")[:_MAX_DIGITS] or b"0") if value.isdigit() else 0
-
-
-def _nothing_has_arrived(_head: Head, _now: float) -> None:
-    """Have nothing to submit."""
-
-
-def _nobody(_bring: Callable[[float], None]) -> None:
-    """Expect nothing."""
-
-
-class Head(msgspec.Struct, eq=False):
-    """The line and headers of a request to a model, read. Nothing in it changes from one request to the next.
-
-    Attributes:
-        route: Whom it is for; None for a request that could not be read that far.
-        method: Of the request, as far as it could be read.
-        target: Its target without the query, as far as it could be read.
-        parent: The span that it belongs to, as the client has written it.
-        params: Formats of body and answer.
-        id: The request's id if the client named one.
-        timeout_s: Time the client gives it; infinity leaves it to the endpoint.
-        keep_alive: Whether the connection stays open afterwards.
-        chunked: Whether a streamed answer may be sent in chunks (HTTP/1.1).
-        problem: Why the request is refused, if that is known before its body was read.
-        length: Content-Length, -1 if not given.
-        expects_continue: Whether the client waits for "100 Continue" before it sends the body.
-        is_usual: Whether the same bytes may be taken for the same head again, without parsing them.
-        raw: Its bytes, once it is remembered: the same object for all clients, so that it stays in the core's cache.
-        beyond: What follows them in order, of the same length.
-        raw_bytes: Their length.
-        whole_bytes: The length of the message that it begins, -1 until it is remembered.
-        headers: What it was read from, names in lower case, once it is remembered.
-        url: The target it was read from, with the query, once it is remembered.
-        texts: The headers as texts, for models that ask.
-        packing: What the body is packed with, if it has to be unpacked.
-        form: The Content-Type of a form, with its boundary.
-        answer_packing: What the answer is to be packed with; such requests take the slow lane.
-        is_simple: Whether a request is its body and nothing else: no time limit, no id, one sample, one answer.
-        arrived: Connections whose requests wait to be submitted together; None if each is submitted by itself.
-        submit: Submits those of a head, at a time.
-        expect: Has something called soon that submits them; called for the first of them.
-        is_full: The endpoint's: whether it would refuse a request now.
-        prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
-        stamp: The sweep in which `prefix` was written.
-        refusal: The answer of a full queue, without the places where the number of the request stands.
-        refusal_stamp: The sweep in which `refusal` was written.
-    """
-
-    route: Route | None = None
-    method: bytes = b"POST"
-    target: bytes = b""
-    parent: bytes = b""
-    params: Mapping[str, str] = msgspec.field(default_factory=lambda: native.PARAMS["json", "json"])
-    id: str = ""
-    timeout_s: float = NEVER
-    keep_alive: bool = True
-    chunked: bool = True
-    problem: ForebayError | None = None
-    length: int = -1
-    texts: Mapping[str, str] | None = None
-    packing: bytes = b""
-    form: bytes = b""
-    answer_packing: bytes = b""
-    expects_continue: bool = False
-    is_usual: bool = True
-    raw: bytes = b""
-    beyond: bytes = b""
-    raw_bytes: int = 0
-    whole_bytes: int = -1
-    headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
-    url: bytes = b""
-    is_simple: bool = False
-    arrived: list[AnsweringConnection] | None = None
-    submit: Callable[[Head, float], None] = _nothing_has_arrived
-    expect: Callable[[Callable[[float], None]], None] = _nobody
-    is_full: Callable[[], bool] = bool
-    prefix: bytes = b""
-    stamp: int = -1
-    refusal: Sequence[bytes] = ()
-    refusal_stamp: int = -1
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether its body is read in steps, beside the loop."""
-        return bool(self.packing or self.form)
-
-
-UNREAD: Final = Head()
-"""What a client sent last that has sent nothing yet; no message is so short."""
 
 
 class Route:

@@ -8,7 +8,6 @@ and queued, in one go before the next batch is formed; and their answers are all
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import operator
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import EndpointConfig
     from forebay.transports.http.answering import AnsweringConnection
+    from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
-    from forebay.transports.http.route import Head
+    from forebay.transports.http.route import Route
     from forebay.types.call import Outcome
 
 SEPARATE_BYTES: Final = 32 * 1024
@@ -64,53 +64,72 @@ class TakesMany(Protocol):
         ...
 
 
+class Mailbox(list["AnsweringConnection"]):
+    """Connections whose requests, all with one remembered head, have arrived in this turn of the loop.
+
+    It does not refer to the head, which refers to it.
+
+    Attributes:
+        expect: Has `submit` called soon; to be called before the first of them is added.
+    """
+
+    __slots__ = ("_body", "_endpoint", "_length", "_params", "_reply", "_route", "expect")
+
+    def __init__(self, head: Head, route: Route, endpoint: TakesMany, body: slice, reply: SameTurn) -> None:
+        """Take requests with a head, of whose bytes `body` is the body."""
+        super().__init__()
+        self.expect = endpoint.expect
+        self._endpoint, self._route, self._reply = endpoint, route, reply
+        self._params, self._length, self._body = head.params, head.length, body
+
+    def submit(self, now: float) -> None:
+        """Submit all of them, as far as the queue has room, and refuse the others."""
+        while self:  # none if who stands alone was in a hurry
+            spare = self._endpoint.spare
+            if spare <= 0:
+                self._refuse()
+                return
+            arrived = self[:spare]
+            del self[:spare]
+            self._submit(arrived, now)
+
+    def _refuse(self) -> None:
+        lane, arrived = self._reply.lane, self[:]
+        self.clear()
+        for connection in arrived:
+            connection.arrived = b""
+            connection.seen = lane.epoch
+        self._route.endpoint.reject(self._route.is_full_error, len(arrived))
+        lane.refusals.refuse_all(arrived)
+
+    def _submit(self, arrived: Sequence[AnsweringConnection], now: float) -> None:
+        body, params, reply, epoch = self._body, self._params, self._reply, self._reply.lane.epoch
+        deadline = now + self._endpoint.config.timeout_s
+        requests: list[Request] = []
+        for connection in arrived:
+            request = connection.request = Request(
+                connection.arrived[body], reply, params, connection, deadline, arrived=now
+            )
+            connection.arrived = b""
+            connection.seen = epoch
+            requests.append(request)
+        if self._length > SMALL_BYTES:
+            for connection in arrived:
+                connection.work(self._length)
+        self._endpoint.submit_all(requests, now)
+
+
 class SameTurn(ReplyToAll):
-    """What the connections of a port submit and answer together.
+    """What the connections of a port answer together.
 
     A request that has it as its reply is the only one of its connection: as soon as more comes there, it is answered
     by itself.
     """
 
-    __slots__ = ("_lane",)
+    __slots__ = ("lane",)
 
     def __init__(self, lane: HttpPort) -> None:
-        self._lane = lane
-
-    def gather(self, head: Head, endpoint: TakesMany) -> None:
-        """Let requests with this head, which is remembered, be submitted together from now on."""
-        head.arrived = []
-        head.submit = functools.partial(self._submit_arrived, endpoint)  # which is not to refer to the head
-        head.expect = endpoint.expect
-
-    def _submit_arrived(self, endpoint: TakesMany, head: Head, now: float) -> None:
-        arrived, head.arrived = head.arrived, []
-        while arrived:  # none if who stands alone was in a hurry
-            spare = endpoint.spare
-            if spare <= 0:
-                for connection in arrived:
-                    connection.arrived = b""
-                    connection.seen = self._lane.epoch
-                assert head.route is not None
-                head.route.endpoint.reject(head.route.is_full_error, len(arrived))
-                self._lane.refusals.refuse_all(arrived)
-                return
-            self._submit(arrived[:spare], head, endpoint, now)
-            arrived = arrived[spare:]
-
-    def _submit(self, arrived: Sequence[AnsweringConnection], head: Head, endpoint: TakesMany, now: float) -> None:
-        body, params, epoch = slice(head.raw_bytes, None), head.params, self._lane.epoch
-        deadline = now + endpoint.config.timeout_s
-        requests: list[Request] = []
-        for connection in arrived:
-            request = Request(connection.arrived[body], self, params, connection, deadline, arrived=now)
-            connection.request = request
-            connection.arrived = b""
-            connection.seen = epoch
-            requests.append(request)
-        if head.length > SMALL_BYTES:
-            for connection in arrived:
-                connection.work(head.length)
-        endpoint.submit_all(requests, now)
+        self.lane = lane
 
     def __call__(self, request: Request, outcome: Outcome) -> None:
         """Answer one of them."""
@@ -119,7 +138,7 @@ class SameTurn(ReplyToAll):
 
     def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
         """Answer several of them, all but those whose answer is not the common one."""
-        lane = self._lane
+        lane = self.lane
         if not lane.is_plain or {*map(type, outcomes)} != {bytes}:
             return list(zip(requests, outcomes, strict=True))
         head, prefix, is_counted = None, b"", False
@@ -148,7 +167,7 @@ class SameTurn(ReplyToAll):
 
     def tell_refused(self, clients: Sequence[AnsweringConnection]) -> None:
         """Tell clients that they came to a full queue; it is logged once for all that get the common answer."""
-        lane = self._lane
+        lane = self.lane
         alike: dict[Head, list[AnsweringConnection]] = {}
         others: list[AnsweringConnection] = []
         for client in clients:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.transports.http.answering import AnsweringConnection
+    from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
-    from forebay.transports.http.route import Head
 
 
 class StreamedAnswer:

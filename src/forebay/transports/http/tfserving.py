@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
     from forebay.transports.http.forms_and_gzip import Staging
-    from forebay.transports.http.route import Head, Route
+    from forebay.transports.http.head import Head
+    from forebay.transports.http.route import Route
     from forebay.types.call import Origin, Outcome, Reply
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data, Tensor

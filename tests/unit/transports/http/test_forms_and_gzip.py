@@ -21,7 +21,7 @@ from forebay.protocols.native import Contract, UnsupportedMedia
 from forebay.server.byte_budget import ByteBudget
 from forebay.server.config import HttpConfig
 from forebay.transports.http.forms_and_gzip import MAX_MEMBERS, Staging
-from forebay.transports.http.route import Head
+from forebay.transports.http.head import Head
 from forebay.types.file import FormPart
 
 MEMORY = 200

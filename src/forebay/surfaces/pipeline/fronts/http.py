@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
+    from forebay.transports.http.head import Head
     from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.pages import ServerPages
-    from forebay.transports.http.route import Head
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Origin, Outcome, Reply, Request
     from forebay.types.element_limits import Steps
