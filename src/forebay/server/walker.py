@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
 
-from forebay.server.yaml import Document, Path
+from forebay.server.document import Document, Path
 from forebay.types.did_you_mean import meant, nearest
 
 if TYPE_CHECKING:

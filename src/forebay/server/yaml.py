@@ -8,8 +8,8 @@ Size, depth and the growth through aliases are limited before anything is built.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Hashable, Iterator
+from typing import Any, cast
 
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
@@ -17,61 +17,17 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent, Event
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from forebay.errors import ConfigError
+from forebay.server.document import Document, Mark, Path
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_NODES = 100_000
-
-Path = tuple[Hashable, ...]
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 # What the constructor raises for a scalar whose tag does not fit its text, such as `!!float x` or 2021-02-31.
 _UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-
-
-class Mark(NamedTuple):
-    """A place in a file, both counted from 1."""
-
-    line: int
-    column: int
-
-
-class Document:
-    """What a file holds.
-
-    Attributes:
-        name: The file, as messages name it.
-        data: Its data: dicts, lists and scalars; None for an empty file.
-    """
-
-    def __init__(self, name: str, data: Any, marks: Mapping[Path, Mark], texts: Mapping[Path, str]) -> None:
-        self.name = name
-        self.data = data
-        self._marks = {(): Mark(1, 1), **marks}
-        self._texts = texts
-
-    def mark(self, path: Path) -> Mark:
-        """Return where the value at `path` is given: at its key, or at its place in a list.
-
-        For what is not in the file it is the place of the nearest thing around it that is.
-        """
-        while path not in self._marks:
-            path = path[:-1]
-        return self._marks[path]
-
-    def text(self, path: Path) -> str | None:
-        """Return a scalar as it is written in the file, without its quotes; None if there is no scalar at `path`."""
-        return self._texts.get(path)
-
-    def error(self, path: Path, message: str) -> ConfigError:
-        """Make an error that begins with the place of `path`."""
-        return ConfigError(f"{self.where(path)}: {message}")
-
-    def where(self, path: Path) -> str:
-        """Return `FILE:LINE` of `path`."""
-        return f"{self.name}:{self.mark(path).line}"
 
 
 def load(text: str | bytes, name: str) -> Document:

@@ -24,6 +24,7 @@ from msgspec import Meta
 from msgspec import inspect as types
 
 from forebay.types.did_you_mean import nearest
+from forebay.types.first_use import known
 
 PREFIX: Final = "FOREBAY_"
 """How variables of the environment begin that are settings."""
@@ -44,6 +45,14 @@ SomeMilliseconds = Annotated[float, Meta(gt=0)]
 
 _UNITS: Final = {"_bytes_per_s": "bytes a second", "_ms": "milliseconds", "_s": "seconds", "_bytes": "bytes"}
 _YES: Final = frozenset({"true", "1", "yes", "on"})
+_KINDS: Final[dict[type, type]] = {
+    types.IntType: int,
+    types.FloatType: float,
+    types.BoolType: bool,
+    types.StrType: str,
+    types.LiteralType: str,
+    types.BytesType: str,
+}
 _NO: Final = frozenset({"false", "0", "no", "off"})
 
 
@@ -57,7 +66,10 @@ class Written(msgspec.Struct, frozen=True):
         variable: Its variable, if the flag does not say.
         is_path: Whether it names a file, relative to the file that says so.
         key: Its key in files, if that is not its name.
+        older_key: Another key for it, of older files.
         is_secret: Whether its value lets callers in. An empty one is an error, and processes should not show it.
+        is_verbatim: Whether a number in a file counts as it is written there: the version 1.10 is not 1.1.
+        missing: The error for a file that omits it, if the usual one does not do.
     """
 
     flag: str | None = None
@@ -66,7 +78,10 @@ class Written(msgspec.Struct, frozen=True):
     variable: str = ""
     is_path: bool = False
     key: str = ""
+    older_key: str = ""
     is_secret: bool = False
+    is_verbatim: bool = False
+    missing: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -74,9 +89,11 @@ class Checked(msgspec.Struct, frozen=True):
 
     Attributes:
         check: Returns the value as it is used; raises `ValueError` with what is allowed.
+        needed: What is allowed, for values that the type refuses; empty for the usual words.
     """
 
     check: Callable[[Any], Any]
+    needed: str = ""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +102,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Of the attribute.
         doc: What it means.
-        kind: What its value is, or its values if it is a list; `object` is not checked here.
+        hint: Its annotation, which values are converted to.
+        type: What msgspec tells of that, without None.
+        kind: What its value is, or its values if it is a list; `object` for anything else.
         is_list: Whether there may be several.
         is_optional: Whether None may be said.
+        is_required: Whether it has no default.
         choices: The only values, if there are so few.
         lowest: The least value.
         above: A value that is already too little.
@@ -99,16 +119,19 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     doc: str
+    hint: Any
+    type: types.Type
     kind: type
     is_list: bool
     is_optional: bool
+    is_required: bool
     choices: tuple[str, ...]
     lowest: float | None
     above: float | None
     highest: float | None
     default: Any
     written: Written
-    also: Callable[[Any], Any] | None = None
+    also: Checked | None = None
 
     @property
     def key(self) -> str:
@@ -151,6 +174,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     def needed(self, *, in_python: bool = False) -> str:
         """Return what is allowed, as the end of a sentence."""
+        if self.also is not None and self.also.needed:
+            return f"{self.also.needed} is needed"
         none = " or None" if in_python and self.is_optional else ""
         if self.choices:
             shown = [*map(repr, self.choices), *(["None"] if none else [])]
@@ -160,11 +185,15 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         allowed = self.range
         if self.kind is int:
             middle = f" {'from' if self.highest is not None else 'of'} {allowed}" if allowed else ""
-            return f"a whole number{middle}{none} is needed"
+            what = "a list of whole numbers" if self.is_list else "a whole number"
+            return f"{what}{middle}{none} is needed"
         if self.kind is float:
             unit = self.unit or "a number"
-            middle = f" {allowed}" if self.above is not None else f" of {allowed}" if allowed else ""
+            word = "" if self.above is not None else " from" if self.highest is not None else " of"
+            middle = f"{word} {allowed}" if allowed else ""
             return f"{unit}{middle}{none} {'are' if self.unit else 'is'} needed"
+        if isinstance(self.type, types.DictType):
+            return "a mapping of keys to values is needed"
         return f"{'a list of texts' if self.is_list else 'a text'}{none} is needed"
 
     def check(self, value: Any, *, in_python: bool = False) -> Any:
@@ -173,19 +202,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: With what is needed instead.
         """
-        if value is None and self.is_optional and in_python:
-            return value
-        if self.kind is object:
-            return self._also(value)
-        if self.is_list:
-            values: Any = [value] if isinstance(value, str) else value
-            if isinstance(values, list | tuple) and all(isinstance(one, str) for one in values):  # pyright: ignore[reportUnknownVariableType]
-                return self._also(tuple(values))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        elif self._is_allowed(value):
-            made: Any = self.kind
-            return self._also(value if in_python or self.kind not in {float, Path} else made(value))
-        hint = nearest(str(value), self.choices) if self.choices else None
-        raise ValueError(self.needed(in_python=in_python) + (f"; did you mean '{hint}'?" if hint else ""))
+        if self.kind is object and not isinstance(self.type, types.DictType):
+            return value if self.also is None else self.also.check(value)
+        if self.is_list and isinstance(value, str):
+            value = [value]
+        try:
+            found = msgspec.convert(value, known(self.hint), dec_hook=_path)
+        except msgspec.ValidationError:
+            found = math.nan
+        if isinstance(found, float) and not math.isfinite(found):
+            hint = nearest(str(value), self.choices) if self.choices else None
+            raise ValueError(self.needed(in_python=in_python) + (f"; did you mean '{hint}'?" if hint else ""))
+        if in_python and isinstance(value, int):  # it is shown as it was written
+            found = value
+        return found if self.also is None or found is None else self.also.check(found)
 
     def read(self, text: str) -> Any:
         """Return the value that a text means, of a flag or a variable.
@@ -206,23 +236,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             if not value and (text or self.written.is_secret):  # no keys would let everybody in
                 raise ValueError("at least one value is needed; are the variables set that it comes from?")
         return self.check(value)
-
-    def _also(self, value: Any) -> Any:
-        return value if self.also is None else self.also(value)
-
-    def _is_allowed(self, value: Any) -> bool:
-        if self.kind in {int, float}:
-            is_number = type(value) is int or (self.kind is float and type(value) is float)
-            return (
-                is_number
-                and math.isfinite(value)
-                and (self.lowest is None or value >= self.lowest)
-                and (self.above is None or value > self.above)
-                and (self.highest is None or value <= self.highest)
-            )
-        if self.choices:
-            return type(value) is str and value in self.choices
-        return type(value) is (str if self.kind is Path else self.kind)
 
 
 def keywords_of(
@@ -250,14 +263,21 @@ def declared(cls: type[Any]) -> Mapping[str, Setting]:
     """Return the settings that a class declares, by name: fields of a struct, class variables of others."""
     docs = _documented(cls)
     hints = typing.get_type_hints(cls, include_extras=True)
+    required: set[str] = set()
     if issubclass(cls, msgspec.Struct):
         defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
+        required = {field.name for field in msgspec.structs.fields(cls) if field.required}
     else:
         defaults = {name: getattr(cls, name) for name, hint in hints.items() if typing.get_origin(hint) is ClassVar}
-    return MappingProxyType({name: _setting(name, hints[name], docs, default) for name, default in defaults.items()})
+    return MappingProxyType(
+        {
+            name: _setting(name, hints[name], docs.get(name, ""), default, is_required=name in required)
+            for name, default in defaults.items()
+        }
+    )
 
 
-def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Setting:
+def _setting(name: str, hint: Any, doc: str, default: Any, *, is_required: bool) -> Setting:
     if typing.get_origin(hint) is ClassVar:
         (hint,) = typing.get_args(hint)
     members = [hint] if typing.get_origin(hint) is Annotated else [hint, *typing.get_args(hint)]
@@ -265,31 +285,37 @@ def _setting(name: str, hint: Any, docs: Mapping[str, str], default: Any) -> Set
     told = types.type_info(hint)
     inner = list(told.types) if isinstance(told, types.UnionType) else [told]
     is_optional = any(isinstance(one, types.NoneType) for one in inner)
-    (kind, *others) = [one for one in inner if not isinstance(one, types.NoneType)]
-    is_list = isinstance(kind, types.VarTupleType | types.ListType) and isinstance(kind.item_type, types.StrType)
-    choices: tuple[str, ...] = ()
-    if isinstance(kind, types.LiteralType):
-        choices = tuple(map(str, kind.values))
-    is_number = isinstance(kind, types.IntType | types.FloatType)
-    kinds: dict[type, type] = {types.IntType: int, types.FloatType: float, types.BoolType: bool, types.StrType: str}
-    kinds |= {types.LiteralType: str, types.BytesType: str}
-    found: type = object if others else str if is_list else kinds.get(type(kind), object)
-    if isinstance(kind, types.CustomType) and kind.cls is Path:
-        found = Path
+    (found, *others) = [one for one in inner if not isinstance(one, types.NoneType)]
+    is_list = isinstance(found, types.VarTupleType | types.ListType)
+    scalar = found.item_type if is_list else found
+    kind = object if others else _KINDS.get(type(scalar), object)
+    if isinstance(scalar, types.CustomType) and scalar.cls is Path:
+        kind = Path
+    is_number = isinstance(scalar, types.IntType | types.FloatType)
     return Setting(
         name=name,
-        doc=docs.get(name, ""),
-        kind=found,
+        doc=doc,
+        hint=str if isinstance(scalar, types.BytesType) else hint,  # a secret, which others encode
+        type=found,
+        kind=kind,
         is_list=is_list,
         is_optional=is_optional,
-        choices=choices,
-        lowest=kind.ge if is_number else None,
-        above=kind.gt if is_number else None,
-        highest=kind.le if is_number else None,
+        is_required=is_required,
+        choices=tuple(map(str, scalar.values)) if isinstance(scalar, types.LiteralType) else (),
+        lowest=scalar.ge if is_number else None,
+        above=scalar.gt if is_number else None,
+        highest=scalar.le if is_number else None,
         default=None if default is msgspec.NODEFAULT else default,
         written=next((extra for extra in extras if isinstance(extra, Written)), Written()),
-        also=next((extra.check for extra in extras if isinstance(extra, Checked)), None),
+        also=next((extra for extra in extras if isinstance(extra, Checked)), None),
     )
+
+
+def _path(kind: type, value: Any) -> Any:
+    """Make a path, which msgspec does not know, of a text."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"{value!r} is no {kind}")
 
 
 def _shown(number: float) -> str:

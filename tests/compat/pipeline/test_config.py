@@ -320,7 +320,7 @@ def test_what_is_out_of_range_or_of_another_type_is_refused_with_place_and_rule(
     source = {**PORT, **inner}
     text = yaml.safe_dump(source, sort_keys=False)
     message = wrong(written(tmp_path, text))
-    assert f"{key} is {value!r}"[:40] in message
+    assert f"{key} is {'true' if value is True else repr(value)}"[:40] in message
     assert "needed" in message or "allowed" in message
     last = key.rpartition(".")[2]
     line = 1 + max(number for number, one in enumerate(text.splitlines()) if one.strip().startswith(last))

@@ -109,11 +109,11 @@ def start(folder, settings, name="a"):
         ("local_service_conf:\n  model_config: no_such:model", "config.yml:5: op 'a': model_config is 'no_such:model'"),
         (
             "local_service_conf:\n  model_config: onnx\n  devices: a,b",
-            "config.yml:6: op 'a': devices is 'a,b'; numbers",
+            "config.yml:6: op.a.local_service_conf.devices is 'a,b'; numbers",
         ),
         (
             "client_type: brcp\nserver_endpoints: ['127.0.0.1:1']",
-            "config.yml:4: op 'a': client_type is 'brcp'; local_pred",
+            "config.yml:4: op.a.client_type is 'brcp'; 'brpc' or 'grpc' or ",
         ),
         ("server_endpoints: ['']", "config.yml:4: op 'a': '' in server_endpoints is no address; host:port is"),
         ("server_endpoints: [nonsense]", "config.yml:4: op 'a': 'nonsense' in server_endpoints is no address"),

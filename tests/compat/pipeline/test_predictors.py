@@ -83,7 +83,9 @@ def test_settings_are_read_from_those_of_an_op():  # P35
     found = PredictorSettings.of_op("uci", settled)
     assert (found.kind, found.timeout_s, found.wanted) == ("local_predictor", 0.2, ["price"])
     assert (found.local_service_conf.thread_num, found.local_service_conf.device_ids) == (4, [0, 1])
-    with pytest.raises(ConfigError, match=r"op 'uci': Expected `int`"):
+    with pytest.raises(
+        ConfigError, match=r"op 'uci': local_service_conf\.thread_num is 'two'; a whole number from 1 to 1024 is needed"
+    ):
         PredictorSettings.of_op("uci", {"local_service_conf": {"thread_num": "two"}})
 
 
@@ -107,7 +109,7 @@ def test_the_kind_of_client_follows_from_endpoints_and_model(given, kind, wanted
     "given, said",
     [
         ({"client_type": "local_predicter"}, "did you mean 'local_predictor'"),  # P108
-        ({"local_service_conf": {"client_type": "pipeline_grpc"}}, "local_predictor, brpc, grpc are allowed"),
+        ({"local_service_conf": {"client_type": "pipeline_grpc"}}, "'brpc' or 'grpc' or 'local_predictor' is needed"),
         ({"endpoint_protocol": "kserve"}, "did you mean 'kserve_v2'"),
         ({"server_endpoints": ["a:1"], "client_type": "local_predictor"}, "leave one of them out"),
         ({"local_service_conf": {"use_encryption_model": True}}, "encrypted models are not supported"),  # P116

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
+from msgspec import Meta
 
 from forebay.errors import ConfigError
-from forebay.server.walker import Check, Walker, boolean, dotted, number, one_of, positive, text, whole, words
-from forebay.server.yaml import Document, Path, load
-from forebay.surfaces.pipeline.predictors.settings import CLIENT_TYPES
+from forebay.server.document import Document, Path
+from forebay.server.struct_reader import StructReader, dotted
+from forebay.server.yaml import load
+from forebay.surfaces.pipeline.predictors.settings import ClientType, LocalConf, ModelSettings
 from forebay.surfaces.pipeline.store.store import STORE_KEYS
-from forebay.types.did_you_mean import meant
-from forebay.types.settings import MAX_WORKERS
+from forebay.types.settings import Checked, Count, Setting, SomeMilliseconds, Workers, Written, declared
 from forebay.workers.pool import MAX_SLOTS
 
 FIRST_PORT: Final = 1024
@@ -29,6 +30,23 @@ LAST_PORT: Final = 65_535
 
 RequestParse = Literal["auto", "raw", "ndarray", "literal"]
 ErrorCodes = Literal["v0.7", "v0.4"]
+Port = Annotated[int, Meta(ge=FIRST_PORT, le=LAST_PORT)]
+
+
+def _http_port(port: int) -> int | None:
+    if port > 0 and not FIRST_PORT <= port <= LAST_PORT:
+        raise ValueError(f"a whole number from {FIRST_PORT} to {LAST_PORT} is needed, or 0 for none")
+    return port if port > 0 else None
+
+
+class Tracer(msgspec.Struct, frozen=True, kw_only=True):
+    """The tracer.
+
+    Attributes:
+        interval_s: Seconds between two of its blocks; below 1 it is off.
+    """
+
+    interval_s: float = -1
 
 
 class DagConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +57,7 @@ class DagConfig(msgspec.Struct, frozen=True, kw_only=True):
         retry: Times the whole graph is tried in all; again only after a time-out.
         timeout_ms: Time a request has for everything, if it names none itself; None sets no time of its own.
         use_profile: Write a profile line for each request.
-        tracer_interval_s: Seconds between two blocks of the tracer; below 1 it is off.
+        tracer: What it does while it serves, in a file.
         channel_size: Requests that may wait before an op; 0 leaves the bound to `worker_num`.
         client_type: Client of ops that name none.
         first_arrival: Ops with several predecessors run on whichever result comes first.
@@ -50,17 +68,24 @@ class DagConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     is_thread_op: bool = True
-    retry: int = 1
-    timeout_ms: float | None = None
+    retry: Count = 1
+    timeout_ms: Annotated[SomeMilliseconds | None, Written(key="timeout")] = None
     use_profile: bool = False
-    tracer_interval_s: float = -1
-    channel_size: int = 0
-    client_type: str = "brpc"
-    first_arrival: bool = False
+    tracer: Tracer = Tracer()
+    channel_size: Annotated[int, Meta(ge=0)] = 0
+    client_type: ClientType = "brpc"
+    first_arrival: Annotated[bool, Written(key="channel_recv_first_arrive", older_key="channel_recv_frist_arrive")] = (
+        False
+    )
     enable_prometheus: bool = False
-    prometheus_port: int = 19_393
+    prometheus_port: Port = 19_393
     request_parse: RequestParse = "auto"
     external_store: Mapping[str, Any] | None = None
+
+    @property
+    def tracer_interval_s(self) -> float:
+        """Seconds between two blocks of the tracer."""
+        return self.tracer.interval_s
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,19 +111,19 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         op: Settings by the name of the op, as far as they are given.
     """
 
-    rpc_port: int | None = None
-    http_port: int | None = None
+    rpc_port: Annotated[Port | None, Written(older_key="port")] = None
+    http_port: Annotated[int | None, Checked(_http_port)] = None
     host: str = "127.0.0.1"
-    worker_num: int = 1
+    worker_num: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
     build_dag_each_worker: bool = False
-    max_queue: int = 1024
-    max_message_bytes: int = 256 * 1024 * 1024
+    max_queue: Count = 1024
+    max_message_bytes: Count = 256 * 1024 * 1024
     proto: str | None = None
     methods: Sequence[str] | None = None
     error_codes: ErrorCodes = "v0.7"
     debug_errors: bool = False
     log_path: str | None = None
-    log_level: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
     folder: str = "."
     places: Mapping[str, str] = {}
     dag: DagConfig = DagConfig()
@@ -119,26 +144,46 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"{min(found)[1]}: {message}" if found else message
 
 
-OP_DEFAULTS: Final[Mapping[str, Any]] = {
-    "concurrency": 1,
-    "timeout": -1,
-    "retry": 1,
-    "batch_size": 1,
-    "auto_batching_timeout": None,
-    "client_type": None,
-    "server_endpoints": None,
-    "client_config": None,
-    "fetch_list": None,
-    "local_service_conf": None,
-    "endpoint_protocol": None,
-    "use_encryption_model": None,
-    "encryption_key": None,
-    "run_process": False,
-    "batch_style": "merged",
-    "share_instance": False,
-    "isolate_failures": False,
-}
-"""What an op has where neither its constructor nor the file says anything; None is decided by whoever uses it."""
+class OpSettings(ModelSettings, frozen=True, kw_only=True):
+    """What an op is told; None is decided by whoever uses it.
+
+    Attributes:
+        concurrency: Workers.
+        timeout: Milliseconds a call of `process` may take; 0 or less for any time.
+        retry: Calls of `process` in all; again only after a time-out.
+        batch_size: Samples that may share a call of `process`.
+        auto_batching_timeout: Milliseconds a sample waits for others to share a batch with.
+        local_service_conf: The model without endpoints, as far as it is described.
+        run_process: Call `process` of an op that has no model, too.
+        batch_style: Whether `process` is given one dict for all samples, or a list with one for each.
+        share_instance: All threads call the same object.
+        isolate_failures: Run a batch that fails again in parts.
+    """
+
+    concurrency: Workers = 1
+    timeout: float = -1
+    retry: Count = 1
+    batch_size: Count = 1
+    auto_batching_timeout: float | None = None
+    local_service_conf: Mapping[str, Any] | None = None
+    run_process: bool = False
+    batch_style: Literal["merged", "list"] = "merged"
+    share_instance: bool = False
+    isolate_failures: bool = False
+
+
+OP_DEFAULTS: Final[Mapping[str, Any]] = msgspec.structs.asdict(OpSettings())
+"""What an op has where neither its constructor nor the file says anything."""
+
+
+class _LocalKeys(LocalConf, frozen=True, kw_only=True):
+    """The keys of `local_service_conf`.
+
+    Attributes:
+        port: Where the original starts a process for the model; not used.
+    """
+
+    port: Port | None = None
 
 
 def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, list[str]]:
@@ -154,8 +199,7 @@ def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, li
         ConfigError: In one line: where, which key, what was found and what is allowed.
     """
     if isinstance(source, Mapping):
-        document = Document("yml_dict", dict(source), {}, {})
-        reader = _Reader(document, "yml_dict")
+        reader = _Reader(Document("yml_dict", dict(source)))
         folder = "."
     else:
         path = FilePath(source)
@@ -163,8 +207,7 @@ def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, li
             content = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
-        document = load(content, str(path))
-        reader = _Reader(document)
+        reader = _Reader(load(content, str(path)))
         folder = str(path.parent)
     config = reader.config()
     _check_ports(config, reader)
@@ -195,13 +238,9 @@ def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> d
     Raises:
         ConfigError: If the constructor was given what is not allowed.
     """
-    reader = _Reader(Document("", None, {}, {}), f"op '{name}'")
-    settled = {**OP_DEFAULTS, **section}
-    for key, value in given.items():
-        if value is None or (key not in _OP_KEYS and key not in OP_DEFAULTS):
-            continue
-        settled[key] = _OP_KEYS[key](reader, (key,), value)
-    return settled
+    known = declared(OpSettings)
+    told = {key: value for key, value in given.items() if key in known}
+    return {**OP_DEFAULTS, **section, **_Reader(Document(f"op '{name}'", None)).fields((), told, known)}
 
 
 def masked(config: PipelineConfig, ops: Mapping[str, Mapping[str, Any]]) -> str:
@@ -240,16 +279,21 @@ def _without_secrets(value: Any, key: str = "") -> Any:
 # Checks
 
 
-class _Reader(Walker):
-    """Walks a configuration and notes where its keys stand."""
+_PARTS: Final[Mapping[str, Mapping[str, Setting]]] = {
+    "external_store": STORE_KEYS,
+    "local_service_conf": declared(_LocalKeys),
+}
+"""Settings that are kept as far as they are given."""
 
-    def __init__(self, document: Document, place: str | None = None) -> None:
+
+class _Reader(StructReader):
+    """Reads a configuration and notes where its keys stand."""
+
+    is_lenient = True
+
+    def __init__(self, document: Document) -> None:
         super().__init__(document)
         self.places: dict[str, str] = {}
-        self._place = place
-
-    def where(self, path: Path) -> str:
-        return super().where(path) if self._place is None else self._place
 
     def config(self) -> PipelineConfig:
         data = self.mapping((), self.document.data)
@@ -259,148 +303,20 @@ class _Reader(Walker):
                 data["wire"],
                 "the wire format of v0.3 is not served; clients of v0.4 and later and REST are, without this key",
             )
-        dag = self.section(("dag",), data.pop("dag", None), _DAG_KEYS)
-        tracer = self.section(("dag", "tracer"), dag.pop("tracer", None), {"interval_s": number})
-        ops = {
-            str(name): self.section(("op", name), settings, _OP_KEYS)
-            for name, settings in self.mapping(("op",), data.pop("op", None)).items()
-        }
-        top = self.section((), data, _TOP_KEYS)
-        top["rpc_port"] = top.get("rpc_port", top.pop("port", None))
-        http_port = top.pop("http_port", None)
-        if http_port is not None and http_port > 0:
-            top["http_port"] = port(self, ("http_port",), http_port)
-        for name, renamed in _DAG_NAMES.items():
-            if name in dag:
-                dag[renamed] = dag.pop(name)
-        if "interval_s" in tracer:
-            dag["tracer_interval_s"] = tracer["interval_s"]
-        return PipelineConfig(**top, dag=DagConfig(**dag), op=ops)
+        keys = {name: one for name, one in declared(PipelineConfig).items() if name not in {"folder", "places"}}
+        return PipelineConfig(**self.fields((), data, keys))
 
-    def section(self, path: Path, value: Any, keys: Mapping[str, Check]) -> dict[str, Any]:
-        """Check the keys of a mapping and their values, and note their places."""
+    def fields(self, path: Path, value: Any, settings: Mapping[str, Setting]) -> dict[str, Any]:
         for inner in (path, *((*path, key) for key in self.mapping(path, value))):
-            self.places[dotted(inner)] = self.where(inner)
-        return super().section(path, value, keys)
+            self.places[dotted(inner)] = self.document.where(inner)
+        return super().fields(path, value, settings)
 
-    def unknown(self, path: Path, known: Iterable[str]) -> None:
-        """Warn of a key: files written for other versions of the original load unchanged."""
-        self.warn(path, f"nothing reads the key '{dotted(path)}'{meant(path[-1], known)}")
-
-    def wrong(self, path: Path, value: Any, needed: str) -> NoReturn:
-        """Refuse a value, shown as in Python, because some come from constructors and not from YAML."""
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        self.fail(path, f"{dotted(path) or 'the configuration'} is {shown}; {needed}")
-
-    def fail(self, path: Path, message: str) -> NoReturn:
-        raise ConfigError(f"{self.where(path)}: {message}")
-
-
-port = whole(FIRST_PORT, LAST_PORT)
-
-
-def _plain(reader: Walker, path: Path, value: Any) -> dict[Any, Any]:
-    return reader.mapping(path, value)
-
-
-def _store(reader: Walker, path: Path, value: Any) -> dict[str, Any]:
-    return reader.section(path, value, STORE_KEYS)
-
-
-_PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
-
-
-def _local_service(reader: Walker, path: Path, value: Any) -> dict[str, Any]:
-    return reader.section(path, value, _LOCAL_KEYS)
-
-
-def _precision(reader: Walker, path: Path, value: Any) -> str:
-    return one_of(*_PRECISIONS)(reader, path, value.lower() if isinstance(value, str) else value)
-
-
-def _devices(reader: Walker, path: Path, value: Any) -> str:
-    return str(value) if type(value) is int else text(reader, path, value)
-
-
-_TOP_KEYS: Final[Mapping[str, Check]] = {
-    "rpc_port": port,
-    "port": port,
-    "http_port": whole(),
-    "host": text,
-    "worker_num": whole(1, MAX_SLOTS),
-    "build_dag_each_worker": boolean,
-    "max_queue": whole(1),
-    "max_message_bytes": whole(1),
-    "proto": text,
-    "methods": words,
-    "error_codes": one_of("v0.7", "v0.4"),
-    "debug_errors": boolean,
-    "log_path": text,
-    "log_level": one_of("debug", "info", "warning", "error"),
-}
-
-_DAG_KEYS: Final[Mapping[str, Check]] = {
-    "is_thread_op": boolean,
-    "retry": whole(1),
-    "timeout": positive,
-    "use_profile": boolean,
-    "tracer": _plain,
-    "channel_size": whole(0),
-    "client_type": one_of(*CLIENT_TYPES),
-    "channel_recv_frist_arrive": boolean,
-    "channel_recv_first_arrive": boolean,
-    "enable_prometheus": boolean,
-    "prometheus_port": port,
-    "request_parse": one_of("auto", "raw", "ndarray", "literal"),
-    "external_store": _store,
-}
-
-_DAG_NAMES: Final[Mapping[str, str]] = {
-    "timeout": "timeout_ms",
-    "channel_recv_frist_arrive": "first_arrival",
-    "channel_recv_first_arrive": "first_arrival",
-}
-
-_LOCAL_KEYS: Final[Mapping[str, Check]] = {
-    "model_config": text,
-    "client_type": text,
-    "fetch_list": words,
-    "workdir": text,
-    "model_poll_s": number,
-    "thread_num": whole(1, MAX_WORKERS),
-    "device_type": whole(-1),
-    "devices": _devices,
-    "mem_optim": boolean,
-    "ir_optim": boolean,
-    "precision": _precision,
-    "use_calib": boolean,
-    "use_mkldnn": boolean,
-    "mkldnn_cache_capacity": whole(0),
-    "mkldnn_op_list": words,
-    "mkldnn_bf16_op_list": words,
-    "min_subgraph_size": whole(1),
-    "use_encryption_model": boolean,
-    "encryption_key": text,
-    "port": port,
-}
-
-_OP_KEYS: Final[Mapping[str, Check]] = {
-    "concurrency": whole(1, MAX_WORKERS),
-    "timeout": number,
-    "retry": whole(1),
-    "batch_size": whole(1),
-    "auto_batching_timeout": number,
-    "client_type": text,
-    "server_endpoints": words,
-    "client_config": text,
-    "fetch_list": words,
-    "local_service_conf": _local_service,
-    "endpoint_protocol": one_of("kserve_v2", "paddle"),
-    "use_encryption_model": boolean,
-    "encryption_key": text,
-    "run_process": boolean,
-    "batch_style": one_of("merged", "list"),
-    "share_instance": boolean,
-    "isolate_failures": boolean,
-}
+    def value(self, path: Path, value: Any, setting: Setting) -> Any:
+        if setting.name == "op":
+            ops = self.mapping(path, value).items()
+            return {str(name): self.fields((*path, name), one, declared(OpSettings)) for name, one in ops}
+        if setting.name in _PARTS:
+            return self.fields(path, value, _PARTS[setting.name])
+        if setting.is_list and isinstance(value, str):  # the original takes no single text
+            self.wrong(path, value, setting.needed())
+        return super().value(path, value, setting)

@@ -32,7 +32,7 @@ class ChainedClient(NumberedClient):
         Raises:
             ConfigError: If an endpoint is none, or grpcio is not installed.
         """
-        endpoints = [ServerAddress.parse(text, "grpc", "server_endpoints") for text in settings.server_endpoints]
+        endpoints = [ServerAddress.parse(text, "grpc", "server_endpoints") for text in settings.server_endpoints or ()]
         self._servers = Servers(endpoints, [GrpcCalls(endpoint) for endpoint in endpoints], settings.timeout_s)
         self._pack_tensors = settings.pack_tensors
         self._wanted = settings.wanted

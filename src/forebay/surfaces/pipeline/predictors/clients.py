@@ -132,7 +132,7 @@ class _Hosted:
 
 def _backend(settings: PredictorSettings) -> Backend:
     scheme = "grpc" if settings.kind == "grpc" else "http"
-    endpoints = [ServerAddress.parse(text, scheme, "server_endpoints") for text in settings.server_endpoints]
+    endpoints = [ServerAddress.parse(text, scheme, "server_endpoints") for text in settings.server_endpoints or ()]
     if settings.protocol == "kserve_v2":
         return KServeBackend(endpoints, settings.name, settings.timeout_s)
     return GeneralModelBackend(endpoints, settings.timeout_s)

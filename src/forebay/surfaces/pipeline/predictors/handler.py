@@ -11,7 +11,7 @@ from forebay.surfaces.pipeline.predictors.clients import client_for
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS, describe
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.model_processes import ModelHost, leave_host, take_host
-from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
+from forebay.surfaces.pipeline.predictors.settings import LocalClientType, LocalConf, PredictorSettings
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
@@ -23,7 +23,7 @@ class LocalServiceHandler:
     def __init__(  # noqa: PLR0913, PLR0917 - the original's signature
         self,
         model_config: str,
-        client_type: str = "local_predictor",
+        client_type: LocalClientType = "local_predictor",
         workdir: str = "",
         thread_num: int = 2,
         device_type: int = -1,

@@ -4,20 +4,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from forebay.errors import ConfigError
+from forebay.server.document import Document
+from forebay.server.struct_reader import StructReader
 from forebay.types.did_you_mean import meant
-from forebay.types.first_use import known
-from forebay.types.settings import MAX_WORKERS
+from forebay.types.settings import Checked, Count, Workers, Written, declared
 
-CLIENT_TYPES: Final = ("local_predictor", "brpc", "grpc", "pipeline_grpc")
-PROTOCOLS: Final = ("kserve_v2", "paddle")
+ClientType = Literal["local_predictor", "brpc", "grpc", "pipeline_grpc"]
+LocalClientType = Literal["local_predictor", "brpc", "grpc"]
 DEFAULT_TIMEOUT_S: Final = 60.0
 """How long a remote model may take where the op has no timeout of its own: nothing waits for ever."""
 MAX_POLL_S: Final = 86_400.0
+_PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
+
+
+def _precision(value: str) -> str:
+    if value.lower() not in _PRECISIONS:
+        raise ValueError(f"{', '.join(_PRECISIONS[:-1])} and {_PRECISIONS[-1]} are allowed{meant(value, _PRECISIONS)}")
+    return value.lower()
+
+
+def _devices(value: object) -> str | int:
+    if isinstance(value, str | int) and all(not word or word.isdecimal() for word in _words(value)):
+        return value
+    raise ValueError("numbers separated by commas are needed, as in '0,1'")
+
+
+def _words(devices: str | int) -> list[str]:
+    return [word.strip() for word in str(devices).split(",")]
 
 
 class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,36 +65,29 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model_config: str | None = None
-    client_type: str | None = None
+    client_type: LocalClientType | None = None
     fetch_list: Sequence[str] | None = None
     workdir: str = ""
-    model_poll_s: float = 1.0
-    thread_num: int = 2
-    device_type: int = -1
-    devices: str | int = ""
+    model_poll_s: Annotated[float, Meta(ge=0, le=MAX_POLL_S)] = 1.0
+    thread_num: Workers = 2
+    device_type: Annotated[int, Meta(ge=-1, le=7)] = -1
+    devices: Annotated[str | int, Checked(_devices), Written(is_verbatim=True)] = ""
     mem_optim: bool = True
     ir_optim: bool = False
-    precision: str = "fp32"
+    precision: Annotated[str, Checked(_precision)] = "fp32"
     use_calib: bool = False
     use_mkldnn: bool = False
-    mkldnn_cache_capacity: int = 0
+    mkldnn_cache_capacity: Annotated[int, Meta(ge=0)] = 0
     mkldnn_op_list: Sequence[str] | None = None
     mkldnn_bf16_op_list: Sequence[str] | None = None
-    min_subgraph_size: int = 3
+    min_subgraph_size: Count = 3
     use_encryption_model: bool = False
     encryption_key: str | None = None
 
     @property
     def device_ids(self) -> list[int]:
-        """The numbers in `devices`.
-
-        Raises:
-            ConfigError: If one is no number.
-        """
-        words = [word.strip() for word in str(self.devices).split(",") if word.strip()]
-        if not all(word.isdecimal() for word in words):
-            raise ConfigError(f"devices is '{self.devices}'; numbers separated by commas are allowed, as in '0,1'")
-        return list(map(int, words))
+        """The numbers in `devices`."""
+        return [int(word) for word in _words(self.devices) if word]
 
     def device_of(self, index: int | None) -> int | None:
         """Return the device of a worker, or None for the CPU; threads, which have no index, take the first."""
@@ -91,49 +103,52 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: If not.
         """
         _refuse_encryption(self)
-        if self.precision.lower() not in {"fp32", "fp16", "bf16", "int8"}:
-            raise ConfigError(f"precision is '{self.precision}'; fp32, fp16, bf16 and int8 are allowed")
-        if not 0 <= self.model_poll_s <= MAX_POLL_S:
-            msg = f"model_poll_s is {self.model_poll_s:g}; seconds from 0 (never look) to {MAX_POLL_S:g} are allowed"
-            raise ConfigError(msg)
-        if not 1 <= self.thread_num <= MAX_WORKERS:
-            msg = f"thread_num is {self.thread_num}; a whole number from 1 to {MAX_WORKERS} is needed"
-            raise ConfigError(msg)
-        if not -1 <= self.device_type <= 7:
-            raise ConfigError(f"device_type is {self.device_type}; a number from -1 to 7 is needed")
-        self.device_of(0)
+        for name, setting in declared(type(self)).items():
+            value = getattr(self, name)
+            try:
+                setting.check(value, in_python=True)
+            except ValueError as error:
+                raise ConfigError(f"{name} is {value!r}; {error}") from error
         return self
 
 
-class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides which client an op gets.
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model an op asks, and how.
 
     Attributes:
-        name: The op, for messages, and the remote model's name where an endpoint has none.
         client_type: `brpc`, `grpc`, `local_predictor` or `pipeline_grpc`; None is local, or `brpc` with endpoints.
         server_endpoints: Remote servers of the same model, asked in turn: `host:port`, with a scheme before it and the
             name of a KServe model behind it if wanted: `http://10.0.0.7:8080/iris`.
         client_config: File or folder that describes the remote model's inputs and outputs; None asks a KServe server.
         fetch_list: The results that are wanted; none for all.
-        local_service_conf: The model without endpoints.
         endpoint_protocol: `kserve_v2` or `paddle`; None is `kserve_v2` for `grpc` and `paddle` for `brpc`.
-        timeout_ms: How long a remote model may take, all tries included; None or 0 and less for a minute.
-        pack_tensors: Send tensors instead of texts to another pipeline.
         use_encryption_model: Not supported.
         encryption_key: Not supported.
     """
 
-    name: str = "op"
-    client_type: str | None = None
-    server_endpoints: Sequence[str] = ()
+    client_type: ClientType | None = None
+    server_endpoints: Sequence[str] | None = None
     client_config: str | None = None
-    fetch_list: Sequence[str] = ()
+    fetch_list: Sequence[str] | None = None
+    endpoint_protocol: Literal["kserve_v2", "paddle"] | None = None
+    use_encryption_model: bool | None = None
+    encryption_key: str | None = None
+
+
+class PredictorSettings(ModelSettings, frozen=True, kw_only=True):
+    """All that decides which client an op gets.
+
+    Attributes:
+        name: The op, for messages, and the remote model's name where an endpoint has none.
+        local_service_conf: The model without endpoints.
+        timeout_ms: How long a remote model may take, all tries included; None or 0 and less for a minute.
+        pack_tensors: Send tensors instead of texts to another pipeline.
+    """
+
+    name: str = "op"
     local_service_conf: LocalConf = LocalConf()
-    endpoint_protocol: str | None = None
     timeout_ms: float | None = None
     pack_tensors: bool = False
-    use_encryption_model: bool = False
-    encryption_key: str | None = None
 
     @classmethod
     def of_op(cls, name: str, settled: Mapping[str, Any], *, pack_tensors: bool = False) -> PredictorSettings:
@@ -148,10 +163,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         given = {key: value for key, value in settled.items() if key in cls.__struct_fields__ and value is not None}
         given |= {"name": name, "pack_tensors": pack_tensors, "timeout_ms": settled.get("timeout")}
-        try:
-            return msgspec.convert(given, known(cls)).checked()
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"op '{name}': {error}") from None
+        return _Reader(Document(f"op '{name}'", given)).struct((), given, cls).checked()
 
     @property
     def kind(self) -> str | None:
@@ -183,15 +195,6 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: If not.
         """
-        for key, value, allowed in (
-            ("client_type", self.client_type, CLIENT_TYPES),
-            ("local_service_conf.client_type", self.local_service_conf.client_type, CLIENT_TYPES[:3]),
-            ("endpoint_protocol", self.endpoint_protocol, PROTOCOLS),
-        ):
-            if value is not None and value not in allowed:
-                did_you_mean = meant(value, allowed)
-                msg = f"op '{self.name}': {key} is '{value}'; {', '.join(allowed)} are allowed{did_you_mean}"
-                raise ConfigError(msg)
         if self.server_endpoints and self.kind == "local_predictor":
             raise ConfigError(
                 f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls nobody; "
@@ -203,6 +206,10 @@ class PredictorSettings(msgspec.Struct, frozen=True, kw_only=True):
         except ConfigError as error:
             raise ConfigError(f"op '{self.name}': {error.message}") from None
         return self
+
+
+class _Reader(StructReader):
+    is_lenient = True
 
 
 def _refuse_encryption(given: LocalConf | PredictorSettings) -> None:

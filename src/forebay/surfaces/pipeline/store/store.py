@@ -28,8 +28,7 @@ from msgspec import Meta
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
 from forebay.observe.seldom import SeldomLog
-from forebay.server.walker import Check, checked
-from forebay.types.settings import declared
+from forebay.types.settings import Setting, declared
 
 log = logging.getLogger("forebay.pipeline")
 _unfreed = SeldomLog(log)
@@ -71,8 +70,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     place: str = ""
 
 
-STORE_KEYS: Final[Mapping[str, Check]] = {
-    name: checked(setting) for name, setting in declared(StoreConfig).items() if name != "place"
+STORE_KEYS: Final[Mapping[str, Setting]] = {
+    name: setting for name, setting in declared(StoreConfig).items() if name != "place"
 }
 """The keys of `dag.external_store`."""
 
