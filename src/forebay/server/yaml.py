@@ -9,6 +9,7 @@ Size, depth and the growth through aliases are limited before anything is built.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from pathlib import Path as FilePath
 from typing import Any, cast
 
 import yaml
@@ -18,6 +19,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from forebay.errors import ConfigError
 from forebay.server.document import Document, Mark, Path
+from forebay.types.did_you_mean import meant
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -28,6 +30,26 @@ _MERGE = _TAG + "merge"
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 # What the constructor raises for a scalar whose tag does not fit its text, such as `!!float x` or 2021-02-31.
 _UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+def read(path: FilePath) -> bytes:
+    """Return what is in a file that a person named.
+
+    Raises:
+        ConfigError: If it cannot be read or is too long.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason, hint = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror, ""
+        if isinstance(error, FileNotFoundError):  # where a path is wrong otherwise, nobody can look beside it
+            ends = {".yaml": ("*.yaml", "*.yml"), ".yml": ("*.yaml", "*.yml")}.get(path.suffix, (f"*{path.suffix}",))
+            hint = meant(path.name, [one.name for end in ends for one in path.parent.glob(end)])
+        raise ConfigError(f"{path} cannot be read: {reason}{hint}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: the file is too long, at most {MAX_BYTES} bytes are allowed")
+    return content
 
 
 def load(text: str | bytes, name: str) -> Document:

@@ -89,11 +89,26 @@ class Checked(msgspec.Struct, frozen=True):
 
     Attributes:
         check: Returns the value as it is used; raises `ValueError` with what is allowed.
-        needed: What is allowed, for values that the type refuses; empty for the usual words.
+        needed: What is said of values that the type refuses; empty for the usual words.
     """
 
-    check: Callable[[Any], Any]
+    check: Callable[[Any], Any] = lambda value: value
     needed: str = ""
+
+
+def one_line(text: str) -> str:
+    """Return a text, if it is one line that says something.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if not text or not text.isprintable():
+        raise ValueError(_LINE)
+    return text
+
+
+_LINE: Final = "a text of one line is needed"
+Line = Annotated[str, Checked(one_line, _LINE)]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +190,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def needed(self, *, in_python: bool = False) -> str:
         """Return what is allowed, as the end of a sentence."""
         if self.also is not None and self.also.needed:
-            return f"{self.also.needed} is needed"
+            return self.also.needed
         none = " or None" if in_python and self.is_optional else ""
         if self.choices:
             shown = [*map(repr, self.choices), *(["None"] if none else [])]
@@ -280,8 +295,7 @@ def declared(cls: type[Any]) -> Mapping[str, Setting]:
 def _setting(name: str, hint: Any, doc: str, default: Any, *, is_required: bool) -> Setting:
     if typing.get_origin(hint) is ClassVar:
         (hint,) = typing.get_args(hint)
-    members = [hint] if typing.get_origin(hint) is Annotated else [hint, *typing.get_args(hint)]
-    extras = [extra for member in members for extra in getattr(member, "__metadata__", ())]
+    extras = _extras(hint)
     told = types.type_info(hint)
     inner = list(told.types) if isinstance(told, types.UnionType) else [told]
     is_optional = any(isinstance(one, types.NoneType) for one in inner)
@@ -309,6 +323,12 @@ def _setting(name: str, hint: Any, doc: str, default: Any, *, is_required: bool)
         written=next((extra for extra in extras if isinstance(extra, Written)), Written()),
         also=next((extra for extra in extras if isinstance(extra, Checked)), None),
     )
+
+
+def _extras(hint: Any) -> list[Any]:
+    """Return what stands in the `Annotated` of an annotation, and of what it is made of."""
+    inner = [extra for one in typing.get_args(hint) for extra in _extras(one)]
+    return [*getattr(hint, "__metadata__", ()), *inner]
 
 
 def _path(kind: type, value: Any) -> Any:

@@ -20,8 +20,9 @@ from tests.waiting import PATIENCE_S
 from forebay.errors import ConfigError
 from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.config import _DAG_KEYS, _OP_KEYS
+from forebay.surfaces.pipeline.config import DagConfig, OpSettings
 from forebay.surfaces.pipeline.fronts import schema
+from forebay.types.settings import declared
 
 ECHO = """
 import os, sys, time
@@ -212,8 +213,8 @@ def test_the_page_about_it_shows_a_script_that_runs(pipeline):
     assert answer in page
     for key in re.findall(r"`((?:dag|op\.NAME)\.\w+)`", page):
         kind, _, name = key.rpartition(".")
-        known = {"dag": _DAG_KEYS, "op.NAME": _OP_KEYS}[kind]
-        assert name in known, key
+        known = declared({"dag": DagConfig, "op.NAME": OpSettings}[kind])
+        assert name in {setting.key for setting in known.values()}, key
 
 
 WEB_SERVICE = """

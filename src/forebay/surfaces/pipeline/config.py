@@ -20,6 +20,7 @@ from forebay.errors import ConfigError
 from forebay.server.document import Document, Path
 from forebay.server.struct_reader import StructReader, dotted
 from forebay.server.yaml import load
+from forebay.server.yaml import read as read_file
 from forebay.surfaces.pipeline.predictors.settings import ClientType, LocalConf, ModelSettings
 from forebay.surfaces.pipeline.store.store import STORE_KEYS
 from forebay.types.settings import Checked, Count, Setting, SomeMilliseconds, Workers, Written, declared
@@ -203,11 +204,7 @@ def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, li
         folder = "."
     else:
         path = FilePath(source)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
-        reader = _Reader(load(content, str(path)))
+        reader = _Reader(load(read_file(path), str(path)))
         folder = str(path.parent)
     config = reader.config()
     _check_ports(config, reader)
