@@ -244,7 +244,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[str | None, Written("--name", "NAME", "its own"), Checked(endpoint_name)] = None
-    version: Annotated[str | None, Checked(version_name)] = None
+    version: Annotated[str | None, Checked(version_name), Written(is_verbatim=True)] = None
     weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"

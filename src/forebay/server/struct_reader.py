@@ -32,7 +32,7 @@ class StructReader:
     """
 
     is_lenient: ClassVar[bool] = False
-    elsewhere: Mapping[str, str] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, document: Document) -> None:
         self.document = document

@@ -115,7 +115,7 @@ async def test_a_configuration_that_is_gone_changes_nothing_and_says_why(tmp_pat
         (tmp_path / "config.json").unlink()
         await asyncio.wait_for(face.reload(), PATIENCE_S)
         assert await said(face, "a") == "1 1"
-        assert "config.json: it cannot be read: No such file" in face.app.problem
+        assert "config.json cannot be read: No such file" in face.app.problem
         write(tmp_path, {"config.json": config(a={}, b={"base_path": "a"})})
         assert await asyncio.wait_for(face.reload(), PATIENCE_S)
         assert (face.app.problem, await said(face, "a"), await said(face, "b")) == ("", "1 2", "1 1")

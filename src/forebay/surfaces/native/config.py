@@ -20,24 +20,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.repository.address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
+from forebay.server.document import Document
+from forebay.server.document import Path as Place
 from forebay.server.setting_sources import Told
-from forebay.server.walker import Check, Walker, checked, variables
+from forebay.server.struct_reader import StructReader
 from forebay.surfaces.contract import TargetEntry
-from forebay.types.did_you_mean import nearest
-from forebay.types.settings import Setting, declared
+from forebay.types.settings import Checked, Setting, declared
 from forebay.workers.address import UnixAddress, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from forebay.server import yaml
 
 FILE: Final = "forebay.yaml"
 _SHOWN: Final = 200
@@ -62,7 +61,7 @@ class ConfigFile(NamedTuple):
 
     told: Told
     targets: list[tuple[str, dict[str, Any], str]]
-    document: yaml.Document
+    document: Document
 
 
 def find_config(target: str | None) -> Path | None:
@@ -96,31 +95,18 @@ def read_config(path: Path) -> ConfigFile:
     """
     from forebay.server import yaml
 
-    try:
-        document = yaml.load(path.read_bytes(), str(path))
-    except OSError as error:
-        hint = None
-        if isinstance(error, FileNotFoundError):  # where a path is wrong otherwise, nobody can look beside it
-            hint = nearest(path.name, [one.name for end in ("*.yaml", "*.yml") for one in path.parent.glob(end)])
-        reason = f"{path} cannot be read: {error.strerror}"
-        raise ConfigError(reason + (f"; did you mean {hint}?" if hint else "")) from error
-    walker = _Walker(document)
-    folder = path.parent
-    found = walker.section((), document.data, _top(folder))
+    reader = _Reader(yaml.load(yaml.read(path), str(path)), path.parent)
+    found = reader.fields((), reader.document.data, _TOP)
     targets: list[tuple[str, dict[str, Any], str]] = found.pop("models", [])
     if "target" in found:
         if targets:
-            walker.fail(("target",), "target: there are models as well; put it among them")
-        targets = [(found.pop("target"), {}, document.where(("target",)))]
+            reader.fail(("target",), "target: there are models as well; put it among them")
+        targets = [(found.pop("target"), {}, reader.document.where(("target",)))]
     if "name" in found and len(targets) > 1:
-        walker.fail(("name",), f"name: it holds for one model, and there are {len(targets)}; put it beside each target")
-    told: Told = {
-        **{struct: found.pop(key, {}) for key, struct in _SECTIONS.items()},
-        ProcessConfig: found.pop("log", {}),
-        Overrides: {name: found.pop(name) for name in declared(Overrides) if name in found},
-    }
-    told[ProcessConfig] |= {name: found[one.key] for name, one in declared(ProcessConfig).items() if one.key in found}
-    return ConfigFile(told, targets, document)
+        reader.fail(("name",), f"name: it holds for one model, and there are {len(targets)}; put it beside each target")
+    told: Told = {struct: found.pop(key, {}) for key, struct in _SECTIONS.items()}
+    told[ProcessConfig] = {**found.pop("log", {}), **{name: found.pop(name) for name in _PROCESS if name in found}}
+    return ConfigFile({**told, Overrides: found}, targets, reader.document)
 
 
 def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[TargetEntry]:
@@ -155,113 +141,98 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
     return entries
 
 
-class _Walker(Walker):
+def _target(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(_TARGET)
+    return value
+
+
+_TARGET: Final = "a Python file is needed, or file.py:Name"
+_MODELS: Final = "a list with at least one model is needed, each with a target"
+
+
+class _File(Overrides, frozen=True, kw_only=True):
+    target: Annotated[Any, Checked(_target)] = None
+    models: Any = None
+    log: Any = None
+    http: Any = None
+    attach: Any = None
+    repository: Any = None
+    grpc: Any = None
+
+
+_PROCESS: Final = {
+    name: one for name, one in declared(ProcessConfig).items() if name != "config" and name[:4] != "log_"
+}
+_TOP: Final = {**declared(_File), **_PROCESS}
+_MODEL: Final = {name: declared(_File)[name] for name in (*Overrides.__struct_fields__, "target")}
+_INNER: Final = {
+    "log": {name: one for name, one in declared(ProcessConfig).items() if name[:4] == "log_"},
+    **{
+        key: {name: one for name, one in declared(struct).items() if one.written.flag is not None}
+        for key, struct in _SECTIONS.items()
+    },
+}
+
+
+class _Reader(StructReader):
     """Names keys without the model they stand in, which the line tells; knows in which section a key belongs."""
 
-    @property
-    def elsewhere(self) -> dict[str, str]:
-        keys = [(name, key) for name, struct in _SECTIONS.items() for key in _keys(struct)]
-        keys += [("log", "level"), ("log", "format")]
-        return {f"{name}.{key}": f"{name}: {{{key}: ...}}" for name, key in keys}
+    elsewhere: ClassVar = {
+        f"{key}.{one.key}": f"{key}: {{{one.key}: ...}}" for key, inner in _INNER.items() for one in inner.values()
+    }
 
-    def dotted(self, path: yaml.Path) -> str:
+    def __init__(self, document: Document, folder: Path) -> None:
+        super().__init__(document)
+        self._folder = folder
+
+    def dotted(self, path: Place) -> str:
         is_in_model = path[:1] == ("models",) and len(path) > 2
         return super().dotted(path[2:] if is_in_model else path)
 
+    def value(self, path: Place, value: Any, setting: Setting) -> Any:
+        name = setting.name
+        if name == "models":
+            if not isinstance(value, list) or not value:
+                self.wrong(path, value, _MODELS)
+            return [self._model((*path, index), one) for index, one in enumerate(cast("list[Any]", value))]
+        if name in _INNER:
+            return self._section(path, value, _INNER[name])
+        found = super().value(path, value, setting)
+        if name == "address":
+            return self._address(path, found)
+        if (name == "target" and is_address(found)) or (name == "python" and "/" not in found):
+            return found  # a bare interpreter is looked up in PATH
+        if setting.written.is_path or name == "target":
+            return self._below(found)
+        if name == "api_keys":
+            return tuple(map(self._key, found))
+        return self._key(found) if name == "secret" else found
 
-def _keys(struct: type[msgspec.Struct]) -> dict[str, Setting]:
-    return {one.key: one for one in declared(struct).values() if one.written.flag is not None}
+    def _model(self, path: Place, given: Any) -> tuple[str, dict[str, Any], str]:
+        found = self.fields(path, {"target": given} if isinstance(given, str) else given, _MODEL)
+        if "target" not in found:
+            self.fail(path, f"target: {_TARGET}")
+        return found.pop("target"), found, self.document.where(path)
 
+    def _section(self, path: Place, value: Any, settings: Mapping[str, Setting]) -> dict[str, Any]:
+        if path == ("attach",) and not isinstance(value, dict):
+            value = {"address": value}
+        for setting in settings.values():
+            if setting.written.is_secret and self.mapping(path, value).get(setting.key, "") is None:
+                here = (*path, setting.key)
+                self.wrong(here, None, "a key is needed; is the variable set that it comes from?")
+        return self.fields(path, value, settings)
 
-def _top(folder: Path) -> dict[str, Check]:
-    model = {one.key: _check(one, folder) for one in declared(Overrides).values()}
-    process = {name: one for name, one in declared(ProcessConfig).items() if name != "config"}
-    logs = {one.key: _check(one, folder) for name, one in process.items() if name.startswith("log_")}
+    def _address(self, path: Place, address: str) -> str:
+        try:
+            found = parse_address(address)
+        except ConfigError as error:
+            self.fail(path, f"attach: {error.message}")
+        return str(UnixAddress(self._below(found.path))) if isinstance(found, UnixAddress) else address
 
-    def section(struct: type[msgspec.Struct]) -> Check:
-        settings = _keys(struct)
-        keys = {key: _check(one, folder) for key, one in settings.items()}
+    def _key(self, key: str) -> str:
+        return "@" + self._below(key[1:]) if key.startswith("@") else key
 
-        def check(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
-            for key, given in walker.mapping(path, value).items():
-                if given is None and key in settings and settings[key].written.is_secret:
-                    walker.wrong((*path, key), given, "a key is needed; is the variable set that it comes from?")
-            return walker.section(path, value, keys)
-
-        return check
-
-    def attach(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
-        return section(AttachConfig)(walker, path, {"address": value} if not isinstance(value, dict) else value)
-
-    def log(walker: Walker, path: yaml.Path, value: Any) -> dict[str, Any]:
-        return {f"log_{key}": one for key, one in walker.section(path, value, logs).items()}
-
-    return {
-        "models": _models({**model, "target": _target(folder)}),
-        "target": _target(folder),
-        **{name: section(struct) for name, struct in _SECTIONS.items()},
-        "attach": attach,
-        "log": log,
-        **{one.key: _check(one, folder) for name, one in process.items() if not name.startswith("log_")},
-        **model,
-    }
-
-
-def _models(keys: Mapping[str, Check]) -> Check:
-    def check(walker: Walker, path: yaml.Path, value: Any) -> list[tuple[str, dict[str, Any], str]]:
-        if not isinstance(value, list) or not value:
-            walker.wrong(path, value, "a list with at least one model is needed, each with a target")
-        found: list[tuple[str, dict[str, Any], str]] = []
-        for index, given in enumerate(cast("list[Any]", value)):
-            one = walker.section((*path, index), {"target": given} if isinstance(given, str) else given, keys)
-            if "target" not in one:
-                keys["target"](walker, (*path, index, "target"), None)
-            found.append((one.pop("target"), one, walker.where((*path, index))))
-        return found
-
-    return check
-
-
-def _target(folder: Path) -> Check:
-    def check(walker: Walker, path: yaml.Path, value: Any) -> str:
-        if not isinstance(value, str) or not value:
-            walker.fail(path, "target: a Python file is needed, or file.py:Name")
-        return value if is_address(value) else _below(folder, value)
-
-    return check
-
-
-def _check(setting: Setting, folder: Path) -> Check:
-    """Return the check of a setting's value in a file that lies in `folder`."""
-
-    def check(walker: Walker, path: yaml.Path, value: Any) -> Any:
-        if setting.name == "env":
-            return variables(walker, path, value)
-        if setting.name == "version":  # 1.10 is not 1.1
-            value = walker.document.text(path) or value
-        found = checked(setting)(walker, path, value)
-        if setting.name == "address":
-            return _address(walker, path, found, folder)
-        if setting.name == "python" and "/" not in found:  # it is looked up in PATH
-            return found
-        if setting.written.is_path:
-            return _below(folder, found)
-        if setting.name == "api_keys":
-            return tuple("@" + _below(folder, key[1:]) if key.startswith("@") else key for key in found)
-        if setting.name == "secret" and found.startswith("@"):
-            return "@" + _below(folder, found[1:])
-        return found
-
-    return check
-
-
-def _address(walker: Walker, path: yaml.Path, address: str, folder: Path) -> str:
-    try:
-        found = parse_address(address)
-    except ConfigError as error:
-        walker.fail(path, f"attach: {error.message}")
-    return str(UnixAddress(_below(folder, found.path))) if isinstance(found, UnixAddress) else address
-
-
-def _below(folder: Path, path: str) -> str:
-    return os.path.join(folder, path)  # noqa: PTH118 - a Path would resolve nothing either, but drop what `./` says
+    def _below(self, path: str) -> str:
+        return os.path.join(self._folder, path)  # noqa: PTH118 - a Path would drop what `./` says

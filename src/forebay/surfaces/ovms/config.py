@@ -7,18 +7,22 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
+from msgspec import Meta
 
 from forebay.errors import ConfigError
 from forebay.repository.address import SCHEMES, source_of
 from forebay.runtimes.contract import OpenVinoOptions
 from forebay.server import yaml
-from forebay.server.walker import Walker, line, shown, text, whole
+from forebay.server.document import Document
+from forebay.server.document import Path as Place
+from forebay.server.struct_reader import StructReader, shown
 from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among
 from forebay.types.datatypes import DATATYPES
-from forebay.types.settings import MAX_WORKERS
+from forebay.types.did_you_mean import meant
+from forebay.types.settings import MAX_WORKERS, Checked, Count, Line, Setting, Written, declared
 from forebay.types.tensor import TensorMetadata
 
 GRAPH_FILE: Final = "graph.pbtxt"
@@ -26,12 +30,6 @@ SUBCONFIG_FILE: Final = "subconfig.json"
 MODELS: Final = "model_config_list"
 GRAPHS: Final = "mediapipe_config_list"
 
-_IGNORED: Final = (
-    "pipeline_config_list",
-    "custom_node_library_config_list",
-    "custom_loader_config_list",
-    "monitoring",
-)
 _IGNORED_OF_MODELS: Final = (
     *("layout", "precision", "stateful", "idle_sequence_cleanup"),
     *("low_latency_transformation", "max_sequence_number", "allow_cache", "custom_loader_options"),
@@ -41,7 +39,7 @@ _OF_MODELS: Final = frozenset(
 )
 _AXIS: Final = re.compile(r"-1|[1-9]\d{0,8}(?::[1-9]\d{0,8})?", re.ASCII)
 _SHAPE: Final = re.compile(r"\s*\(\s*(?:(?:-1|\d{1,9}(?::\d{1,9})?)\s*(?:,\s*|(?=\))))*\)\s*", re.ASCII)
-_Path = tuple[Any, ...]
+_POLICY: Final = 'one of {"latest": {"num_versions": N}}, {"all": {}}, {"specific": {"versions": [N]}} is needed'
 
 
 class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,18 +183,13 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
     )
 
 
-def _document(path: Path) -> yaml.Document:
+def _document(path: Path) -> Document:
     """Read a JSON file, with the lines of what is in it.
 
     Raises:
         ConfigError: If it is no JSON.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error
-    if len(raw) > yaml.MAX_BYTES:
-        raise ConfigError(f"{path}: it has {len(raw)} bytes; {yaml.MAX_BYTES} are allowed")
+    raw = yaml.read(path)
     try:
         data = json.loads(raw)
     except json.JSONDecodeError as error:
@@ -206,13 +199,112 @@ def _document(path: Path) -> yaml.Document:
     try:  # YAML knows where things stand, and reads JSON but for tabs and escaped slashes
         return yaml.load(raw.replace(b"\t", b" ").replace(b"\\/", b"/"), str(path))
     except ConfigError:
-        return yaml.Document(str(path), data, {}, {})
+        return Document(str(path), data)
 
 
-class _Reader(Walker):
+def _datatype(name: str) -> str:
+    if name not in DATATYPES:
+        raise ValueError(f"one of {', '.join(DATATYPES)} is needed{meant(name, DATATYPES)}")
+    return name
+
+
+def _property(value: Any) -> str:
+    if type(value) not in {str, int, float, bool}:
+        raise ValueError("a text, a number, or true or false is needed")
+    return str(value).upper() if isinstance(value, bool) else str(value)
+
+
+def _shape(value: Any) -> str:
+    """Return a shape as OpenVINO writes it; `auto` takes any."""
+    if value == "auto":
+        return value
+    if not isinstance(value, str) or not _SHAPE.fullmatch(value):
+        raise ValueError("a shape such as (1,3,-1,1:224) is needed, or auto")
+    axes = [_axis(axis.strip()) for axis in value.strip("() ").split(",")]
+    return f"[{','.join(axis for axis in axes if axis)}]"
+
+
+def _batch(value: Any) -> str:
+    """Read a length, a range of them, or `auto` or -1 for any; empty or 0 is that of the file."""
+    told = value.replace(" ", "") if isinstance(value, str) else value
+    if str(told) in {"", "0"}:
+        return ""
+    if told == "auto":
+        return told
+    if isinstance(told, str) and _AXIS.fullmatch(told):
+        return _axis(told)
+    if type(told) is not int or told < 1:
+        raise ValueError("a whole number of at least 1 is needed")
+    return str(told)
+
+
+def _axis(told: str) -> str:
+    """Write an axis of a shape as OpenVINO writes it."""
+    return told.replace("-1", "?").replace(":", "..")
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    datatype: Annotated[str, Checked(_datatype)]
+    shape: tuple[Annotated[int, Meta(ge=-1)], ...] = ()
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    """What clients are told of inputs and outputs."""
+
+    inputs: dict[str, _Tensor] = {}
+    outputs: dict[str, _Tensor] = {}
+
+
+class _Graph(msgspec.Struct, frozen=True):
+    name: Annotated[Line, Written(missing="the graph has no name; one is needed")]
+    base_path: str = ""
+    graph_path: str = ""
+    subconfig: str = ""
+    metadata: _Metadata = _Metadata()
+
+
+class _Latest(msgspec.Struct, frozen=True):
+    num_versions: Count = 1
+
+
+class _Specific(msgspec.Struct, frozen=True):
+    versions: Annotated[list[Count], Meta(min_length=1)]
+
+
+class _Policy(msgspec.Struct, frozen=True):
+    latest: _Latest = _Latest()
+    all: dict[str, Any] | None = None
+    specific: _Specific | None = None
+
+
+class _Model(msgspec.Struct, frozen=True):
+    name: Annotated[Line, Written(missing="the model has no name; it is needed")]
+    base_path: Annotated[Line, Written(missing="the model has no base_path; it is needed")]
+    model_version_policy: _Policy = _Policy()
+    target_device: Line = "CPU"
+    plugin_config: Annotated[tuple[tuple[str, str], ...], Checked(_property)] = ()
+    shape: Annotated[tuple[tuple[str, str], ...], Checked(_shape)] = ()
+    batch_size: Annotated[Any, Checked(_batch)] = ""
+    nireq: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] = 0
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    config: dict[Any, Any] = {}
+
+
+class _File(msgspec.Struct, frozen=True):
+    model_config_list: tuple[_Entry, ...] = ()
+    mediapipe_config_list: tuple[_Graph, ...] = ()
+    pipeline_config_list: Any = None
+    custom_node_library_config_list: Any = None
+    custom_loader_config_list: Any = None
+    monitoring: Any = None
+
+
+class _Reader(StructReader):
     """Reads one document."""
 
-    def __init__(self, document: yaml.Document, folder: Path, stored: StoredModels, *, is_sub: bool = False) -> None:
+    def __init__(self, document: Document, folder: Path, stored: StoredModels, *, is_sub: bool = False) -> None:
         super().__init__(document)
         self._folder = folder
         self._stored = stored
@@ -224,38 +316,31 @@ class _Reader(Walker):
 
     def read(self) -> OvmsConfig:
         top = self.mapping((), self.document.data if self.document.data is not None else [])
-        for key in top:
-            if key in _IGNORED:
-                self.warn((key,), f"{key} is not used by forebay")
-            elif key not in {MODELS, GRAPHS}:
-                self.unknown((key,), (MODELS, GRAPHS, *_IGNORED))
         if MODELS not in top and not self._is_sub:
             self.fail((), f"there is no {MODELS}; it is needed, and may be an empty list: []")
+        if self._is_sub and top.pop(GRAPHS, None):
+            self.warn((GRAPHS,), f"{GRAPHS} is not used here, only {MODELS} is")
+        file = _File(**self.fields((), top, declared(_File)))
+        for key in top:
+            if key not in {MODELS, GRAPHS}:
+                self.warn((key,), f"{key} is not used by forebay")
         graphs: dict[str, GraphEntry] = {}
         models: list[ModelEntry] = []
         named: list[Any] = []
-        for path, entry in self._entries((MODELS,), top.get(MODELS, [])):
-            inner = self.mapping((*path, "config"), entry.get("config"))
-            for key in entry:
-                if key != "config":
-                    self.unknown((*path, key), ("config",))
-            if self._is_graph((*path, "config"), inner):
+        for index, entry in enumerate(file.model_config_list):
+            path, inner = (MODELS, index, "config"), entry.config
+            if self._is_graph(inner):
                 for key in [key for key in inner if key in _OF_MODELS]:
-                    self.warn(
-                        (*path, "config", key), f"{key} is not used: this is a graph, and its models have their own"
-                    )
+                    self.warn((*path, key), f"{key} is not used: this is a graph, and its models have their own")
                     inner.pop(key)
-                self._add(graphs, (*path, "config"), inner)
+                self._add(graphs, path, self.struct(path, inner, _Graph))
             elif (name := inner.get("name")) in named:
-                self.warn((*path, "config", "name"), f"there is another model {shown(name)} before it, which is served")
+                self.warn((*path, "name"), f"there is another model {shown(name)} before it, which is served")
             else:
-                models += self._model((*path, "config"), inner)
+                models += self._model(path, inner)
                 named.append(name)
-        if self._is_sub and top.get(GRAPHS):
-            self.warn((GRAPHS,), f"{GRAPHS} is not used here, only {MODELS} is")
-        else:
-            for path, entry in self._entries((GRAPHS,), top.get(GRAPHS, [])):
-                self._add(graphs, path, entry)
+        for index, graph in enumerate(file.mediapipe_config_list):
+            self._add(graphs, (GRAPHS, index), graph)
         return OvmsConfig(
             graphs=tuple(graphs.values()),
             models=tuple(models),
@@ -266,24 +351,43 @@ class _Reader(Walker):
             shapes_at=self._shapes_at,
         )
 
-    def _entries(self, path: _Path, value: Any) -> list[tuple[_Path, dict[Any, Any]]]:
-        if not isinstance(value, list):
-            self.wrong(path, value, "a list is needed")
-        found: list[tuple[_Path, dict[Any, Any]]] = []
-        for index, one in enumerate(cast("list[Any]", value)):
-            if not isinstance(one, dict):
-                self.wrong((*path, index), one, "an object is needed")
-            found.append(((*path, index), cast("dict[Any, Any]", one)))
-        return found
+    def value(self, path: Place, value: Any, setting: Setting) -> Any:
+        if setting.name == "model_version_policy":
+            kinds = self.mapping(path, value)
+            if len(kinds) != 1 or None in kinds.values():
+                self.wrong(path, value, _POLICY)
+        if setting.name == "shape" and not isinstance(value, dict):  # that of all inputs
+            return (("", super().value(path, value, setting)),) if value != "" else ()
+        if setting.name in {"shape", "plugin_config"}:
+            entries = self.mapping(path, value).items()
+            told = {str(key): StructReader.value(self, (*path, key), one, setting) for key, one in entries}
+            return tuple(sorted(told.items()))
+        return super().value(path, value, setting)
 
-    def _add(self, graphs: dict[str, GraphEntry], path: _Path, entry: dict[Any, Any]) -> None:
-        graph = self._graph(path, entry)
-        if graph.name in graphs:
-            self.warn((*path, "name"), f"there is another graph '{graph.name}' before it, which is served")
-        else:
-            graphs[graph.name] = graph
+    def _add(self, graphs: dict[str, GraphEntry], path: Place, found: _Graph) -> None:
+        if found.name in graphs:
+            self.warn((*path, "name"), f"there is another graph '{found.name}' before it, which is served")
+            return
+        told = found.base_path or found.name
+        if "://" in told:
+            msg = f"base_path is {shown(told)}; a graph and its handlers lie in a folder on this machine"
+            self.fail((*path, "base_path"), msg)
+        base = self._folder / told
+        inputs, outputs = (
+            tuple(TensorMetadata(name, one.datatype, one.shape) for name, one in side.items())
+            for side in (found.metadata.inputs, found.metadata.outputs)
+        )
+        graphs[found.name] = GraphEntry(
+            name=found.name,
+            base_path=base,
+            graph_path=base / (found.graph_path or GRAPH_FILE),
+            subconfig=base / (found.subconfig or SUBCONFIG_FILE),
+            inputs=inputs,
+            outputs=outputs,
+            where=self.document.where(path),
+        )
 
-    def _is_graph(self, path: _Path, entry: dict[Any, Any]) -> bool:
+    def _is_graph(self, entry: dict[Any, Any]) -> bool:
         if "graph_path" in entry:
             return True
         name, base = entry.get("name"), entry.get("base_path")
@@ -291,88 +395,40 @@ class _Reader(Walker):
             return False
         return (self._folder / (base or name) / GRAPH_FILE).is_file()
 
-    def _graph(self, path: _Path, entry: dict[Any, Any]) -> GraphEntry:
-        found = self.section(
-            path,
-            entry,
-            {
-                "name": line,
-                "base_path": text,
-                "graph_path": text,
-                "subconfig": text,
-                "metadata": Walker.mapping,
-            },
-        )
-        name = found.get("name")
-        if name is None:
-            self.fail(path, "the graph has no name; one is needed")
-        told = found.get("base_path") or name
-        if "://" in told:
-            msg = f"base_path is {shown(told)}; a graph and its handlers lie in a folder on this machine"
-            self.fail((*path, "base_path"), msg)
-        base = self._folder / told
-        metadata = self.section((*path, "metadata"), found.get("metadata"), {"inputs": _metadata, "outputs": _metadata})
-        return GraphEntry(
-            name=name,
-            base_path=base,
-            graph_path=base / (found.get("graph_path") or GRAPH_FILE),
-            subconfig=base / (found.get("subconfig") or SUBCONFIG_FILE),
-            inputs=metadata.get("inputs", ()),
-            outputs=metadata.get("outputs", ()),
-            where=self.where(path),
-        )
-
-    def _model(self, path: _Path, entry: dict[Any, Any]) -> list[ModelEntry]:
-        ignored = {key: entry.pop(key) for key in _IGNORED_OF_MODELS if key in entry}
-        for key in ignored:
+    def _model(self, path: Place, entry: dict[Any, Any]) -> list[ModelEntry]:
+        for key in [key for key in _IGNORED_OF_MODELS if key in entry]:
             self.warn((*path, key), f"{key} is not used: the file says what the model takes, forebay how it runs")
-        for key in ("graph_path", "subconfig"):
-            entry.pop(key, None)
-        found = self.section(
-            path,
-            entry,
-            {
-                "name": line,
-                "base_path": line,
-                "model_version_policy": _policy,
-                "target_device": line,
-                "plugin_config": _properties,
-                "shape": _shapes,
-                "batch_size": _batch,
-                "nireq": whole(0, MAX_WORKERS),
-            },
-        )
-        for key in ("name", "base_path"):
-            if key not in found:
-                self.fail(path, f"the model has no {key}; it is needed")
-        versions = self._versions((*path, "base_path"), found["name"], found["base_path"])
-        kind, wanted = found.get("model_version_policy", ("latest", 1))
+        unused = {*_IGNORED_OF_MODELS, "graph_path", "subconfig"}
+        found = self.struct(path, {key: one for key, one in entry.items() if key not in unused}, _Model)
+        versions = self._versions((*path, "base_path"), found.name, found.base_path)
         if not versions:
             return []
-        if kind == "specific":
-            for one in wanted:
-                if str(one) not in versions:
-                    msg = f"version {one} is wanted, and there is {', '.join(versions)}"
-                    self._problem((*path, "model_version_policy"), msg)
-            chosen = [str(one) for one in wanted if str(one) in versions]
-        else:
-            chosen = list(versions) if kind == "all" else list(versions)[-wanted:]
-        if found.get("shape") and found.pop("batch_size", ""):
+        policy = found.model_version_policy
+        chosen = list(versions)
+        if policy.specific is not None:
+            wanted = [str(one) for one in policy.specific.versions]
+            for one in [one for one in wanted if one not in versions]:
+                msg = f"version {one} is wanted, and there is {', '.join(versions)}"
+                self._problem((*path, "model_version_policy"), msg)
+            chosen = [one for one in wanted if one in versions]
+        elif policy.all is None:
+            chosen = chosen[-policy.latest.num_versions :]
+        if found.shape and found.batch_size:
             self.warn((*path, "batch_size"), "batch_size is not used, as there is a shape")
-        device = found.get("target_device", "CPU")
-        self._shapes_at[found["name"]] = {
-            one: self.where((*path, "shape", one)) + ": shape" for one, _ in found.get("shape", ()) if one
+        device = found.target_device
+        self._shapes_at[found.name] = {
+            one: self.document.where((*path, "shape", one)) + ": shape" for one, _ in found.shape if one
         }
         options = OpenVinoOptions(
-            properties=found.get("plugin_config", ()),
-            shapes=found.get("shape", ()),
-            batch=found.get("batch_size", ""),
-            requests=found.get("nireq", 0) or 1,
+            properties=found.plugin_config,
+            shapes=found.shape,
+            batch="" if found.shape else found.batch_size,
+            requests=found.nireq or 1,
             device=device if ":" in device else "",
         )
         return [
             ModelEntry(
-                name=found["name"],
+                name=found.name,
                 version=version,
                 **versions[version],
                 device="" if device in {"CPU", "AUTO"} or options.device else device.lower().replace(".", ":"),
@@ -381,7 +437,7 @@ class _Reader(Walker):
             for version in chosen
         ]
 
-    def _versions(self, path: _Path, name: str, told: str) -> dict[str, dict[str, Any]]:
+    def _versions(self, path: Place, name: str, told: str) -> dict[str, dict[str, Any]]:
         """Return what an entry says of the place of each version that there is, in rising order."""
         scheme, colon, _ = told.partition("://")
         if colon and scheme not in SCHEMES:
@@ -411,95 +467,5 @@ class _Reader(Walker):
             self._problem(path, f"base_path is {shown(told)}, and {problem}")
         return {version: {"path": file} for version, file in versions.items()}
 
-    def _problem(self, path: _Path, message: str) -> None:
-        self._problems.append(f"{self.where(path)}: {message}")
-
-
-def _policy(walker: Walker, path: _Path, value: Any) -> tuple[str, Any]:
-    """Read `model_version_policy`."""
-    if not isinstance(value, dict) or len(cast("dict[str, Any]", value)) != 1:
-        walker.wrong(
-            path,
-            value,
-            'one of {"latest": {"num_versions": N}}, {"all": {}}, {"specific": {"versions": [N]}} is needed',
-        )
-    ((kind, more),) = cast("dict[str, Any]", value).items()
-    if kind == "latest":
-        found = walker.section((*path, kind), more, {"num_versions": whole(1)})
-        return kind, found.get("num_versions", 1)
-    if kind == "all":
-        return kind, None
-    if kind != "specific":
-        walker.unknown((*path, kind), ("latest", "all", "specific"))
-    versions = walker.mapping((*path, kind), more).get("versions")
-    if not isinstance(versions, list) or not versions:
-        walker.wrong((*path, kind, "versions"), versions, "a list of version numbers is needed")
-    check = whole(1)
-    return kind, [
-        check(walker, (*path, kind, "versions", index), one) for index, one in enumerate(cast("list[Any]", versions))
-    ]
-
-
-def _properties(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], ...]:
-    """Read `plugin_config`."""
-    found: list[tuple[str, str]] = []
-    for key, one in walker.mapping(path, value).items():
-        if not isinstance(one, (str, int, float)):
-            walker.wrong((*path, key), one, "a text, a number, or true or false is needed")
-        found.append((str(key), str(one).upper() if isinstance(one, bool) else str(one)))
-    return tuple(sorted(found))
-
-
-def _shapes(walker: Walker, path: _Path, value: Any) -> tuple[tuple[str, str], ...]:
-    """Read `shape`: of the inputs by their names, or one of all; `auto` takes any, and an empty text says nothing."""
-    if value == "":
-        return ()
-    told = cast("dict[Any, Any]", value) if isinstance(value, dict) else {"": value}
-    found: list[tuple[str, str]] = []
-    for name, one in told.items():
-        if one == "auto":
-            found.append((str(name), one))
-            continue
-        if not isinstance(one, str) or not _SHAPE.fullmatch(one):
-            where = (*path, name) if isinstance(value, dict) else path
-            walker.wrong(where, one, "a shape such as (1,3,-1,1:224) is needed, or auto")
-        axes = [_axis(axis.strip()) for axis in one.strip("() ").split(",")]
-        found.append((str(name), f"[{','.join(axis for axis in axes if axis)}]"))
-    return tuple(sorted(found))
-
-
-def _batch(walker: Walker, path: _Path, value: Any) -> str:
-    """Read `batch_size`: a length, a range of them, or `auto` or -1 for any; empty or 0 is that of the file."""
-    told = value.replace(" ", "") if isinstance(value, str) else value
-    if str(told) in {"", "0"}:
-        return ""
-    if told == "auto":
-        return told
-    if isinstance(told, str) and _AXIS.fullmatch(told):
-        return _axis(told)
-    return str(whole(1)(walker, path, told))
-
-
-def _axis(told: str) -> str:
-    """Write an axis of a shape as OpenVINO writes it."""
-    return told.replace("-1", "?").replace(":", "..")
-
-
-def _metadata(walker: Walker, path: _Path, value: Any) -> tuple[TensorMetadata, ...]:
-    """Read what clients are told of inputs or outputs."""
-    found: list[TensorMetadata] = []
-    for name, about in walker.mapping(path, value).items():
-        here = (*path, name)
-        told = walker.section(here, about, {"datatype": text, "shape": _shape})
-        datatype = told.get("datatype", "")
-        if datatype not in DATATYPES:
-            walker.wrong((*here, "datatype"), datatype, f"one of {', '.join(DATATYPES)} is needed")
-        found.append(TensorMetadata(name, datatype, told.get("shape", ())))
-    return tuple(found)
-
-
-def _shape(walker: Walker, path: _Path, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        walker.wrong(path, value, "a list of axes is needed, -1 for one of any length")
-    check = whole(-1)
-    return tuple(check(walker, (*path, index), one) for index, one in enumerate(cast("list[Any]", value)))
+    def _problem(self, path: Place, message: str) -> None:
+        self._problems.append(f"{self.document.where(path)}: {message}")

@@ -21,7 +21,7 @@ from forebay.server.document import Document, Path
 from forebay.server.struct_reader import StructReader, dotted
 from forebay.server.yaml import load
 from forebay.server.yaml import read as read_file
-from forebay.surfaces.pipeline.predictors.settings import ClientType, LocalConf, ModelSettings
+from forebay.surfaces.pipeline.predictors.settings import ClientType, LocalConf, OpModel
 from forebay.surfaces.pipeline.store.store import STORE_KEYS
 from forebay.types.settings import Checked, Count, Setting, SomeMilliseconds, Workers, Written, declared
 from forebay.workers.pool import MAX_SLOTS
@@ -40,7 +40,7 @@ def _http_port(port: int) -> int | None:
     return port if port > 0 else None
 
 
-class Tracer(msgspec.Struct, frozen=True, kw_only=True):
+class TracerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The tracer.
 
     Attributes:
@@ -72,7 +72,7 @@ class DagConfig(msgspec.Struct, frozen=True, kw_only=True):
     retry: Count = 1
     timeout_ms: Annotated[SomeMilliseconds | None, Written(key="timeout")] = None
     use_profile: bool = False
-    tracer: Tracer = Tracer()
+    tracer: TracerConfig = TracerConfig()
     channel_size: Annotated[int, Meta(ge=0)] = 0
     client_type: ClientType = "brpc"
     first_arrival: Annotated[bool, Written(key="channel_recv_first_arrive", older_key="channel_recv_frist_arrive")] = (
@@ -145,7 +145,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"{min(found)[1]}: {message}" if found else message
 
 
-class OpSettings(ModelSettings, frozen=True, kw_only=True):
+class OpSettings(OpModel, frozen=True, kw_only=True):
     """What an op is told; None is decided by whoever uses it.
 
     Attributes:

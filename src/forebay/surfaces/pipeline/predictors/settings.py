@@ -112,7 +112,7 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+class OpModel(msgspec.Struct, frozen=True, kw_only=True):
     """Which model an op asks, and how.
 
     Attributes:
@@ -135,7 +135,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     encryption_key: str | None = None
 
 
-class PredictorSettings(ModelSettings, frozen=True, kw_only=True):
+class PredictorSettings(OpModel, frozen=True, kw_only=True):
     """All that decides which client an op gets.
 
     Attributes:
