@@ -282,8 +282,8 @@ class _Model(msgspec.Struct, frozen=True):
     base_path: Annotated[Line, Written(missing="the model has no base_path; it is needed")]
     model_version_policy: _Policy = _Policy()
     target_device: Line = "CPU"
-    plugin_config: Annotated[tuple[tuple[str, str], ...], Checked(_property)] = ()
-    shape: Annotated[tuple[tuple[str, str], ...], Checked(_shape)] = ()
+    properties: Annotated[tuple[tuple[str, str], ...], Checked(_property), Written(key="plugin_config")] = ()
+    shapes: Annotated[tuple[tuple[str, str], ...], Checked(_shape), Written(key="shape")] = ()
     batch_size: Annotated[Any, Checked(_batch)] = ""
     nireq: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] = 0
 
@@ -356,9 +356,9 @@ class _Reader(StructReader):
             kinds = self.mapping(path, value)
             if len(kinds) != 1 or None in kinds.values():
                 self.wrong(path, value, _POLICY)
-        if setting.name == "shape" and not isinstance(value, dict):  # that of all inputs
+        if setting.name == "shapes" and not isinstance(value, dict):  # that of all inputs
             return (("", super().value(path, value, setting)),) if value != "" else ()
-        if setting.name in {"shape", "plugin_config"}:
+        if setting.name in {"shapes", "properties"}:
             entries = self.mapping(path, value).items()
             told = {str(key): StructReader.value(self, (*path, key), one, setting) for key, one in entries}
             return tuple(sorted(told.items()))
@@ -413,16 +413,16 @@ class _Reader(StructReader):
             chosen = [one for one in wanted if one in versions]
         elif policy.all is None:
             chosen = chosen[-policy.latest.num_versions :]
-        if found.shape and found.batch_size:
+        if found.shapes and found.batch_size:
             self.warn((*path, "batch_size"), "batch_size is not used, as there is a shape")
         device = found.target_device
         self._shapes_at[found.name] = {
-            one: self.document.where((*path, "shape", one)) + ": shape" for one, _ in found.shape if one
+            one: self.document.where((*path, "shape", one)) + ": shape" for one, _ in found.shapes if one
         }
         options = OpenVinoOptions(
-            properties=found.plugin_config,
-            shapes=found.shape,
-            batch="" if found.shape else found.batch_size,
+            properties=found.properties,
+            shapes=found.shapes,
+            batch="" if found.shapes else found.batch_size,
             requests=found.nireq or 1,
             device=device if ":" in device else "",
         )

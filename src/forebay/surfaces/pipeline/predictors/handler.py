@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forebay.surfaces.pipeline.predictors.clients import client_for
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS, describe
@@ -23,7 +23,7 @@ class LocalServiceHandler:
     def __init__(  # noqa: PLR0913, PLR0917 - the original's signature
         self,
         model_config: str,
-        client_type: LocalClientType = "local_predictor",
+        client_type: str = "local_predictor",
         workdir: str = "",
         thread_num: int = 2,
         device_type: int = -1,
@@ -54,7 +54,7 @@ class LocalServiceHandler:
             name=Path(model_config).name,
             local_service_conf=LocalConf(
                 model_config=model_config,
-                client_type=client_type,
+                client_type=cast("LocalClientType", client_type),  # checked below
                 fetch_list=fetch_names,
                 workdir=workdir,
                 model_poll_s=0,  # the script's own, to keep or to change
