@@ -93,6 +93,22 @@ def test_a_drain_lets_a_stream_come_to_its_end(serve, tmp_path):
     assert server.wait() == 0
 
 
+@pytest.mark.parametrize("kind", ["process", "thread", "inline"])
+def test_a_drain_does_not_wait_for_streams_that_were_left_nor_for_connections_that_are_idle(serve, kind, eventually):
+    server = serve("streams.py", "--worker-kind", kind, "--drain-s", f"{10 * PATIENCE_S:g}")
+    models = ("shared", "shared-async", "generated", "generated-async")
+    for model in models:
+        with server.connect() as wire:
+            wire.send(wire.request("POST", f"/models/{model}", b'{"length": 1000000, "seconds": 0.001}'))
+            wire.read_head()
+            assert wire.read_chunk()
+    eventually(lambda: not any(server.metric("forebay_in_flight", endpoint=model) for model in models))
+    with server.connect() as idle:
+        assert idle.ask("GET", "/readyz").status == 200
+        server.signal()
+        assert server.wait() == 0
+
+
 def test_new_connections_are_refused_while_it_drains(serve, tmp_path, eventually):
     until = tmp_path / "until"
     server = serve("single.py", "--worker-kind", "thread")

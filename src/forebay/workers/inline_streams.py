@@ -204,11 +204,11 @@ class InlineStreams:
             else:
                 seats.allow(*what)
         self._hear(seats.told(), me)  # who has left does not wait until the others have made something
-        if not seats.can_step:
+        if seats.can_step:
+            self._hear(await seats.step(), me)
+            await asyncio.sleep(0)  # the loop reads and writes between two rounds
+        elif self.seating.open:
             await self._arrival.wait()
-            return
-        self._hear(await seats.step(), me)
-        await asyncio.sleep(0)  # the loop reads and writes between two rounds
 
     def _hear(self, told: Round, me: asyncio.Task[None]) -> None:
         if self._task is me and (told.parts or told.ended):
