@@ -3,6 +3,7 @@
 
 import json
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -107,6 +108,13 @@ def test_a_drain_does_not_wait_for_streams_that_were_left_nor_for_connections_th
         assert idle.ask("GET", "/readyz").status == 200
         server.signal()
         assert server.wait() == 0
+
+
+def test_a_server_without_executors_ends_as_soon_as_it_has_drained(serve):
+    program = "import sys; from forebay.cli import main, serve; serve.TELL_S = 86400.0; sys.exit(main.main())"
+    server = serve("single.py", "--worker-kind", "thread", command=[sys.executable, "-c", program, "serve"])
+    server.signal()
+    assert server.wait() == 0
 
 
 def test_new_connections_are_refused_while_it_drains(serve, tmp_path, eventually):

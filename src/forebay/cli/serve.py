@@ -134,7 +134,7 @@ def _ended(status: int) -> int:
     if others and all(thread.daemon for thread in others):  # for others the interpreter waits
         # What the interpreter does first as well, in this order: the first has executors (of joblib, for one) tell
         # their processes to end, and the second waits for these. Executors also wait for their threads, which may hang.
-        telling = threading.Thread(target=threading._shutdown, daemon=True)  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        telling = threading.Thread(target=_tell_executors, daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be had
             telling.start()
             telling.join(TELL_S)
@@ -144,3 +144,9 @@ def _ended(status: int) -> int:
                 stream.flush()
         os._exit(status)
     return status
+
+
+def _tell_executors() -> None:
+    """Call what is registered for the end of threads; the interpreter's own way then waits for the main one as well."""
+    for tell in reversed(threading._threading_atexits):  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType, reportUnknownVariableType]
+        tell()
