@@ -24,6 +24,13 @@ class Each(Sum):
     batchable = True
 
 
+class Letters(forebay.Model):
+    batchable = True
+
+    def predict(self, samples: list[list[str]]) -> list[int]:
+        return [sum(map(len, one)) for one in samples]
+
+
 class Text(forebay.Model):
     def predict(self, batch: list[CompletionRequest]) -> list[str]:
         return ["text"] * len(batch)
@@ -95,3 +102,24 @@ def test_long_bodies_that_are_read_in_steps_are_answered(server, path, packed):
     answer = httpx.post(server.url + path, content=broken, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert f"(byte {len(body) - 30})" in answer.text
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_long_msgpack_that_is_read_in_steps_is_answered(server, packed):
+    body = msgspec.msgpack.encode([["x" * 1000] * 10] * 60)
+    assert len(body) > LONG_BYTES
+    headers = {"content-type": "application/msgpack", "accept": "application/json"}
+    packing = {"content-encoding": "gzip"} if packed else {}
+    content = gzip.compress(body) if packed else body
+    answer = httpx.post(f"{server.url}/models/letters", content=content, headers=headers | packing)
+    assert (answer.status_code, answer.json()) == (200, [10_000] * 60)
+    for broken, why in (
+        (body[:-1], "ends in the middle of a value"),
+        (body + b"x", f"trailing characters (byte {len(body)})"),
+    ):
+        answer = httpx.post(f"{server.url}/models/letters", content=broken, headers=headers)
+        assert answer.status_code == 400
+        assert why in answer.text
+    many = msgspec.msgpack.encode([["x" * 1000] + [""] * 50] * 600)
+    answer = httpx.post(f"{server.url}/models/letters", content=many, headers=headers)
+    assert (answer.status_code, "more than 2500 elements" in answer.text) == (413, True)

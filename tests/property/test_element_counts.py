@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.errors import TooLarge
+from forebay.errors import ForebayError, TooLarge
+from forebay.protocols.samples import samples_in_steps
 from forebay.types import json_elements as json_module
 from forebay.types import msgpack_elements as msgpack_module
 from forebay.types.element_limits import at_once
@@ -24,6 +25,9 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(TEXTS, inner, max_size=4)),
     max_leaves=30,
 )
+
+HOSTILE = [*range(256), *[0, 1, 2, 0x81, 0x91, 0x92, 0xA1, 0xC4, 0xCB, 0xCC, 0xD9, 0xDC, 0xDE] * 20]
+"""Bytes with which values begin more often than by chance."""
 
 
 def made(value):
@@ -71,6 +75,7 @@ def short_steps(monkeypatch):
     monkeypatch.setattr(json_module, "BOUND_BYTES", 7)
     monkeypatch.setattr(json_module, "EXACT_BYTES", 3)
     monkeypatch.setattr(msgpack_module, "STEP_BYTES", 40)
+    monkeypatch.setattr(msgpack_module, "STRIDE_BYTES", 12)
 
 
 @settings(max_examples=300)
@@ -166,3 +171,44 @@ def test_what_decodes_of_any_bytes_was_counted():
             continue
         assert is_taken(msgpack_elements(data, values_in(value)))
         assert values_in(value) == 1 or not is_taken(msgpack_elements(data, values_in(value) - 1))
+
+
+def samples_in(data):
+    return [bytes(one) for one in at_once(samples_in_steps(data, {"in": "msgpack"}, len(data) + 1, len(data)))]
+
+
+def require_the_same_samples(data):
+    """Samples are found as the decoder finds them, or nothing is read."""
+    try:
+        expected = [bytes(one) for one in msgspec.msgpack.decode(data, type=list[msgspec.Raw])]
+    except msgspec.DecodeError as error:
+        if "invalid opcode" not in str(error):  # whoever reads the sample tells of one
+            with pytest.raises(ForebayError):
+                samples_in(data)
+    else:
+        assert not expected or samples_in(data) == expected
+
+
+@settings(max_examples=300)
+@given(st.lists(MSGPACK, min_size=1, max_size=40), st.data())
+def test_samples_in_msgpack_end_where_the_decoder_says(value, drawn):
+    data = msgspec.msgpack.encode(value)
+    require_the_same_samples(data)
+    at = drawn.draw(st.integers(0, len(data) - 1))
+    require_the_same_samples(data[:at])
+    require_the_same_samples(data[:at] + drawn.draw(st.binary(max_size=3)) + data[at + 1 :])
+
+
+def test_runs_end_with_the_sample_that_they_are_in():
+    chosen = random.Random(9)
+    rows = [[one] * chosen.randrange(9, 40) for one in (1, -1, 200, 0.5, None, [], [1], {}, "", "abc", "x" * 40, b"xy")]
+    for _ in range(200):
+        inner = [chosen.choice(rows) for _ in range(chosen.randrange(1, 20))]
+        require_the_same_samples(msgspec.msgpack.encode([inner, *inner, inner] if chosen.random() < 0.5 else inner))
+
+
+def test_any_bytes_have_the_samples_that_the_decoder_finds():
+    chosen = random.Random(10)
+    for _ in range(20_000):
+        head = bytes([chosen.choice([0x91, 0x92, 0x93, 0x9F, 0xDC, 0xDD])])
+        require_the_same_samples(head + bytes(chosen.choices(HOSTILE, k=chosen.randrange(40))))

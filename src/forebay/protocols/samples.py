@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -12,6 +13,7 @@ from forebay.errors import ForebayError, TooLarge, ValidationError
 from forebay.serving.models.unreadable import refusal
 from forebay.types.first_use import known
 from forebay.types.json_segments import elements
+from forebay.types.msgpack_elements import msgpack_ends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,15 +48,18 @@ def samples_of(body: bytes, params: Mapping[str, str], limit: int = MAX_SAMPLES)
     return [memoryview(row) for row in rows]
 
 
-def samples_in_steps(body: Data, limit: int) -> Steps[list[memoryview]]:
-    """Do the same with long JSON, in steps.
+def samples_in_steps(body: Data, params: Mapping[str, str], limit: int, values: int) -> Steps[list[memoryview]]:
+    """Do the same with a long body, in steps.
+
+    Args:
+        values: The most elements that samples in msgpack may have together; those of JSON were counted.
 
     Raises:
         InvalidRequest, ValidationError, TooLarge: As `samples_of`.
     """
     limit = min(limit, MAX_SAMPLES)
     try:
-        rows = yield from elements(body, limit)
+        rows = yield from elements(body, limit) if params["in"] == "json" else _long_msgpack(body, limit, values)
     except msgspec.DecodeError as error:
         raise _refusal(error, body) from error
     if rows is None:
@@ -107,6 +112,7 @@ def elements_in(found: msgspec.Struct) -> list[msgspec.Raw]:
     return rows
 
 
+_STEP_ROWS: Final = 1024
 _MSGPACK_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
 _SHORT: Final = 0x90
 _SHORT_MASK: Final = 0xF0
@@ -115,13 +121,43 @@ _SHORT_MASK: Final = 0xF0
 
 def _msgpack_elements(body: bytes, limit: int) -> list[msgspec.Raw]:
     """Read the elements; their number comes first."""
-    first = body[0] if body else 0
-    size = _MSGPACK_LENGTHS.get(first, 0)
-    is_short = first & _SHORT_MASK == _SHORT
-    count = first - _SHORT if is_short else int.from_bytes(body[1 : 1 + size], "big")
-    if limit < count <= len(body):  # one that cannot be is told as malformed
+    if limit < _msgpack_head(body)[1] <= len(body):  # one that cannot be is told as malformed
         raise _too_many(limit)
     return _msgpack_rows.decode(body)
+
+
+def _long_msgpack(body: Data, limit: int, values: int) -> Steps[list[memoryview] | None]:
+    """Return the elements unread, or None if there are more than the limit.
+
+    Raises:
+        msgspec.DecodeError: If they do not end where the body does, msgspec.ValidationError if it is no array.
+        TooLarge: If there are more values in them than possible.
+    """
+    start, count = _msgpack_head(body)
+    if not count:
+        return [*map(memoryview, _msgpack_rows.decode(body))]  # which tells at once why it is no array, or too long
+    if count > limit:
+        return None
+    ends = yield from msgpack_ends(body, start, count, values)
+    if len(ends) < count or ends[-1] > len(body):
+        raise msgspec.DecodeError("Input data was truncated")
+    if ends[-1] < len(body):
+        raise msgspec.DecodeError(f"MessagePack data is malformed: trailing characters (byte {ends[-1]})")
+    view, rows = memoryview(body), list[memoryview]()
+    for begin, end in pairwise((start, *ends)):
+        rows.append(view[begin:end])
+        if len(rows) % _STEP_ROWS == 0:
+            yield
+    return rows
+
+
+def _msgpack_head(body: Data) -> tuple[int, int]:
+    """Return how long the head of an array is, and how many elements follow; none if it is no array."""
+    first = body[0] if body else 0
+    if first & _SHORT_MASK == _SHORT:
+        return 1, first - _SHORT
+    size = 1 + _MSGPACK_LENGTHS.get(first, 0)
+    return size, int.from_bytes(body[1:size], "big")
 
 
 def _too_many(limit: int) -> TooLarge:

@@ -25,7 +25,14 @@ def test_an_array_of_more_samples_than_wanted_is_too_large_however_its_length_is
         assert [bytes(one) for one in samples_of(body, {"in": name}, limit)] == [write(n) for n in range(count)]
 
 
-def test_so_it_is_where_long_json_is_read_in_steps():
-    assert len(at_once(samples_in_steps(b"[1,[2,3],4]", 3))) == 3
+@pytest.mark.parametrize("name", FORMATS)
+def test_so_it_is_where_a_long_body_is_read_in_steps(name):
+    body = FORMATS[name]([1, [2, 3], 4])
+    assert len(at_once(samples_in_steps(body, {"in": name}, 3, 6))) == 3
     with pytest.raises(TooLarge, match="more than 2 samples"):
-        at_once(samples_in_steps(b"[1,[2,3],4]", 2))
+        at_once(samples_in_steps(body, {"in": name}, 2, 6))
+
+
+def test_values_in_samples_of_msgpack_are_counted_as_they_are_found():
+    with pytest.raises(TooLarge, match="more than 4 elements"):
+        at_once(samples_in_steps(msgspec.msgpack.encode([1, [2, 3], 4]), {"in": "msgpack"}, 3, 4))

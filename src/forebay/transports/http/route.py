@@ -233,16 +233,15 @@ class Route:
         form, limits = head.params["in"], self.elements
         if self.contract.raw_input or form not in {"json", "msgpack"}:
             return None
-        if form == "msgpack":
-            return msgpack_elements(body, limits.tensors)
-        counting = json_elements(body, limits.tensors, limits.elsewhere)
+        counting = json_elements(body, limits.tensors, limits.elsewhere) if form == "json" else None
         if self.contract.batchable and len(body) > LONG_BYTES:
-            return self._samples(counting, body)
-        return counting
+            return self._samples(counting, head, body)
+        return counting or msgpack_elements(body, limits.tensors)
 
-    def _samples(self, counting: Steps[None], body: bytes | memoryview) -> Steps[list[memoryview]]:
-        yield from counting
-        return (yield from samples_in_steps(body, self._max_samples))
+    def _samples(self, counting: Steps[None] | None, head: Head, body: bytes | memoryview) -> Steps[list[memoryview]]:
+        if counting is not None:
+            yield from counting
+        return (yield from samples_in_steps(body, head.params, self._max_samples, self.elements.tensors))
 
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
