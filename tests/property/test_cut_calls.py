@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 from typing import Any, TypedDict
 
 import numpy as np
@@ -119,30 +119,74 @@ def test_a_call_of_tensorflow_serving_that_is_cut_is_answered_as_one_that_is_not
     assert (found.status, found.body) == (expected.status, expected.body)
 
 
-@given(
-    values=st.lists(st.lists(TEXTS, min_size=2, max_size=2), min_size=1, max_size=12),
-    is_flat=st.booleans(),
-    indent=st.sampled_from([None, None, 1]),
-    part_bytes=st.integers(1, 30),
-    spoiled=st.tuples(st.integers(0, 400), st.sampled_from([b"", b"", b",", b"[", b'"', b"1", b"]"])),
-)
-@settings(max_examples=300, deadline=None)
-def test_a_list_that_is_read_in_parts_is_read_as_one(values, is_flat, indent, part_bytes, spoiled):
-    listed = [*itertools.chain.from_iterable(values)] if is_flat else values
-    data = json.dumps(listed, indent=indent).encode()
-    place, what = spoiled
-    tensor = Tensor("x", "BYTES", (len(values), 2), data[:place] + what + data[place:], is_json=True)
+def elements_of(value: Any, axes: tuple[int, ...], kind: type) -> list[Any]:
+    """The elements of lists in lists of these lengths."""
+    if not axes:
+        assert type(value) is kind or (kind is float and type(value) is int)
+        return [kind(value)]
+    assert isinstance(value, list)
+    assert len(value) == axes[0]
+    return [leaf for one in value for leaf in elements_of(one, axes[1:], kind)]
 
-    def read() -> Any:
+
+def plainly(data: bytes, shape: tuple[int, ...], kind: type) -> list[Any] | None:
+    """The elements of a list, flat or of a shape, decoded in one call; None if it is neither."""
+    for axes in (shape, (math.prod(shape),), (*shape, 1) if len(shape) == 1 else shape):
         try:
-            return to_array(as_raw(tensor)).tolist()
-        except ValidationError:
-            return None
+            return elements_of(json.loads(data), axes, kind)
+        except (AssertionError, ValueError):
+            continue
+    return None
 
-    whole = read()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lists, "PART_BYTES", part_bytes)
-        assert read() == whole
+
+@st.composite
+def lists(draw: st.DrawFn) -> tuple[bytes, tuple[int, ...], type]:
+    """A list, which may be spoiled, and the shape that it is said to have."""
+    shape = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)))
+    kind = draw(st.sampled_from([str, float]))
+    leaves = TEXTS if kind is str else st.sampled_from([1, -2.5, 1e3, math.nan, math.inf])
+    count = math.prod(shape)
+    array = np.array([*draw(st.lists(leaves, min_size=count, max_size=count)), None], object)[:-1]
+    values = (array if draw(st.booleans()) else array.reshape(shape)).tolist()
+    data = json.dumps(values, indent=draw(st.sampled_from([None, None, 1]))).encode()
+    if draw(st.booleans()):
+        place, what = draw(st.integers(0, 400)), draw(st.sampled_from([*b',[]1"', *b",[]"])).to_bytes()
+        data = data[:place] + what + data[place + draw(st.integers(0, 1)) :]
+    if draw(st.integers(0, 4)) == 0:
+        shape = tuple(draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)))
+    return data, shape, kind
+
+
+@given(given=lists(), part_bytes=st.integers(1, 30))
+@settings(max_examples=500, deadline=None)
+def test_a_list_that_is_read_in_parts_is_read_as_one(given, part_bytes):
+    data, shape, kind = given
+    tensor = Tensor("x", "BYTES" if kind is str else "FP64", shape, data, is_json=True)
+    expected = plainly(data, shape, kind)
+    if expected is not None and kind is str:
+        expected = [one.encode() for one in expected]
+    for size in (json_lists.PART_BYTES, part_bytes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json_lists, "PART_BYTES", size)
+            try:
+                found = to_array(as_raw(tensor)).ravel().tolist()
+            except ValidationError:
+                found = None
+        assert str(found) == str(expected)  # not a number is not equal to itself
+
+
+@pytest.mark.parametrize("shape", [(1, 300_000), (300_000,), (100_000, 3), (1, 2, 150_000), (1, 3)])
+def test_a_row_is_read_in_parts_however_long_it_is(shape):
+    array = np.zeros(shape if shape != (1, 3) else (1, 300_000))
+    data = json.dumps(array.tolist()).encode()
+    found = 0
+    try:
+        for part in json_lists.values_in_parts(Tensor("x", "FP32", shape, data, is_json=True), float):
+            assert len(part) <= json_lists.PART_BYTES
+            found += len(part)
+    except ValidationError:
+        assert shape == (1, 3)
+    assert found == (array.size if shape != (1, 3) else 0)  # what is too long is known at its beginning
 
 
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=4), indent=st.sampled_from([None, 1]))

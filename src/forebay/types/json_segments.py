@@ -242,7 +242,7 @@ def next_segment(data: Data, start: int, before: bytes, size: int) -> Segment:
     Raises:
         msgspec.DecodeError: If it is malformed.
     """
-    end, text, bare, is_in_text = _cut(data, start, size, before)
+    end, text, bare, is_in_text = cut(data, start, size, before)
     is_last = end == len(data)
     is_all_text = is_in_text and len(bare) == 0 and before.endswith(_TEXT)
     marks = bare.translate(None, _NO_BRACKETS)
@@ -284,8 +284,18 @@ def _open_in(marks: bytes, depth: int) -> tuple[int, bytes]:
     return closes, bytes(opening)
 
 
-def _cut(data: Data, start: int, size: int, before: bytes) -> tuple[int, bytes, bytes, bool]:
-    """Return where a segment ends, its text, the same without texts in it, and whether it ends in a text."""
+def cut(data: Data, start: int, size: int, before: bytes) -> tuple[int, bytes, bytes, bool]:
+    """Return where a segment ends, its text, the same without texts in it, and whether it ends in a text.
+
+    Args:
+        data: What it is cut off; it is not checked.
+        start: Where it begins.
+        size: Its length, unless there is no place to cut at.
+        before: What is open there; see `Segment`.
+
+    Raises:
+        msgspec.DecodeError: If there is none for `UNCUT_BYTES`.
+    """
     is_in_text = before.endswith(_TEXT)
     while True:
         text = bytes(data[start : start + size])
