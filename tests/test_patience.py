@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
 import pytest
@@ -56,26 +54,27 @@ LATE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "processes, strict, outcome",
-    [
+def test_late_tests_are_listed_and_fail_if_strict(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_them.py").write_text(TESTS)
+    cases = [
         ("2", "", "5 passed, 1 failed"),
         ("2", "1", "1 passed, 4 failed, 1 error"),
         ("0", "1", "1 passed, 4 failed, 1 error"),
-    ],
-)
-def test_late_tests_are_listed_and_fail_if_strict(tmp_path, processes, strict, outcome):
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_them.py").write_text(TESTS)
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", processes, "-p", "no:cacheprovider", "--tb=line", tmp_path],
-        env={**os.environ, "STRICT": strict, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    listed = ended.stdout.partition("passed only after more than half of their patience ==")[2].splitlines()[1:5]
-    assert [line[: len(late)] for line, late in zip(sorted(listed), LATE, strict=True)] == LATE, ended.stdout
-    counts = ended.stdout.splitlines()[-1]
-    assert {part.strip("= ") for part in counts.partition(" in ")[0].split(",")} == set(outcome.split(", "))
+    ]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-n", processes, "-p", "no:cacheprovider", "--tb=line", tmp_path],
+            env={**os.environ, "STRICT": strict, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for processes, strict, _ in cases
+    ]  # side by side, since most of their time they only wait
+    for (*_, outcome), one in zip(cases, running, strict=True):
+        told, _ = one.communicate()
+        listed = told.partition("passed only after more than half of their patience ==")[2].splitlines()[1:5]
+        assert [line[: len(late)] for line, late in zip(sorted(listed), LATE, strict=True)] == LATE, told
+        counts = told.splitlines()[-1]
+        assert {part.strip("= ") for part in counts.partition(" in ")[0].split(",")} == set(outcome.split(", "))
