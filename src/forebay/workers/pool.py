@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -64,7 +63,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
 
 
-class Pool(ABC):
+class Pool:
     """Workers of one kind that run the batches of one endpoint. Lives on one event loop.
 
     Attributes:
@@ -95,7 +94,6 @@ class Pool(ABC):
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
         self._on_idle = on_idle
 
-    @abstractmethod
     async def start(self) -> None:
         """Bring up all workers.
 
@@ -103,10 +101,11 @@ class Pool(ABC):
             ModelError: If a runner could not be opened.
             ConfigError: If its own opening says that something is written wrong.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Give a batch to an idle slot. `done` is called exactly once, on the loop, whatever happens."""
+        raise NotImplementedError
 
     def rest(self, seconds: float) -> None:
         """Block until a worker has something to say, but no longer than this; see `can_rest`."""
@@ -116,13 +115,13 @@ class Pool(ABC):
         """Tell where an entry is, as an end of the sentence that its time was over; empty if it just runs."""
         return ""
 
-    @abstractmethod
     async def stop(self, grace_s: float) -> None:
         """Let running batches end within `grace_s` seconds, then end the workers."""
+        raise NotImplementedError
 
-    @abstractmethod
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
+        raise NotImplementedError
 
 
 def not_opened(error: ForebayError) -> ForebayError:
