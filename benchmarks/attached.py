@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from forebay.workers.runner import Runner
+
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = """
 import sys
@@ -29,17 +31,11 @@ JoiningWorker(parse_address(sys.argv[1]), None, once=True).run(RunnerSpec("bench
 LARGE_BYTES = 600 * 1024
 
 
-class Echo:
+class Echo(Runner):
     """Gives back what it is given."""
-
-    def open(self, ctx):
-        pass
 
     def run(self, items):
         return [item.body for item in items]
-
-    def close(self):
-        pass
 
 
 async def run_batches(pool, bodies, count):

@@ -27,7 +27,7 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Request
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 CLIENTS = 64
@@ -40,14 +40,8 @@ MODES = {"batched": (64, True), "unbatched": (1, True), "unbatched, two cores": 
 BARS_US = {"batched": 15.0, "unbatched": 30.0, "unbatched, two cores": 30.0}
 
 
-class Nothing:
+class Nothing(Runner):
     """A runner that answers at once: what is left is the engine."""
-
-    def open(self, ctx):
-        pass
-
-    def close(self):
-        pass
 
     def run(self, items):
         return [0] * len(items)

@@ -25,7 +25,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import MemoryOrigin
 from forebay.types.call import Request
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 SIZES = (2, 4, 8, 16, 32, 64)
@@ -33,16 +33,10 @@ WAITS_MS = (0, 2, 10)
 BAR = 0.98
 
 
-class Sleeper:
-    def open(self, ctx):
-        pass
-
+class Sleeper(Runner):
     def run(self, items):
         time.sleep(even(len(items)))
         return [None] * len(items)
-
-    def close(self):
-        pass
 
 
 async def serve(endpoint, clients, window_s):

@@ -11,7 +11,7 @@ import math
 import random
 import time
 
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 
 MAX_SIZE = 64
 
@@ -34,21 +34,15 @@ CURVES = {"fixed": fixed, "linear": linear, "jumpy": jumpy}
 OBJECTIVE_MS = {"fixed": 250, "linear": 100, "jumpy": 120}
 
 
-class Sleeper:
+class Sleeper(Runner):
     """Takes as long as its curve says."""
 
     def __init__(self, curve: str) -> None:
         self.curve = CURVES[curve]
 
-    def open(self, ctx):
-        pass
-
     def run(self, items):
         time.sleep(self.curve(len(items)))
         return [None] * len(items)
-
-    def close(self):
-        pass
 
 
 def spec(curve: str) -> RunnerSpec:

@@ -13,18 +13,15 @@ from forebay.errors import InvalidRequest
 from forebay.graph.values import SKIP, Outputs, inputs_of
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
-from forebay.workers.runner import WorkerContext
+from forebay.workers.runner import Runner
 
 
-class Each:
+class Each(Runner):
     """Calls a function with the inputs of each item, or of each sample of an item that is spread."""
 
     def __init__(self, function: Callable[[dict[str, Any]], Any]) -> None:
         self.function = function
         self.batches: list[int] = []
-
-    def open(self, ctx: WorkerContext) -> None:
-        pass
 
     def run(self, items: Any) -> list[Any]:
         self.batches.append(sum(item.size for item in items))
@@ -35,9 +32,6 @@ class Each:
             return [self.function(each) for each in inputs] if isinstance(inputs, list) else self.function(inputs)
         except Exception as error:
             return failure_of(error)
-
-    def close(self) -> None:
-        pass
 
 
 def total(inputs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import asyncio
 from tests.pools.runners import note
 
 from forebay import Failure, RequestError
+from forebay.workers.runner import Runner
 
 
 class Own(BaseException):
@@ -80,14 +81,8 @@ def made(what):
 HELD = {"value_error": ValueError, "text": lambda: "text", "none": lambda: None, "no_init": NoInit, "mute": Mute}
 
 
-class Rude:
+class Rude(Runner):
     """Does what the first body says."""
-
-    def open(self, ctx):
-        pass
-
-    def close(self):
-        pass
 
     def run(self, items):
         what, *rest = items[0].body if isinstance(items[0].body, list) else ("echo",)

@@ -16,6 +16,7 @@ from pathlib import Path
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.types.call import After, Failure
 from forebay.workers.cancel import is_cancelled
+from forebay.workers.runner import Runner
 
 PATIENCE_S = 60.0
 
@@ -33,7 +34,7 @@ def note(path, text="."):
         file.write(text)
 
 
-class Told:
+class Told(Runner):
     """`run` looks at the first body only to know what the whole batch does."""
 
     def __init__(self, log=None, exits=False, hold=None):
@@ -170,17 +171,11 @@ class Told:
             note(path, "closed")
 
 
-class Numbers:
+class Numbers(Runner):
     """Takes a millisecond and a half for a batch, or until a file is there, and numbers the samples as they come."""
 
     def __init__(self):
         self.count = 0
-
-    def open(self, ctx):
-        pass
-
-    def close(self):
-        pass
 
     def run(self, items):
         time.sleep(0.0015)

@@ -13,23 +13,17 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers import inline_streams
 from forebay.workers.inline import InlinePool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 
 SOON_S = 0.02
 
 
-class Gated:
+class Gated(Runner):
     """Each stream gives its parts once its gate is open, `deaf` ones do not hear that they were cancelled."""
 
     def __init__(self):
         self.gates = {}
         self.begun = []
-
-    def open(self, ctx):
-        pass
-
-    def close(self):
-        pass
 
     def run(self, items):
         (item,) = items

@@ -33,7 +33,7 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers import frames, processes
 from forebay.workers.inline import InlinePool
-from forebay.workers.pool import CREDIT
+from forebay.workers.pool import CREDIT, Pool
 from forebay.workers.processes import ProcessPool
 from forebay.workers.runner import RunnerSpec
 from forebay.workers.seating import PORTION
@@ -232,6 +232,18 @@ def test_what_the_loop_does_with_an_answer_is_not_said_by_the_thread_that_gave_i
 
 
 # Outcomes
+
+
+@each
+def test_a_pool_has_no_more_to_say_of_a_batch_that_just_runs(kind):
+    async def main():
+        async with Rig(pool_of(kind)) as rig:
+            assert isinstance(rig.pool, Pool)
+            batch = rig.submit("a")
+            assert (rig.pool.room, rig.pool.standing, rig.pool.whereabouts(batch.entries[0])) == (None, 0, "")
+            assert await rig.outcomes(batch) == ["a"]
+
+    run(main())
 
 
 @each

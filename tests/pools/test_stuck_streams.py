@@ -19,21 +19,15 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers import together
 from forebay.workers.processes import ProcessPool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.seats import Seats
 from forebay.workers.threads import ThreadPool
 
 released = threading.Event()
 
 
-class Hanging:
+class Hanging(Runner):
     """Streams that count to two, or hang in their second step."""
-
-    def open(self, ctx):
-        pass
-
-    def close(self):
-        pass
 
     def run(self, items):
         (item,) = items

@@ -21,7 +21,7 @@ from forebay.errors import Cancelled
 from forebay.types.call import Failure
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.processes import ProcessPool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.user_code import attempt_async
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class HostedGraph(Protocol):
         ...
 
 
-class GraphRunner:
-    """A whole graph on a loop of its own, in a thread beside those that bring the requests; a `Runner`."""
+class GraphRunner(Runner):
+    """A whole graph on a loop of its own, in a thread beside those that bring the requests."""
 
     def __init__(self, make: Callable[[WorkerContext], HostedGraph]) -> None:
         """Say how the graph is made, in the loop's thread."""

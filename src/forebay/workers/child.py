@@ -58,7 +58,7 @@ def serve(connection: WorkerConnection, runner: Runner, metrics: MetricReporter 
     """Ask for batches and run them until the server says stop or is gone; look whether the model has metrics."""
     if "log" in connection.options:
         origin.set(connection)
-    connection.lends = getattr(runner, "borrows_input", False)
+    connection.lends = runner.borrows_input
     connection.ask()
     if connection.options.get("seats"):
         try:

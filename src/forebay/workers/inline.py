@@ -21,7 +21,7 @@ from forebay.workers.memory import keep_freed_memory
 from forebay.workers.phases import Laps, lap, note
 from forebay.workers.pool import Pool, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
-from forebay.workers.user_code import attempt, attempt_async, close, close_runner, do_after, settled, user_code
+from forebay.workers.user_code import attempt, attempt_async, close, close_runner_async, do_after, settled, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -80,15 +80,11 @@ class InlinePool(Pool):
         try:
             with model_log.speaking(speaker), user_code():
                 runner = self._spec.build()
-                open_async = getattr(runner, "open_async", None)
-                if open_async is None:
-                    runner.open(ctx)
-                else:
-                    await open_async(ctx)
+                await runner.open_async(ctx)
         except ForebayError as error:
             raise not_opened(error) from error
         self._runner = runner
-        self._run = run = getattr(runner, "run_async", None) or runner.run
+        self._run = run = runner.run_async
         self.idle = self._seats or self._slots
         if self._seats:
             self._streams = InlineStreams(self._seats, run, self._voice, self._seats_freed)
@@ -145,11 +141,7 @@ class InlinePool(Pool):
             for batch in list(self._tasks):
                 self._leave_behind(batch, "the server stopped before the model answered")
         if self._runner is not None:
-            close_async = getattr(self._runner, "close_async", None)
-            if close_async is None:
-                close_runner(self._runner)
-            else:
-                await close_async()
+            await close_runner_async(self._runner)
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""

@@ -26,14 +26,13 @@ from forebay.errors import BadOutcome, RunnerFailed
 from forebay.types.call import After, Failure, Item
 from forebay.types.failures import text_of, trace_of, words_of
 from forebay.types.first_use import known
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.shm import THRESHOLD_BYTES
 from forebay.workers.user_code import attempt, caught, checked
 
 if TYPE_CHECKING:
-    from forebay.types.batch import Phase
     from forebay.types.call import Outcome
-    from forebay.workers.runner import Runner, WorkerContext
+    from forebay.workers.runner import WorkerContext
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -212,8 +211,8 @@ class UnpackedItem(msgspec.Struct):
     size: int
 
 
-class PackedRunner:
-    """Runs another runner in a worker process, and is a `Runner` itself: bodies come packed and outcomes leave packed.
+class PackedRunner(Runner):
+    """Runs another runner in a worker process: bodies come packed and outcomes leave packed.
 
     A body that is a list of packed bodies, one a sample, is loaded into a list of dicts; its outcome, a list as well,
     is packed one by one.
@@ -223,11 +222,6 @@ class PackedRunner:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-
-    @property
-    def phases(self) -> Sequence[Phase]:
-        """What the runner says of its last run."""
-        return getattr(self._runner, "phases", ())
 
     def open(self, ctx: WorkerContext) -> None:
         """Load what the runner needs."""
@@ -246,7 +240,10 @@ class PackedRunner:
         if not loaded:
             return list(failures.values())
         sizes = [item.size if type(item.body) is list else None for item in loaded]
-        outcomes = checked(self._runner.run(loaded), len(loaded))
+        try:
+            outcomes = checked(self._runner.run(loaded), len(loaded))
+        finally:
+            self.phases = self._runner.phases
         return _merged([_packed(*pair) for pair in zip(outcomes, sizes, strict=True)], failures)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let runners say what a batch's time went into, while somebody listens to the timeline.
 
-A runner has two ways: it calls what `lap` holds at the end of each phase, or it leaves the phases of its last run in an
-attribute `phases`, which the worker reads right after `run`, in the same thread.
+A runner has two ways: it calls what `lap` holds at the end of each phase, or it leaves the phases of its last run in
+`Runner.phases`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.types.batch import Noted, Phase
     from forebay.workers.runner import Runner
 
@@ -43,8 +41,7 @@ lap: ContextVar[Laps | None] = ContextVar("forebay_lap", default=None)
 
 def phases_of(runner: Runner, laps: Laps) -> list[Phase]:
     """Return the phases that the runner reports for the batch it has just run."""
-    kept: Sequence[Phase] = getattr(runner, "phases", ())
-    return laps.phases or list(kept)
+    return laps.phases or list(runner.phases)
 
 
 def note(noted: Noted, runner: Runner, laps: Laps, started: float, worker: str) -> None:

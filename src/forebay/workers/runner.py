@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from forebay.errors import ConfigError
 from forebay.types.call import Item, Outcome
 
 if TYPE_CHECKING:
+    from forebay.types.batch import Phase
     from forebay.workers.together import Together
 
 
@@ -30,17 +31,26 @@ class WorkerContext(msgspec.Struct, frozen=True):
     device: str = "cpu"
 
 
-class Runner(Protocol):
+class Runner:
     """Runs batches. One runner lives in one worker; its threads, if it has several, share it.
 
-    What a runner is given is its own. One that has an attribute `borrows_input` which is true promises that nothing
-    refers to a body any more once `run` has returned (or its iterator has ended): in a worker process large bodies are
-    then views of shared memory, written over by the next batch, and not copied out of it first.
+    Attributes:
+        borrows_input: What a runner is given is its own. True promises that nothing refers to a body any more once
+            `run` has returned (or its iterator has ended): in a worker process large bodies are then views of shared
+            memory, written over by the next batch, and not copied out of it first.
+        phases: What the time of its last run went into, if it does not tell `forebay.workers.phases.lap`; read right
+            after `run`, in the same thread.
     """
+
+    borrows_input: bool = False
+    phases: Sequence[Phase] = ()
 
     def open(self, ctx: WorkerContext) -> None:
         """Load what is needed; raising stops the worker with that reason."""
-        ...
+
+    async def open_async(self, ctx: WorkerContext) -> None:
+        """Load what is needed for a worker that is a loop."""
+        self.open(ctx)
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
         """Run a batch.
@@ -53,11 +63,18 @@ class Runner(Protocol):
         Raises:
             Exception: Fails the whole batch.
         """
-        ...
+        raise NotImplementedError
+
+    def run_async(self, items: Sequence[Item]) -> Any:
+        """Run a batch on a loop: return the same as `run`, or what has to be awaited for it."""
+        return self.run(items)
 
     def close(self) -> None:
         """Release what `open` took."""
-        ...
+
+    async def close_async(self) -> None:
+        """Release what `open_async` took."""
+        self.close()
 
 
 class RunnerSpec(msgspec.Struct, frozen=True):

@@ -213,6 +213,12 @@ def close_runner(runner: Runner) -> None:
     _log("a worker could not unload its model", caught(runner.close)[1])
 
 
+async def close_runner_async(runner: Runner) -> None:
+    """Close a runner on a loop, in the same way."""
+    if type(failed := await attempt_async(runner.close_async)) is Failure:
+        _log("a worker could not unload its model", failed.error)
+
+
 def _log(what: str, raised: BaseException | None) -> None:
     if raised is not None:
         error = failure_of(raised).error

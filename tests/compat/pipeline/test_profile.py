@@ -29,22 +29,19 @@ from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, P
 from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, Tracer, TracerFile
 from forebay.workers.objects import packed
 from forebay.workers.processes import ProcessPool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 EVENT = r"(?:prep|midp|postp)#\[(?:bow|cnn)\|0\]_[01]:\d{16}"
 OP_LINE = re.compile(rf"PROFILE\tpid:(\d+)\t{EVENT}(?: {EVENT}){{5}}\n")
 
 
-class Op:
+class Op(Runner):
     """Keeps its phases as the runner of an op does."""
 
     def __init__(self, name):
         self.name = name
         self.phases = []
-
-    def open(self, ctx):
-        pass
 
     def run(self, items):
         self.phases = []
@@ -54,9 +51,6 @@ class Op:
                 time.sleep(0.002)
                 self.phases.append((self.name, phase, started, time.monotonic(), item.params["data_id"]))
         return [next(iter(inputs_of(item).values())) for item in items]
-
-    def close(self):
-        pass
 
 
 def op(name):

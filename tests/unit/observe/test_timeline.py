@@ -31,16 +31,13 @@ from forebay.workers import frames
 from forebay.workers.inline import InlinePool
 from forebay.workers.phases import lap
 from forebay.workers.processes import ProcessPool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 from forebay.workers.worker_slot import WorkerSlot
 
 
-class Laps:
+class Laps(Runner):
     """A runner that ends its phases one by one."""
-
-    def open(self, ctx):
-        pass
 
     def run(self, items):
         ended = lap.get()
@@ -50,9 +47,6 @@ class Laps:
             ended("preprocess")
             ended("predict")
         return [item.body for item in items]
-
-    def close(self):
-        pass
 
 
 class Keeps(Laps):

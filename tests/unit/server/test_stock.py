@@ -26,7 +26,7 @@ from forebay.server.stock import Stock
 from forebay.server.stock_offer import FIRST_PAUSE_S, Stocked
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.workers.inline import InlinePool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 
 
 class Files:
@@ -60,12 +60,9 @@ class Files:
         return Served(Endpoint(config, BatchConfig(), pool), Contract())
 
 
-class Says:
+class Says(Runner):
     def __init__(self, text):
         self.text = text
-
-    def open(self, ctx):
-        pass
 
     async def run_async(self, items):
         for item in items:

@@ -16,11 +16,11 @@ from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.workers.inline import InlinePool
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 
-class Tells:
+class Tells(Runner):
     """Answers with what it was made with, once it may."""
 
     def __init__(self, version, until=None, problem=None):

@@ -21,7 +21,7 @@ from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Failure, Request
 from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 
 
 def clocked(test):
@@ -38,15 +38,9 @@ def clocked(test):
     return run
 
 
-class Echo:
-    def open(self, ctx):
-        pass
-
+class Echo(Runner):
     def run(self, items):
         return [item.body for item in items]
-
-    def close(self):
-        pass
 
 
 class Desk:

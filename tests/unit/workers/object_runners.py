@@ -13,9 +13,10 @@ from forebay.errors import InvalidRequest
 from forebay.serving.models.model import load_module
 from forebay.types.call import After, Failure
 from forebay.workers.objects import Outputs
+from forebay.workers.runner import Runner
 
 
-class Doing:
+class Doing(Runner):
     """Does with each item what its input `do` says; `path` is a file of the user's to load."""
 
     def __init__(self, path=None):
@@ -26,9 +27,6 @@ class Doing:
     def open(self, ctx):
         if self.path:
             self.module = load_module(Path(self.path))
-
-    def close(self):
-        pass
 
     def run(self, items):
         return [self.one(item) for item in items]

@@ -16,11 +16,11 @@ from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.outputs import Held
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 
 def model_of(function: Callable[..., Any], *, batched: bool) -> type[Model]:
@@ -191,18 +191,12 @@ class Results:
         )
 
 
-class FirstRunner:
+class FirstRunner(Runner):
     """Returns the first input that came, as it is: packed values stay packed."""
-
-    def open(self, ctx: WorkerContext) -> None:
-        """Nothing is needed."""
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Run a batch; the inputs stand in the order of their ports."""
         return [next(iter(item.body.values())) for item in items]
-
-    def close(self) -> None:
-        """Nothing was taken."""
 
 
 def _samples(items: Sequence[Item], sample: Callable[[Mapping[str, Any]], Any]) -> Samples:

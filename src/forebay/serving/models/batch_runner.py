@@ -26,6 +26,7 @@ from forebay.types.context import PARAM, context_of
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.coroutines import Coroutines
 from forebay.workers.phases import lap
+from forebay.workers.runner import Runner
 from forebay.workers.together import SideBySide
 from forebay.workers.user_code import aclose, attempt, attempt_async, close, one_each
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.workers")
 
 
-class BatchRunner(ABC):
+class BatchRunner(Runner, ABC):
     """A `Runner` for one model class; subclasses read bodies and write outcomes.
 
     Attributes:
@@ -94,13 +95,7 @@ class BatchRunner(ABC):
         self.awaits = any(map(may_await, functions))
         # A decorator may wait for what it wraps by `asyncio.run`, which is refused where a loop runs.
         self._calls_apart = self.awaits and not settings.streams and not any(map(awaits, functions))
-        if self.awaits:
-            self.run_async = self._run_async
-            if not self._calls_apart:
-                self.run = self._run_blocking
-        if any(may_await(getattr(model_class, name, None)) for name in ("load", "unload")):
-            self.open_async = self._open_async
-            self.close_async = self._close_async
+        self._blocks = self.awaits and not self._calls_apart
 
     @abstractmethod
     def _decoded(self, items: Sequence[Item]) -> Samples:
@@ -142,19 +137,22 @@ class BatchRunner(ABC):
         self._model, self._predict = None, _not_open
         self._preprocess = self._postprocess = None
 
-    async def _open_async(self, ctx: WorkerContext) -> None:
-        """Do the same on a loop that runs already."""
+    async def open_async(self, ctx: WorkerContext) -> None:
+        """Make the model and load it on a loop that runs already."""
         loaded = self._load(ctx)
         if inspect.isawaitable(loaded):
             await loaded
         self._told_of_settings(ctx)
         self._loaded()
 
-    async def _close_async(self) -> None:
-        unloaded = self._unload()
-        if inspect.isawaitable(unloaded):
-            await unloaded
-        self.let_go()
+    async def close_async(self) -> None:
+        """Drop the model on a loop that runs already."""
+        try:
+            unloaded = self._unload()
+            if inspect.isawaitable(unloaded):
+                await unloaded
+        finally:
+            self.let_go()
 
     def _load(self, ctx: WorkerContext) -> Any:
         self._worker = ctx.index
@@ -196,6 +194,8 @@ class BatchRunner(ABC):
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
         """Run a batch; see `Runner.run`."""
+        if self._blocks:
+            return self._run_blocking(items)
         ended = lap.get()
         batch = self._read(items)
         if self._preprocess is not None:
@@ -220,6 +220,10 @@ class BatchRunner(ABC):
         if ended is not None:
             ended("postprocess")
         return outcomes
+
+    def run_async(self, items: Sequence[Item]) -> Any:
+        """Run a batch on a loop; only what may await is a coroutine there."""
+        return self._run_async(items) if self.awaits else self.run(items)
 
     async def _run_async(
         self, items: Sequence[Item], wait: Callable[[Any], Any] | None = None

@@ -25,6 +25,7 @@ from forebay.serving.models.unreadable import FILE_BODY, ONE_BODY, refusal
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS, Failure, Last, Media, written_in
 from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -277,20 +278,14 @@ class ModelRunner(BatchRunner):
         return failure
 
 
-class MethodsRunner:
-    """A `Runner` for several methods of one model, which is loaded once; a batch is for one of them."""
+class MethodsRunner(Runner):
+    """Runs several methods of one model, which is loaded once; a batch is for one of them."""
 
     def __init__(self, predict: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
         """Prepare `predict` for requests that name no method, and the other methods by their names."""
         self._predict = predict
         self._others = others
-        runners = [predict, *others.values()]
-        self.borrows_input = all(runner.borrows_input for runner in runners)
-        if any(hasattr(runner, "run_async") for runner in runners):
-            self.run_async = self._run_either
-        if hasattr(predict, "open_async"):
-            self.open_async = self._open_async
-            self.close_async = self._close_async
+        self.borrows_input = all(runner.borrows_input for runner in (predict, *others.values()))
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""
@@ -306,11 +301,13 @@ class MethodsRunner:
         self._let_go()
         self._predict.close()
 
-    async def _open_async(self, ctx: WorkerContext) -> None:
+    async def open_async(self, ctx: WorkerContext) -> None:
+        """Make the model and load it on a loop that runs already."""
         await self._predict.open_async(ctx)
         self._share()
 
-    async def _close_async(self) -> None:
+    async def close_async(self) -> None:
+        """Drop the model on a loop that runs already."""
         self._let_go()
         await self._predict.close_async()
 
@@ -318,10 +315,9 @@ class MethodsRunner:
         for runner in self._others.values():
             runner.let_go()
 
-    def _run_either(self, items: Sequence[Item]) -> Any:
-        """Run a batch on a loop that is already running; a method that is no coroutine function needs no task there."""
-        runner = self._asked(items)
-        return getattr(runner, "run_async", runner.run)(items)
+    def run_async(self, items: Sequence[Item]) -> Any:
+        """Run a batch on a loop; a method that is no coroutine function needs no task there."""
+        return self._asked(items).run_async(items)
 
     def _share(self) -> None:
         for runner in self._others.values():

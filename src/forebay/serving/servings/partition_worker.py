@@ -19,6 +19,7 @@ from forebay.serving.servings.definition import Serving
 from forebay.serving.servings.packing import pack, unpack
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.types.served_file import TARGET_PREFIX
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MAX_EVENTS = 16
 """Values of hooks that a running function is ahead of what was sent."""
 
 
-class PartitionRunner:
+class PartitionRunner(Runner):
     """Runs packed batches on one partition."""
 
     def __init__(self, serving: Serving[Any, Any], options: Mapping[str, Any], index: int) -> None:
@@ -64,9 +65,6 @@ class PartitionRunner:
             return [_packed(execution.run(batch, index, lent=self.borrows_input), rows)]
         lent = self.borrows_input
         return ([packed] for packed in _while_running(lambda sink: execution.run(batch, index, sink, lent=lent), rows))
-
-    def close(self) -> None:
-        """Release nothing: the process ends."""
 
 
 def _packed(executed: Executed, rows: int) -> bytearray:

@@ -35,6 +35,7 @@ from forebay.serving.servings.packing import LEARNED
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.tensor_face import TENSORS, TensorFace, tensors_of
 from forebay.types.call import ROWS, Failure, Media, written_in
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import attempt
 
 log = logging.getLogger("forebay.requests")
@@ -54,7 +55,7 @@ MOST_ROOM: Final = 8
 """And how many times as much as the texts have, where these are more."""
 
 
-class RequestRunner:
+class RequestRunner(Runner):
     """Runs requests on one partition of a serving."""
 
     def __init__(self, serving: Serving[Any, Any], workers: int, batch_size: int, *, has_device: bool = False) -> None:

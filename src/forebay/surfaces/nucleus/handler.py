@@ -24,6 +24,7 @@ from forebay.types.failures import text_of, trace_of
 from forebay.types.first_use import known
 from forebay.types.signature import signature_of
 from forebay.workers.coroutines import Coroutines
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Arguments(msgspec.Struct, frozen=True):
         return function(*[values[value] for value in self.positional], **keywords)
 
 
-class HandlerHost:
+class HandlerHost(Runner):
     """What runners with a handler have in common; the threads of a worker share one."""
 
     borrows_input = True  # bodies are copied

@@ -23,7 +23,7 @@ from forebay.surfaces.ovms.linker import read_layout
 from forebay.surfaces.ovms.model_nodes import InferenceRunner
 from forebay.surfaces.ovms.model_versions import ModelEntry
 from forebay.surfaces.ovms.passing import PassingRunner
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from forebay.surfaces.ovms.config import GraphEntry
     from forebay.surfaces.ovms.layout import InferenceNode
     from forebay.surfaces.ovms.model_nodes import SharedModels
-    from forebay.workers.runner import Runner
 
 THREADS: Final = 8
 """Threads that call one handler at a time, if nobody says."""
@@ -87,7 +86,8 @@ def serve_graph(
     }
     for name, node in layout.inference.items():
         model = sessions[name]
-        runner = _Missing() if model is None else InferenceRunner(node, model, models)
+        # No request comes as far as a model that is not there.
+        runner = Runner() if model is None else InferenceRunner(node, model, models)
         at_a_time = 1 if model is None else model.options.requests
         endpoints[name] = _endpoint(f"{entry.name}/{name}", runner, at_a_time, overrides.stuck_s)
     for name, called in layout.passing.items():
@@ -167,17 +167,3 @@ def _labels(layout: GraphLayout) -> Mapping[str, Sequence[str]]:
     labels = {name: [node.handler.rpartition("/")[2]] for name, node in layout.python.items()}
     labels |= {name: ["reads the tensor"] for name in layout.passing}
     return labels | {name: [f"model {node.servable}"] for name, node in layout.inference.items()}
-
-
-class _Missing:
-    """Stands in for a model that is not there; no request gets so far."""
-
-    def open(self, ctx: object) -> None:
-        """Nothing is needed."""
-
-    def run(self, items: Sequence[object]) -> Sequence[object]:
-        """Never be called."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing was taken."""

@@ -27,6 +27,7 @@ from forebay.surfaces.ovms.tensor import PyTensor, check_numbers, check_writable
 from forebay.surfaces.ovms.values import ExecutionFailed, as_python, wants_in_json
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import attempt, caught, close
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ class Modules:
                 self._folders.clear()
 
 
-class HandlerRunner:
-    """A `Runner` for a Python node. Bodies are dicts of packets by port."""
+class HandlerRunner(Runner):
+    """Runs a Python node. Bodies are dicts of packets by port."""
 
     def __init__(self, node: PythonNode, modules: Modules) -> None:
         self._node = node

@@ -18,6 +18,7 @@ from forebay.server.config import Overrides
 from forebay.surfaces.ovms.fitting import Ports, bound
 from forebay.surfaces.ovms.model_versions import StoredModels
 from forebay.surfaces.ovms.values import ExecutionFailed, as_array
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import attempt, caught
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ def _unloaded(entry: ModelEntry, problem: BaseException) -> ModelError:
     return ModelError(f"the model '{entry.name}' ({entry.path}) cannot be loaded: {why}")
 
 
-class InferenceRunner:
-    """A `Runner` for such a node. Bodies are dicts of packets by port, and so are results."""
+class InferenceRunner(Runner):
+    """Runs such a node. Bodies are dicts of packets by port, and so are results."""
 
     def __init__(self, node: InferenceNode, entry: ModelEntry, models: SharedModels) -> None:
         self._node = node

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.arrays.tensors import as_json, as_raw
 from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.values import wants_in_json
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
@@ -15,25 +16,18 @@ if TYPE_CHECKING:
 
     from forebay.types.call import Item, Outcome
     from forebay.types.tensor import Tensor
-    from forebay.workers.runner import WorkerContext
 
 
-class PassingRunner:
-    """A `Runner` for such a node. Bodies are one packet by its port, and results are tensors."""
+class PassingRunner(Runner):
+    """Runs such a node. Bodies are one packet by its port, and results are tensors."""
 
     def __init__(self, called: str) -> None:
         """Say what answers call the tensor."""
         self._called = called
 
-    def open(self, ctx: WorkerContext) -> None:
-        """Nothing is needed."""
-
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Read each tensor, and write what one answer wants in JSON."""
         return [attempt(self._read, item) for item in items]
-
-    def close(self) -> None:
-        """Nothing was taken."""
 
     def _read(self, item: Item) -> Tensor:
         """Return a tensor as its answer holds it.

@@ -15,6 +15,7 @@ from forebay.surfaces.ventu.pages import reply_to
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.types.signature import signature_of
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _model_of(value: Any) -> Ventu | None:
     return None
 
 
-class VentuBatchRunner:
+class VentuBatchRunner(Runner):
     """Answers batches with `[status, media type, body]` for each request.
 
     A model that only has `inference` is asked for one result after the other.

@@ -17,7 +17,7 @@ from forebay.surfaces.ventu.asgi import HEALTH, VentuHttp
 from forebay.surfaces.ventu.pages import ServicePages
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.server import Server
-from forebay.workers.runner import RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.service import Service
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 log = logging.getLogger("ventu.service")
 
@@ -67,21 +66,15 @@ def serve(model: Ventu, host: str, port: int, threads: int) -> None:
     Server(app, listener, drain_s=DRAIN_S, ready=ready).run()
 
 
-class SingleRunner:
-    """Runs each request by itself, with `inference`."""
+class SingleRunner(Runner):
+    """Runs each request by itself, with `inference` of a model that is there and is somebody else's."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def open(self, ctx: WorkerContext) -> None:
-        """Do nothing: the model is there."""
-
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Answer each item; see `Runner.run`."""
         return [self._answer(item) for item in items]
-
-    def close(self) -> None:
-        """Do nothing: the model is somebody else's."""
 
     def _answer(self, item: Item) -> Any:
         return self._service.is_well() if item.params == HEALTH else self._service.answer(item.body)

@@ -13,12 +13,12 @@ from forebay.graph.values import inputs_of
 from forebay.repository.watching import one_version
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
+from forebay.workers.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forebay.surfaces.pipeline.ops.runner import OpRunner
-    from forebay.types.batch import Phase
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
@@ -60,8 +60,8 @@ class Loaded(msgspec.Struct):
     size: int
 
 
-class StoringRunner:
-    """Runs an op that uses the store; a `Runner`.
+class StoringRunner(Runner):
+    """Runs an op that uses the store.
 
     The op's own store is told which requests are worked on. If the configuration names a store, large values in the
     results go there automatically, and come back for the ops that read them.
@@ -78,8 +78,6 @@ class StoringRunner:
         self._runner = runner
         self._offloads_to = offloads_to
         self._one_by_one = one_by_one
-        self.phases: list[Phase] = []
-        """When each sample of the last batch was in which hook."""
 
     def open(self, ctx: WorkerContext) -> None:
         """Initialise the op."""
@@ -96,7 +94,7 @@ class StoringRunner:
         _runs.set([run_of(item.params) for item in items])
         with one_version():
             outcomes = self._runner.run(items) if self._offloads_to is None else self._run(items, self._offloads_to)
-        self.phases += self._runner.phases
+        self.phases = [*self.phases, *self._runner.phases]
         for outcome in outcomes:
             if type(outcome) is Failure:
                 _let_go(outcome.error)

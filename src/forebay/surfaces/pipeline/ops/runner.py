@@ -28,11 +28,11 @@ from forebay.surfaces.pipeline.script import not_imported
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.hanging_calls import BoundedCalls, Late
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.op import Op
-    from forebay.types.batch import Phase
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 
@@ -209,15 +209,14 @@ class _Sample(msgspec.Struct):
         return self.log_id or self.data_id
 
 
-class OpRunner:
-    """A `Runner` for one worker of an op.
+class OpRunner(Runner):
+    """Runs an op in one worker.
 
     Attributes:
         phases: When each sample of the last batch was in which hook: `prep`, `midp` and `postp`.
     """
 
     def __init__(self, instances: OpInstances) -> None:
-        self.phases: list[Phase] = []
         self._instances = instances
         self._settings = instances.settings
         self._calls = BoundedCalls()
@@ -421,7 +420,7 @@ class OpRunner:
     def _note(self, phase: str, started: float, samples: Sequence[_Sample]) -> None:
         ended = time.monotonic()
         name = self._instances.op.name
-        self.phases += [(name, phase, started, ended, sample.data_id) for sample in samples]
+        self.phases = [*self.phases, *((name, phase, started, ended, sample.data_id) for sample in samples)]
 
 
 def _splitter(rows: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
