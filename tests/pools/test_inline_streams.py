@@ -25,7 +25,7 @@ class Gated(Runner):
         self.gates = {}
         self.begun = []
 
-    def run(self, items):
+    def run_async(self, items):
         (item,) = items
         name = item.body.decode()
         self.begun.append(name)
