@@ -181,8 +181,8 @@ def test_who_does_not_say_hello_is_hung_up_on(tmp_path, said, words, reason):
     [
         ([["ready"]], "while it is idle"),
         ([["hello", frames.VERSION, TOKEN]], "while it is idle"),
-        ([["result", 1, ["x"], None, 0.0, True]], "which it was not given"),
-        ([["part", 1, ["x"], None]], "which it was not given"),
+        ([["result", 1, ["x"], None, 0.0, True]], "while it is idle"),
+        ([["round", 1, [[1, ["x"], None]], []]], "while it is idle"),
         ([["failed", "ModelError", "late", None, ""]], "not a message"),
         ([["nonsense"]], "not a message"),
         ([[]], "does not speak"),
@@ -218,7 +218,7 @@ def test_an_idle_worker_that_speaks_out_of_turn_is_hung_up_on(tmp_path, said, wo
         lambda number: ["result", number, ["refuse me"], None, 0.0, True],
         lambda number: ["result", number + 1, ["x"], None, 0.0, True],
         lambda number: ["result", number],
-        lambda number: ["part", number, ["x"], None],
+        lambda number: ["round", 1, [[number, ["x"], None]], []],
         lambda number: ["ready"],
         lambda number: ["nonsense"],
     ],
@@ -291,7 +291,7 @@ def test_bytes_without_end_where_a_hello_belongs_are_cut_off(tmp_path, said, clo
     assert "did not say what it is within 15 s" in said()
 
 
-@pytest.mark.parametrize("words", [[], [b"\0"], [frames.encode(["hello", 1, TOKEN])[:-1]]])
+@pytest.mark.parametrize("words", [[], [b"\0"], [frames.encode(["hello", frames.VERSION, TOKEN])[:-1]]])
 def test_silence_is_cut_off(tmp_path, said, clock, words):
     async def main():
         async with Scene(tmp_path, limits=VisitorLimits(hello_s=LIMIT_S)) as scene:
@@ -388,7 +388,7 @@ def test_a_stream_that_comes_slowly_does_not_hang_and_one_that_ends_coming_does(
             for come in range(1, 6):
                 clock.forward(LIMIT_S / 2)
                 await turns()
-                peer.say(["part", number, [b"p"], None])
+                peer.say(["round", come, [[number, [b"p"], None]], []])
                 await eventually(lambda come=come: len(sink.parts) == come)
             clock.forward(LIMIT_S)
             assert codes(await scene.rig.outcomes(batch)) == [Code.UNAVAILABLE]  # begun streams are not begun again
@@ -401,14 +401,13 @@ def test_a_worker_that_waits_for_slow_clients_does_not_hang(tmp_path, clock):
         sink = Sink()
         async with Scene(tmp_path, hang_s=LIMIT_S) as scene:
             batch, peer, number = await scene.busy("x", on_parts=sink)
-            peer.say(*[["part", number, [b"p"], None]] * 16)
+            peer.say(*(["round", come, [[number, [b"p"], None]], []] for come in range(1, 17)))
             await eventually(lambda: len(sink.held) == 16)
             for _ in range(3):
                 clock.forward(LIMIT_S)
                 await turns()
             sink.let_go()
-            assert await peer.hear() == ["credit", 8]
-            assert await peer.hear() == ["credit", 8]
+            assert await peer.hear() == ["go", 16, [], [], [[number, 8], [number, 8]]]
             peer.say(["result", number, [None], None, 0.0, True])
             assert await scene.rig.outcomes(batch) == [None]
 
@@ -954,7 +953,10 @@ def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, mo
 @pytest.mark.parametrize(
     "words, reason",
     [
-        (["ready", False], "it does not speak the protocol: it answers batch 7, which it was not given"),
+        (
+            ["ready", False],
+            "it does not speak the protocol: 'result' is not a message of the protocol while it is idle",
+        ),
         (["failed", "RunnerFailed", "no such file", None, ""], "it could not load the model of 'told': no such file"),
     ],
 )
@@ -1011,7 +1013,7 @@ def test_a_batch_that_a_worker_never_read_was_not_tried_whenever_it_ended(monkey
         pool = AttachedPool("told", grace_s=None)
         monkeypatch.setattr(pool, "greeted", lambda slot, _about: (setattr(slot, "worker", id(slot)), slot.open({})))
         batch, answers = EntryBatch(entries=[Request(body=bytes(4_000_000), reply=print)], key=None, rows=1), []
-        greeting = frames.encode(["hello", 1, {"worker": "w" * 16}]) + frames.encode(["ready"])
+        greeting = frames.encode(["hello", frames.VERSION, {"worker": "w" * 16}]) + frames.encode(["ready"])
 
         def submit():
             pool.submit(batch, lambda _batch, outcomes: answers.append(outcomes))
@@ -1075,7 +1077,9 @@ def test_a_batch_that_ends_every_worker_that_begins_to_read_it_is_given_to_a_few
             line, slot = Falling(), WorkerSlot(pool)
             line.set_protocol(slot)
             slot.connection_made(line)
-            slot.data_received(frames.encode(["hello", 1, {"worker": "w" * 16}]) + frames.encode(["ready"]))
+            slot.data_received(
+                frames.encode(["hello", frames.VERSION, {"worker": "w" * 16}]) + frames.encode(["ready"])
+            )
             if not deaths:
                 pool.submit(EntryBatch(entries, None, samples), lambda _batch, outcomes: answers.append(outcomes))
             deaths += 1
@@ -1095,7 +1099,7 @@ def test_a_stream_that_lost_its_worker_waits_for_a_seat_of_another(monkeypatch):
         first, second = WorkerSlot(pool), WorkerSlot(pool)
         for slot in (first, second):
             slot.connection_made(Line())
-            hello = ["hello", 1, {"worker": "w" * 16, "seats": True}]
+            hello = ["hello", frames.VERSION, {"worker": "w" * 16, "seats": True}]
             slot.data_received(frames.encode(hello) + frames.encode(["sit"]))
         lost, other = (EntryBatch([Request(body=b"x", reply=print)], "a", 1) for _ in range(2))
         pool.submit(lost, print)
@@ -1123,7 +1127,7 @@ words = st.recursive(
     ),
     max_leaves=8,
 )
-kinds = st.sampled_from(["hello", "proof", "ready", "result", "part", "failed", "leaving", "batch", "stop", ""])
+kinds = st.sampled_from(["hello", "proof", "ready", "result", "round", "failed", "leaving", "batch", "stop", ""])
 spoken = st.tuples(kinds, st.lists(words | st.integers(0, 3) | st.just("mine"), max_size=5)).map(
     lambda said: [said[0], *said[1]]
 )
@@ -1151,7 +1155,9 @@ def test_nothing_that_is_said_raises_and_every_batch_is_answered_once(has_greete
         data = b""
         for message in said:
             if isinstance(message, list) and line.protocol is not None:
-                data += frames.encode([line.protocol.batch_id if word == "mine" else word for word in message])
+                data += frames.encode(
+                    [next(iter(line.protocol.seating.open), 0) if word == "mine" else word for word in message]
+                )
             else:
                 data += message if isinstance(message, bytes) else frames.encode(message)
         for start in range(0, len(data), cut):

@@ -1290,7 +1290,7 @@ def test_a_batch_whose_worker_cannot_return_is_answered_at_stop(tmp_path):
         frames.encode([]),
         frames.encode(7),
         frames.encode({"__reduce__": 1}),
-        frames.encode(["result", 1, [], None, 0.0, True]) + frames.encode(["part", 1, [], None]) + frames.encode(["x"]),
+        frames.encode(["result", 1, [], None, 0.0, True]) + frames.encode(["round", 1, [], []]) + frames.encode(["x"]),
     ],
 )
 def test_who_does_not_speak_the_protocol_is_hung_up_on(said):

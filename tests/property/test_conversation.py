@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import random
+import re
 import zlib
 from types import SimpleNamespace
 
@@ -14,11 +16,14 @@ import msgspec
 import pytest
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge
-from forebay.types.batch import EntryBatch
+from forebay.types.batch import EntryBatch, Noted
 from forebay.types.call import Failure, Media, Request
 from forebay.workers import conversation, frames
 from forebay.workers.attached import AttachedPool
-from forebay.workers.conversation import MAY_SAY, Conversation
+from forebay.workers.conversation import Conversation
+from forebay.workers.conversation_state import BEGIN, CLOSE, TABLE, UNREADY
+from forebay.workers.pool import CREDIT
+from forebay.workers.seating import PORTION
 from forebay.workers.slot_pool import running
 from forebay.workers.worker_events import (
     Counted,
@@ -28,7 +33,6 @@ from forebay.workers.worker_events import (
     Kept,
     Leaving,
     Logged,
-    Part,
     Ready,
     Result,
     Violation,
@@ -36,7 +40,7 @@ from forebay.workers.worker_events import (
 from forebay.workers.worker_slot import WorkerSlot
 
 RUNS = 400
-EVENTS = {Hello, Ready, Failed, Part, Result, Heard, Kept, Leaving, Logged, Counted, Violation}
+EVENTS = {Hello, Ready, Failed, Result, Heard, Kept, Leaving, Logged, Counted, Violation}
 ODD = [
     None, True, -1, 0, 1, 2**63, 1.5, math.nan, math.inf, "", "x", "ready", b"", b"x" * 9, [], [[]], {},
     {0: 1}, {None: {}}, {"worker": []}, {0: ["ModelError", "m", None, ""]},
@@ -49,7 +53,6 @@ KINDS = [
     "hello",
     "ready",
     "failed",
-    "part",
     "result",
     "keeps",
     "leaving",
@@ -99,8 +102,9 @@ class Worker:
         self.rounds = 0
 
     def a_round(self, talk):
-        """Parts of some that sit, and the end of others."""
+        """Parts of some that sit, and the end of others; the end of one that runs alone is a result."""
         dice = self.dice
+        may_end = talk.seating.seats > 0
         parts, ended = [], []
         for name, sitting in talk.seating.open.items():
             count = len(sitting.batch.entries)
@@ -108,7 +112,7 @@ class Worker:
             if dice.random() < 0.2:
                 mates = [one for one, sitting in talk.seating.open.items() if len(sitting.batch.entries) == 1]
                 parts.append([mates, self.outcomes(len(mates), shares=False)[0], None])
-            if dice.random() < 0.3:
+            if may_end and dice.random() < 0.3:
                 media = {0: "image/png"} if dice.random() < 0.2 else None
                 found = [b"y"] * count if media else self.outcomes(count, shares=False)[0]
                 ended.append([name, found, None, 0.1, media])
@@ -124,18 +128,17 @@ class Worker:
     def fitting(self, state, talk):
         """A message that belongs into this state."""
         dice = self.dice
-        not_now = {"leaving"} if talk.is_leaving else set()
-        not_now |= {"keeps"} if talk._has_kept else set()
-        not_now.add("sit" if talk.seating is None else "ready")
-        kind = dice.choice([kind for kind in MAY_SAY[state] if kind not in not_now] or [None])
-        found, failures = self.outcomes(talk._count, talk._shared is not None)
-        if kind == "part" and not talk._streams:
+        kind = dice.choice([kind for kind in TABLE[state] if kind not in {BEGIN, CLOSE, *talk._barred}] or [None])
+        name, sitting = next(iter(talk.seating.open.items()), (0, None))
+        count = 0 if sitting is None else len(sitting.batch.entries)
+        found, failures = self.outcomes(count, talk._shared is not None)
+        if kind == "round" and state == "busy" and sitting.batch.on_steps is None:
             kind = "result"
         told = [[1.0, [["w", "p", 1.0, 2.0, -1]]]] if dice.random() < 0.3 else []
         return {
             "hello": [
                 "hello",
-                1,
+                frames.VERSION,
                 {"worker": "w" * 16, "pid": 7, "shares": dice.random() < 0.8, "phases": True, "seats": True},
             ],
             "sit": ["sit"],
@@ -144,12 +147,11 @@ class Worker:
             "failed": ["failed", "ModelError", "no", None, ""],
             "keeps": ["keeps"],
             "leaving": ["leaving"],
-            "part": ["part", talk.batch_id, found, failures],
-            "result": ["result", talk.batch_id, found, failures, 0.1, True, *told],
-            "unready result": ["result", talk.batch_id, found, failures, 0.1, False, *told],
+            "result": ["result", name, found, failures, 0.1, True, *told],
+            UNREADY: ["result", name, found, failures, 0.1, False, *told],
             "log": [
                 "log",
-                dice.choice([0, talk.batch_id]),
+                dice.choice([0, name]),
                 ["name", 20, 1.5, "text", "trace", {"a": 1}][: 4 + dice.randrange(3)],
             ],
             "metrics": ["metrics", b"x"],
@@ -163,7 +165,7 @@ class Worker:
         if dice.random() < self.nonsense:
             how = dice.randrange(6)
             if how == 0 or message is None:
-                message = [dice.choice(KINDS), *dice.choices([*ODD, talk.batch_id], k=dice.randrange(7))]
+                message = [dice.choice(KINDS), *dice.choices([*ODD, *talk.seating.open], k=dice.randrange(7))]
             elif how == 1:
                 message = [one if dice.random() < 0.7 else dice.choice(ODD) for one in message]
             elif how == 2:
@@ -197,10 +199,9 @@ def talk_with(seed, nonsense):
     for now in range(40):
         state = talk.state
         if state == "idle" and not talk.is_leaving and dice.random() < 0.7:
-            bodies = [b"x"] * dice.randint(1, 3)
-            streams, asks = dice.random() < 0.5, dice.random() < 0.5
-            assert talk.begin(bodies, {}, None, streams=streams, asks=asks, now=float(now))
-            begun.append(talk.batch_id)
+            batch = a_batch(dice)
+            assert talk.begin(batch, print, [b"x"] * len(batch.entries), {}, None, float(now))
+            begun += talk.seating.open
         if state == "seated" and dice.random() < 0.8:
             sit_or_leave(dice, talk, seated)
             assert msgspec.msgpack.decode(talk.go(float(now))[4:])[0] == "go"
@@ -209,31 +210,30 @@ def talk_with(seed, nonsense):
             for event in talk.feed(piece, float(now)):
                 seen.append(type(event))
                 assert type(event) in EVENTS
-                assert talk.state in MAY_SAY
+                assert talk.state in TABLE
                 assert before != "gone"
                 if type(event) is Hello:
                     assert msgspec.msgpack.decode(talk.open({"log": 20}, memory)[4:])[0] == "open"
                 elif type(event) is Result:
-                    assert before in {"busy", "streaming"}
-                    assert 0.0 <= event.seconds < math.inf
-                    answered.append(talk.batch_id)
+                    assert before == "busy"
+                    assert 0.0 <= event.sitting.batch.model_s < math.inf
+                    answered.append(event.sitting.name)
                     owns(event.outcomes)
-                elif type(event) is Part:
-                    owns(event.parts)
-                    talk.grant(talk.batch_id, float(now))
-                    talk.grant(talk.batch_id - 1, float(now))
                 elif type(event) is Heard:
+                    owns([part for _, part in event.parts])
                     talk.seating.hear(event.parts, event.ended, lambda rows: None, lambda: None)
+                    talk.go(float(now))
                 elif type(event) in {Violation, Failed}:
                     assert talk.state == "gone"
                 before = talk.state
         if dice.random() < 0.1:
-            assert talk.cancel()
+            for sitting in list(talk.seating.open.values()):
+                if sitting.batch.on_cancel is not None:
+                    sitting.batch.on_cancel()
             assert talk.stop()
-            assert talk.owes_since is None or talk.state in {"busy", "streaming", "seated"} or talk.seating
-    if talk.seating is not None:
-        for sitting in talk.seating.clear():
-            sitting.done(sitting.batch, [])
+            assert talk.owes_since is None or talk.state in {"busy", "seated", "gone"}
+    for sitting in talk.seating.clear():
+        sitting.done(sitting.batch, [])
     talk.close()
     assert all(len(ends) == 1 for ends in seated.values())  # G2: each is told once that it has ended
     assert memory.closed or Hello not in seen
@@ -242,6 +242,14 @@ def talk_with(seed, nonsense):
     assert begun[: len(answered)] == answered
     assert len(begun) - len(answered) <= 1  # what was running at the end
     return seen
+
+
+def a_batch(dice):
+    entries = [Request(body=b"x", reply=print) for _ in range(dice.randint(1, 3))]
+    streams, notes = dice.random() < 0.5, dice.random() < 0.5
+    batch = EntryBatch(entries, None, len(entries), noted=Noted(0.0) if notes else None)
+    batch.on_steps = (lambda steps, release: release()) if streams else None
+    return batch
 
 
 def sit_or_leave(dice, talk, seated):
@@ -261,7 +269,7 @@ def sit_or_leave(dice, talk, seated):
 def seated_conversation(counts, check=None):
     """A conversation with batches of so many entries each, what each is told by name, and their names."""
     talk = Conversation(1 << 20, check, 8)
-    for message in (["hello", 1, {"worker": "0", "pid": 1, "seats": True}], ["sit"]):
+    for message in (["hello", frames.VERSION, {"worker": "0", "pid": 1, "seats": True}], ["sit"]):
         (event,) = talk.feed(frames.encode(message), 0.0)
         if type(event) is Hello:
             talk.open({}, None)
@@ -361,16 +369,63 @@ def test_nonsense_in_any_state_raises_nothing_and_ends_the_conversation_once():
     assert Violation in ended
 
 
-@pytest.mark.parametrize("state", sorted(MAY_SAY))
+@pytest.mark.parametrize("state", sorted(TABLE))
 def test_what_the_table_does_not_allow_is_a_violation(state):
-    kinds = ("hello", "ready", "failed", "part", "result", "keeps", "sit", "round", "leaving", "log", "metrics", "what")
+    kinds = (
+        "hello",
+        "ready",
+        "failed",
+        "result",
+        UNREADY,
+        "keeps",
+        "sit",
+        "round",
+        "leaving",
+        "log",
+        "metrics",
+        "what",
+    )
+    assert {kind for row in TABLE.values() for kind in row} == {*kinds, BEGIN, CLOSE} - {"what"}
     for kind in kinds:
         talk = in_state(state)
+        allowed = kind in TABLE[state] and kind not in talk._barred
         (event,) = talk.feed(frames.encode(message_of(kind, talk)), 3.0) if state != "gone" else (Violation(""),)
-        allowed = kind in MAY_SAY[state] and (kind != "sit" or talk.seating is not None)
         assert (type(event) is not Violation) == allowed, (state, kind)
         if state != "gone":
-            assert talk.state == (MAY_SAY[state][kind] if allowed else "gone")
+            assert talk.state == (TABLE[state][kind] if allowed else "gone")
+
+
+@pytest.mark.parametrize("state", sorted(TABLE))
+def test_what_the_server_does_goes_by_the_table_too(state):
+    batch = a_batch(random.Random(1))
+    talk = in_state(state)
+    if BEGIN in TABLE[state]:
+        talk.begin(batch, print, [b"x"], {}, None, 0.0)
+        assert talk.state == TABLE[state][BEGIN]
+    else:
+        with pytest.raises(KeyError):
+            talk.begin(batch, print, [b"x"], {}, None, 0.0)
+        assert talk.state == state
+    talk.close()
+    assert talk.state == TABLE[state][CLOSE] == "gone"
+
+
+def test_a_state_changes_by_the_table_and_nowhere_else():
+    source = inspect.getsource(Conversation)
+    assert re.findall(r"self\.state(?:: State)? = (.*)", source) == ['"greeting"', "TABLE[self.state][what]"]
+    reached, new = set(), {"greeting"}
+    while new:
+        reached |= new
+        new = {to for state in new for to in TABLE[state].values()} - reached
+    assert reached == set(TABLE)
+
+
+@pytest.mark.parametrize("kind", ["leaving", "keeps"])
+def test_what_may_be_said_once_is_a_violation_the_second_time(kind):
+    talk = in_state("busy")
+    (first, second) = talk.feed(frames.encode([kind]) * 2, 3.0)
+    assert type(first) in {Leaving, Kept}
+    assert type(second) is Violation
 
 
 def test_what_comes_when_it_is_over_is_not_heard():
@@ -383,7 +438,7 @@ def test_what_comes_when_it_is_over_is_not_heard():
 )
 def test_a_line_of_the_log_that_is_none_is_a_violation(line):
     talk = in_state("busy")
-    (event,) = talk.feed(frames.encode(["log", talk.batch_id, line]), 3.0)
+    (event,) = talk.feed(frames.encode(["log", running_in(talk), line]), 3.0)
     assert type(event) is Violation
 
 
@@ -396,7 +451,7 @@ def test_metrics_that_are_none_are_a_violation(data):
 
 def test_lines_that_were_not_asked_for_are_a_violation():
     talk = Conversation()
-    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16}]), 0.0))
+    list(talk.feed(frames.encode(["hello", frames.VERSION, {"worker": "w" * 16}]), 0.0))
     talk.open({}, None)
     (event,) = talk.feed(frames.encode(["log", 0, ["name", 20, 1.5, "text"]]), 3.0)
     assert type(event) is Violation
@@ -405,15 +460,22 @@ def test_lines_that_were_not_asked_for_are_a_violation():
 @pytest.mark.parametrize("failure", [[1, "m", None, ""], ["A", 1, None, ""], ["A", "m", None, 1]])
 def test_a_failure_that_is_not_told_in_words_is_a_violation(failure):
     talk = in_state("busy")
-    (event,) = talk.feed(frames.encode(["result", talk.batch_id, [None], {0: failure}, 0.1, True]), 3.0)
+    (event,) = talk.feed(frames.encode(["result", running_in(talk), [None], {0: failure}, 0.1, True]), 3.0)
     assert event.reason == "it does not speak the protocol: a failure is not described in words"
 
 
 def test_what_a_client_takes_when_all_is_said_is_not_told_the_worker():
-    talk = in_state("streaming")
-    ended = talk.batch_id
-    list(talk.feed(frames.encode(["result", ended, [b"r"], None, 0.1, True]), 3.0))
-    assert not any(talk.grant(ended, 4.0) for _ in range(conversation.CREDIT_STEP))
+    talk = in_state("busy")
+    (name,) = talk.seating.open
+    held = []
+    talk.seating.open[name].batch.on_steps = lambda steps, release: held.append(release)
+    for number in range(1, PORTION + 1):
+        (event,) = talk.feed(frames.encode(["round", number, [[name, [b"p"], None]], []]), 2.0)
+        talk.seating.hear(event.parts, event.ended, lambda rows: None, lambda: None)
+    list(talk.feed(frames.encode(["result", name, [b"r"], None, 0.1, True]), 3.0))
+    for release in held:
+        release()
+    assert talk.go(4.0) is None
 
 
 @pytest.mark.parametrize("types, is_right", [
@@ -423,7 +485,7 @@ def test_what_a_client_takes_when_all_is_said_is_not_told_the_worker():
 ])  # fmt: skip
 def test_an_outcome_may_have_a_media_type(types, is_right):  # F29
     talk = in_state("busy")
-    (event,) = talk.feed(frames.encode(["result", talk.batch_id, [b"r"], None, 0.1, True, None, types]), 3.0)
+    (event,) = talk.feed(frames.encode(["result", running_in(talk), [b"r"], None, 0.1, True, None, types]), 3.0)
     assert (type(event) is Result) == is_right
     if is_right:
         assert event.outcomes == [Media(b"r", "image/png") if types else b"r"]
@@ -432,37 +494,45 @@ def test_an_outcome_may_have_a_media_type(types, is_right):  # F29
 @pytest.mark.parametrize("outcome", [["r"], "r", None, 1])
 def test_what_has_a_media_type_is_bytes(outcome):  # F29
     talk = in_state("busy")
-    result = ["result", talk.batch_id, [outcome], None, 0.1, True, None, {0: "image/png"}]
+    result = ["result", running_in(talk), [outcome], None, 0.1, True, None, {0: "image/png"}]
     (event,) = talk.feed(frames.encode(result), 3.0)
     assert type(event) is Violation
 
 
+def running_in(talk):
+    """The name of the batch that runs there."""
+    return next(iter(talk.seating.open), 0)
+
+
 def message_of(kind, talk):
+    name = running_in(talk)
     return {
-        "hello": ["hello", 1, {"worker": "w" * 16}],
+        "hello": ["hello", frames.VERSION, {"worker": "w" * 16}],
         "failed": ["failed", "ModelError", "no", None, ""],
-        "part": ["part", talk.batch_id, [b"p"], None],
-        "result": ["result", talk.batch_id, [b"r"], None, 0.1, True],
+        "result": ["result", name, [b"r"], None, 0.1, True],
+        UNREADY: ["result", name, [b"r"], None, 0.1, False],
         "log": ["log", 0, ["name", 20, 1.5, "text"]],
         "metrics": ["metrics", b"x"],
         "round": ["round", 1, [], []],
     }.get(kind, [kind])
 
 
+def streamed():
+    return EntryBatch([Request(body=b"x", reply=print)], None, 1, on_steps=lambda steps, release: release())
+
+
 def in_state(state):
     talk = Conversation(seats=4 if state == "seated" else 0)
     if state == "greeting":
         return talk
-    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16, "seats": True}]), 0.0))
+    list(talk.feed(frames.encode(["hello", frames.VERSION, {"worker": "w" * 16, "seats": True}]), 0.0))
     talk.open({"log": 20}, None)
     if state != "opening":
         list(talk.feed(frames.encode(["sit" if state == "seated" else "ready"]), 0.0))
-    if state in {"busy", "streaming", "finishing"}:
-        talk.begin([b"x"], {}, None, streams=True, asks=False, now=1.0)
-    if state == "streaming":
-        list(talk.feed(frames.encode(["part", talk.batch_id, [b"p"], None]), 2.0))
+    if state in {"busy", "finishing"}:
+        talk.begin(streamed(), print, [b"x"], {}, None, 1.0)
     if state == "finishing":
-        list(talk.feed(frames.encode(["result", talk.batch_id, [b"r"], None, 0.1, False]), 2.0))
+        list(talk.feed(frames.encode(message_of(UNREADY, talk)), 2.0))
     if state == "gone":
         talk.close()
     assert talk.state == state
@@ -473,21 +543,22 @@ def test_what_cannot_be_sent_is_told_and_leaves_the_worker_idle(monkeypatch):
     """F26."""
     talk = in_state("idle")
     with pytest.raises(InternalError, match="the batch cannot be sent to a worker"):
-        talk.begin([object()], {}, None, streams=False, asks=False, now=0.0)
+        talk.begin(streamed(), print, [object()], {}, None, 0.0)
     monkeypatch.setattr(conversation.frames, "MAX_FRAME_BYTES", 1000)
     with pytest.raises(TooLarge, match="at most 1000 are possible"):
-        talk.begin([b"x" * 600, b"x" * 600], {}, None, streams=False, asks=False, now=0.0)
+        talk.begin(streamed(), print, [b"x" * 600, b"x" * 600], {}, None, 0.0)
     assert talk.state == "idle"
-    assert talk.begin([b"x" * 600], {}, None, streams=False, asks=False, now=0.0)
+    assert not talk.seating.open
+    assert talk.begin(streamed(), print, [b"x" * 600], {}, None, 0.0)
 
 
 def test_memory_that_a_message_refers_to_counts_like_its_bytes():
     talk = Conversation(100)
-    list(talk.feed(frames.encode(["hello", 1, {"worker": "w" * 16, "shares": True}]), 0.0))
+    list(talk.feed(frames.encode(["hello", frames.VERSION, {"worker": "w" * 16, "shares": True}]), 0.0))
     talk.open({}, Memory())
     list(talk.feed(frames.encode(["ready"]), 0.0))
-    talk.begin([b"x"], {}, None, streams=False, asks=False, now=0.0)
-    many = ["result", talk.batch_id, [[frames.shared(0, 60)] * 2], None, 0.1, True]
+    talk.begin(streamed(), print, [b"x"], {}, None, 0.0)
+    many = ["result", running_in(talk), [[frames.shared(0, 60)] * 2], None, 0.1, True]
     (event,) = talk.feed(frames.encode(many), 1.0)
     assert "refers to 120 shared bytes" in event.reason
 
@@ -538,7 +609,7 @@ def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
             slot.connection_made(line)
         honest, rogue = slots
         worker, answered, found = Worker(dice, 0.25), set(), {}
-        honest.data_received(frames.encode(["hello", 1, {"worker": "w" * 16}]) + frames.encode(["ready"]))
+        honest.data_received(frames.encode(["hello", frames.VERSION, {"worker": "w" * 16}]) + frames.encode(["ready"]))
         for number in range(20):
             if pool.idle:
                 entries = [Request(body=b"%d" % number, reply=print) for _ in range(dice.randint(1, 3))]
@@ -576,10 +647,42 @@ def test_neighbours_of_a_worker_that_speaks_nonsense_notice_nothing():
             raise AssertionError(f"seed {seed}") from error
 
 
-def test_what_a_slot_runs_are_the_batches_that_sit_there_or_the_only_one():
+def test_what_a_slot_runs_are_the_batches_that_sit_there():
     talk, _ = seated_conversation([1, 2])
     batches = [sitting.batch for sitting in talk.seating.open.values()]
     assert len(batches) == 2
-    assert running(SimpleNamespace(seating=talk.seating, batch=None)) == batches
-    assert running(SimpleNamespace(seating=None, batch=batches[0])) == batches[:1]
-    assert running(SimpleNamespace(seating=None, batch=None)) == []
+    assert running(SimpleNamespace(seating=talk.seating)) == batches
+    assert [batch.rows for batch in running(SimpleNamespace(seating=in_state("busy").seating))] == [1]
+    assert running(SimpleNamespace(seating=in_state("idle").seating)) == []
+
+
+def test_an_answer_that_is_not_streamed_comes_in_no_rounds():
+    talk = in_state("idle")
+    batch = streamed()
+    batch.on_steps = None
+    talk.begin(batch, print, [b"x"], {}, None, 0.0)
+    (event,) = talk.feed(frames.encode(["round", 1, [[running_in(talk), [b"p"], None]], []]), 1.0)
+    assert "not streamed" in event.reason
+
+
+def test_a_round_does_not_end_a_batch_that_runs_alone():
+    talk = in_state("busy")
+    (event,) = talk.feed(frames.encode(["round", 1, [], [[running_in(talk), [b"r"], None, 0.1, None]]]), 1.0)
+    assert "ends by a result" in event.reason
+
+
+def test_a_worker_owes_nothing_while_its_clients_have_no_room():
+    talk = in_state("busy")
+    (name,) = talk.seating.open
+    held = []
+    talk.seating.open[name].batch.on_steps = lambda steps, release: held.append(release)
+    for number in range(1, CREDIT + 1):
+        (event,) = talk.feed(frames.encode(["round", number, [[name, [b"p"], None]], []]), 1.0 + number)
+        talk.seating.hear(event.parts, event.ended, lambda rows: None, lambda: None)
+        assert talk.go(1.0 + number) is None
+        assert talk.owes_since == (1.0 + number if number < CREDIT else None)
+    for release in held[:PORTION]:
+        assert talk.go(50.0) is None
+        release()
+    assert msgspec.msgpack.decode(talk.go(60.0)[4:]) == ["go", CREDIT, [], [], [[name, PORTION]]]
+    assert talk.owes_since == 60.0

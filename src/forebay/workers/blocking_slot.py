@@ -7,20 +7,20 @@ import contextlib
 import logging
 import socket
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ModelError, revive
 from forebay.observe import model_log
 from forebay.observe.author_metrics import MetricStore
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure
 from forebay.types.server_state import here
 from forebay.workers import shm
 from forebay.workers.conversation import Conversation
-from forebay.workers.worker_events import Counted, Failed, Hello, Logged, Part, Ready, Result, Violation
+from forebay.workers.worker_events import Counted, Failed, Heard, Hello, Logged, Ready, Result, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.observe.model_log import Voice
     from forebay.workers.worker_events import Event
@@ -48,7 +48,7 @@ class BlockingSlot:
         self._metrics = here(MetricStore)
         self._conversation = Conversation()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        self._inbox: deque[Event] = deque()
+        self._events: Iterator[Event] = iter(())
 
     def open(self, options: Mapping[str, Any]) -> None:
         """Tell the worker what to run and wait until it is ready.
@@ -92,23 +92,24 @@ class BlockingSlot:
             EOFError, OSError: The worker is gone.
         """
         conversation = self._conversation
-        streams = on_part is not None
-        frame = conversation.begin([body], {}, None, streams=streams, asks=False, now=time.monotonic())
-        self._socket.sendall(frame)
-        batch_id = conversation.batch_id
         problem: Exception | None = None
-        while True:  # to the end, whatever happens: the next batch begins with the next event
-            event = self._next()
-            if isinstance(event, Part):
-                (part,) = event.parts
-                if on_part is not None and part is not None and problem is None:
+
+        def on_steps(steps: Sequence[Sequence[Any]], release: Callable[[], object]) -> None:
+            nonlocal problem
+            for (part,) in steps:
+                if part is not None and problem is None and on_part is not None:
                     try:
                         on_part(part)
                     except Exception as error:  # noqa: BLE001 - raised when the worker is done
                         problem = error
-                credit = conversation.grant(batch_id, time.monotonic())
-                if credit is not None:
-                    self._socket.sendall(credit)
+            release()
+
+        batch = EntryBatch([body], None, 1, on_steps=None if on_part is None else on_steps)
+        self._socket.sendall(conversation.begin(batch, _nothing, [body], {}, None, time.monotonic()))
+        while True:  # to the end, whatever happens: the next batch begins with the next event
+            event = self._next()
+            if isinstance(event, Heard):
+                conversation.seating.hear(event.parts, event.ended, _nothing, self._go)
             elif isinstance(event, Result):
                 (outcome,) = event.outcomes
                 if not event.is_ready:
@@ -120,6 +121,11 @@ class BlockingSlot:
                 if problem is not None:
                     raise problem
                 return outcome
+
+    def _go(self) -> None:
+        frame = self._conversation.go(time.monotonic())
+        if frame is not None:
+            self._socket.sendall(frame)
 
     def stop(self) -> None:
         """Tell the worker to end once it has answered."""
@@ -144,12 +150,11 @@ class BlockingSlot:
             EOFError: The worker is gone.
         """
         while True:
-            while not self._inbox:
+            while (event := next(self._events, None)) is None:
                 size = self._socket.recv_into(self._buffer)
                 if not size:
                     raise EOFError
-                self._inbox.extend(self._conversation.feed(self._buffer[:size], time.monotonic()))
-            event = self._inbox.popleft()
+                self._events = self._conversation.feed(self._buffer[:size], time.monotonic())
             if isinstance(event, Counted):
                 self._metrics.told(self, {**self._labels, "worker": self._conversation.worker}, event.data)
             elif not isinstance(event, Logged):
@@ -160,3 +165,7 @@ class BlockingSlot:
             log.warning("a worker is hung up on: %s", event.reason)
             raise EOFError(event.reason)  # noqa: TRY004 - it is as good as gone
         return event
+
+
+def _nothing(*_what: object) -> None:
+    """Nobody waits for this."""

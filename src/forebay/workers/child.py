@@ -36,7 +36,7 @@ from forebay.workers.pool import CREDIT
 from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.seats import Seats, follow
 from forebay.workers.user_code import answered, caught, close_runner, do_after, settled, user_code
-from forebay.workers.worker_connection import WorkerConnection
+from forebay.workers.worker_connection import WorkerConnection, calls_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -239,19 +239,17 @@ def _result(
 
 
 def _stream(connection: WorkerConnection, batch_id: int, count: int, steps: Iterator[Sequence[Any]]) -> None:
-    credit = int(CREDIT)
-    for step in steps:
-        while credit == 0:
+    room = int(CREDIT)
+    for number, step in enumerate(steps, 1):
+        while room == 0:
             message = connection.receive()
-            if message[0] == "credit":
-                credit += message[1]
-            elif message[0] in {"cancel", "stop"}:
+            if message[0] == "stop" or calls_off(message, batch_id):
                 return
+            if message[0] == "go":
+                room += sum(steps for name, steps in message[4] if name == batch_id)
         parts, _ = settled(step, count)
-        failures = {i: wire_error(part.error) for i, part in enumerate(parts) if type(part) is Failure}
-        plain = [None if type(part) is Failure else part for part in parts]
-        connection.send_frame(connection.framed(["part", batch_id, plain, failures or None]))
-        credit -= 1
+        connection.send_frame(connection.framed(["round", number, [[batch_id, *_wired(parts)]], []]))
+        room -= 1
         if connection.is_cancelled():
             break
 

@@ -3,7 +3,11 @@
 
 Theory of operation. Bytes go in and events come out; calls return the bytes to send. There is no loop here, no socket
 and no clock, so the two drivers, `worker_slot.py` on a loop and `blocking_slot.py` in a thread, hold the same
-conversation. `MAY_SAY`, and nothing else, defines what a worker may say in which state, and where that leads.
+conversation. `TABLE` (`conversation_state.py`), and nothing else, defines what a worker may say in which state, and
+where that leads. Messages that may not come, or only once, are barred one by one.
+
+A batch that was sent sits in the worker until it has ended, alone or beside others: `seating.py` knows which, and what
+their clients have taken.
 
 A worker is only half trusted, because somebody else may have started it. A message that does not fit the state or the
 types of the protocol becomes a `Violation` before any part of it is acted on, and nothing is read after it. Whatever
@@ -12,9 +16,8 @@ arrives, nothing is raised. Events own what they carry: contents of shared memor
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -24,8 +27,8 @@ from forebay.types.failures import MAX_MESSAGE, clean
 from forebay.types.first_use import known
 from forebay.types.log_line import LogLine
 from forebay.workers import frames
-from forebay.workers.pool import CREDIT
-from forebay.workers.seating import Seating
+from forebay.workers.conversation_state import BEGIN, CLOSE, TABLE, UNREADY
+from forebay.workers.seating import Seating, names
 from forebay.workers.worker_events import (
     Counted,
     Event,
@@ -35,7 +38,6 @@ from forebay.workers.worker_events import (
     Kept,
     Leaving,
     Logged,
-    Part,
     Ready,
     Result,
     Violation,
@@ -45,62 +47,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.types.batch import Done, EntryBatch, Phase
+    from forebay.workers.conversation_state import Act, State
     from forebay.workers.seating import Sitting
 
 T = TypeVar("T")
 
-State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "streaming", "finishing", "seated", "gone"]
-
-MAY_SAY: Final[Mapping[State, Mapping[str, State]]] = {
-    # the worker has connected
-    "greeting": {"hello": "opening"},
-    # it was told what to run, or is about to be told, and loads it
-    "opening": {
-        "ready": "idle",
-        "sit": "seated",
-        "failed": "gone",
-        "leaving": "opening",
-        "log": "opening",
-        "metrics": "opening",
-    },
-    # it waits; the server's `begin` leads to busy
-    "idle": {"leaving": "idle", "log": "idle", "metrics": "idle"},
-    # it runs a batch
-    "busy": {
-        "part": "streaming",
-        "result": "idle",
-        "unready result": "finishing",
-        "keeps": "busy",
-        "leaving": "busy",
-        "log": "busy",
-        "metrics": "busy",
-    },
-    # it runs a batch, and parts of the answers have left
-    "streaming": {
-        "part": "streaming",
-        "result": "idle",
-        "unready result": "finishing",
-        "keeps": "streaming",
-        "leaving": "streaming",
-        "log": "streaming",
-        "metrics": "streaming",
-    },
-    # the batch is answered, and it does what follows the answers
-    "finishing": {"ready": "idle", "leaving": "finishing", "log": "finishing", "metrics": "finishing"},
-    # it has seats, where any number of batches stream side by side; `go` says who joins and who leaves
-    "seated": {"round": "seated", "leaving": "seated", "log": "seated", "metrics": "seated"},
-    # the connection is closed, or will be: nothing is read any more
-    "gone": {},
-}
-"""What a worker may say in each state, and which state follows."""
-
-CREDIT_STEP = 8
-"""Steps of a streamed answer after which the worker is told to go on."""
-
 MAX_BYTES: Final = 1 << 20
 """Longest message about metrics."""
 
-_batch_ids = itertools.count(1)
 _LINE: Final = known(LogLine)
 
 
@@ -129,11 +83,9 @@ class Conversation:
     """What was said, and what may be said next.
 
     Attributes:
-        state: A key of `MAY_SAY`.
-        batch_id: Of the batch that runs, or ran last.
-        is_leaving: Whether the worker wants no more.
-        has_streamed: Whether parts of the batch that runs, or ran last, have left.
-        seating: Who sits in the worker; None where it has no seats.
+        state: Where it is in `TABLE`.
+        seating: The batches that run in the worker. Its `seats` are 0 where it runs one at a time.
+        owes_since: Since when the worker owes the next sign of life; None while it is idle or waits for slow clients.
         worker: How the timeline calls the worker.
         pid: Its process, as it says.
     """
@@ -141,7 +93,7 @@ class Conversation:
     def __init__(
         self,
         max_frame_bytes: int = frames.MAX_FRAME_BYTES,
-        check: Callable[[EntryBatch | None, Sequence[Any]], None] | None = None,
+        check: Callable[[EntryBatch, Sequence[Any]], None] | None = None,
         seats: int = 0,
         speak: Callable[[int | None], object] = lambda _left: None,
         ahead: int = 0,
@@ -151,15 +103,19 @@ class Conversation:
 
         Args:
             max_frame_bytes: Longest frame that is read, and the most that it may refer to in shared memory.
-            check: Given the batch, if the worker has seats, and outcomes or the parts of one step, raises
-                `InvalidRequest` if they are not of the types that belong there; None where the worker is forebay's own.
+            check: Given a batch and its outcomes, or the parts of one step, raises `InvalidRequest` if they are not of
+                the types that belong there; None where the worker is forebay's own.
             seats: Rows that may stream in it at a time; 0 gives it one batch after the other.
-            speak: Called when there is something to say to a worker with seats, with the name of the batch that is
+            speak: Called when there is something to say about the batches that run, with the name of the one that is
                 called off, if it is that: send what `go` returns, soon.
             ahead: Rows that may wait in the worker for a seat.
             max_elements: The most values in a frame; None where the worker is forebay's own.
         """
-        self.seating: Seating | None = None
+        self.state: State = "greeting"
+        self.seating = Seating(0, self._allow, self._leave_seat)
+        self.owes_since: float | None = None
+        self.worker = ""
+        self.pid = 0
         self._seats = seats
         self._ahead = ahead
         self._speak = speak
@@ -168,28 +124,19 @@ class Conversation:
         self._leaves: list[int] = []
         self._allows: list[tuple[int, int]] = []
         self._groups: dict[Any, int] = {}
-        self._owes = False
-        self.state: State = "greeting"
-        self.batch_id = 0
-        self.is_leaving = False
-        self.has_streamed = False
-        self.worker = ""
-        self.pid = 0
         self._max_frame_bytes = max_frame_bytes
         self._check = check
         self._reader = frames.FrameReader(self._copy, max_frame_bytes, max_elements=max_elements)
         self._shared: Shared | None = None
         self._copied = 0
-        self._can_share = False
-        self._has_agreed = self._has_kept = False
-        self._tells_phases = False
-        self._is_asked_for_lines = False
-        self._count = 0
-        self._streams = False
-        self._credit = 0
-        self._room = 0
+        self._abilities: frozenset[str] = frozenset()
+        self._barred = {"log"}
         self._sent = 0.0
-        self._heard = 0.0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the worker wants no more."""
+        return "leaving" in self._barred
 
     def feed(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[Event]:
         """Read bytes and yield what happens; whoever consumes this may change the state between two events."""
@@ -202,9 +149,9 @@ class Conversation:
                 if self.state == "gone":  # pyright: ignore[reportUnnecessaryComparison] # it has changed since
                     return
             if self._reader.is_inside:  # over a slow line an answer is on its way for long
-                self._heard = now
+                self._note_life(now)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
-            self.state = "gone"
+            self._on(CLOSE)
             yield Violation(f"it does not speak the protocol: {error}")
 
     def open(self, options: Mapping[str, Any], shared: Shared | None) -> bytes:
@@ -215,83 +162,59 @@ class Conversation:
             shared: Memory for large bodies and results, if there is any; belongs to the conversation from then on.
         """
         assert self.state == "opening"
-        if shared is not None and (not self._can_share or self.seating is not None):
+        if shared is not None and ("shares" not in self._abilities or self.seating.seats):
             shared.close()  # it is written from its beginning for each batch, and those that sit overlap
             shared = None
-        if self.seating is not None:
+        if self.seating.seats:
             options = {**options, "seats": self._seats, **({"ahead": self._ahead} if self._ahead else {})}
         self._shared = shared
-        self._is_asked_for_lines = "log" in options
+        if "log" in options:
+            self._barred.discard("log")
         told = {"arena": None} if shared is None else {"arena": shared.handle, "may_keep": True}
         return frames.encode(["open", {**options, **told, "max_frame": self._max_frame_bytes}])
 
     def begin(
-        self,
-        bodies: list[Any],
-        params: Any,
-        sizes: list[int] | None,
-        *,
-        streams: bool,
-        asks: bool,
-        now: float,
+        self, batch: EntryBatch, done: Done, bodies: list[Any], params: Any, sizes: list[int] | None, now: float
     ) -> bytes:
-        """Give the worker a batch.
+        """Give the worker a batch, which runs alone.
 
         Args:
+            batch: What is to run. If it notes where its time goes, the worker is asked for its phases, if it can tell.
+            done: Whom to tell of its end.
             bodies: One for each entry.
             params: One map for all of them, or a list of maps.
             sizes: Samples in each; None if it is one.
-            streams: Whether the answers may come in parts.
-            asks: Whether the worker is asked for its phases, if it can tell.
+            now: The time.
 
         Raises:
             InternalError: The bodies are no plain data; the worker is still idle.
             TooLarge: They are too large to be sent; as above.
         """
-        assert self.state == "idle"
-        batch_id = next(_batch_ids)
-        asked = [True] if asks and self._tells_phases else []
-        count = len(bodies)
+        name = next(names)
+        asked = [] if batch.noted is None or "phases" not in self._abilities else [True]
         if self._shared is not None:
             bodies = _sendable(self._shared.place, bodies)
-        frame = _sendable(frames.encode, ["batch", batch_id, bodies, params, sizes, *asked])
+        frame = _sendable(frames.encode, ["batch", name, bodies, params, sizes, *asked])
         if len(frame) - frames.HEADER > frames.MAX_FRAME_BYTES:
             raise TooLarge(
                 f"the batch cannot be sent to a worker: it has {len(frame)} bytes, at most {frames.MAX_FRAME_BYTES} "
                 "are possible; send smaller requests, or let fewer of them share a batch"
             )
-        self.state = "busy"
-        self.batch_id = batch_id
-        self.has_streamed = False
-        self._count = count
-        self._streams = streams
-        self._credit = 0
-        self._room = int(CREDIT)
-        self._heard = self._sent = now
+        self._on(BEGIN)
+        self.seating.join(batch, done, name)
+        self._round = 0
+        self.owes_since = self._sent = now
         return frame
 
     def seat(self, batch: EntryBatch, done: Done, bodies: list[Any], params: Any, sizes: list[int] | None) -> None:
-        """Seat a batch; the worker hears of it with the next `go`.
-
-        Args:
-            batch: What joins.
-            done: Whom to tell of its end.
-            bodies: One for each entry.
-            params: One map for all of them, or a list of maps.
-            sizes: Samples in each; None if it is one.
-
-        Raises:
-            InternalError: The bodies are no plain data; nobody was seated.
-            TooLarge: They are too large to be sent; as above.
-        """
+        """Seat a batch beside others; the worker hears of it with the next `go`. As `begin` otherwise."""
         seating = self.seating
-        assert seating is not None
         if len(self._groups) > 2 * len(seating.open) + 64:
             keys = {sitting.batch.key for sitting in seating.open.values()}
             self._groups = {key: number for key, number in self._groups.items() if key in keys}
         group = self._groups.get(batch.key)
         if group is None:
-            group = self._groups[batch.key] = next(_batch_ids)
+            group = self._groups[batch.key] = next(names)
         join = _sendable(frames.encode_part, [bodies, params, sizes, group])
         if len(join) > frames.MAX_FRAME_BYTES // 2:
             raise TooLarge(
@@ -302,35 +225,26 @@ class Conversation:
         self._speak(None)
 
     def go(self, now: float) -> bytes | None:
-        """Return what a worker with seats is to hear before its next round; None if there is nothing."""
-        if self.seating is None or self.state == "gone":
+        """Return what the worker is to hear of its batches by now; None if there is nothing.
+
+        One with seats hears after each round that it may go on.
+        """
+        if self.state == "gone":
             return None
-        if not self._owes:
-            self._heard = now
-        self._owes = any(sitting.room > 0 for sitting in self.seating.open.values())
+        seating = self.seating
+        if not any(sitting.room > 0 for sitting in seating.open.values()):
+            self.owes_since = None
+        elif self.owes_since is None:
+            self.owes_since = now
+        if not (seating.seats or self._leaves or self._allows):
+            return None
         frame = frames.encode(["go", self._round, self._joins, self._leaves, self._allows])
         self._joins, self._leaves, self._allows = [], [], []
         return frame
 
-    def grant(self, batch_id: int, now: float) -> bytes | None:
-        """Note that there is room for one more step of a streamed answer; what is returned is to be sent."""
-        if batch_id != self.batch_id or self.state not in _RUNNING:
-            return None  # a client of an earlier batch has taken its part only now
-        self._credit += 1
-        if self._credit < CREDIT_STEP:
-            return None
-        self._credit = 0
-        self._room += CREDIT_STEP
-        self._heard = now
-        return frames.encode(["credit", CREDIT_STEP])
-
-    def cancel(self) -> bytes:
-        """Tell the worker that nobody waits for its batch any more."""
-        return frames.encode(["cancel", self.batch_id])
-
     def written(self) -> bytes:
         """Tell the worker that its answers were written."""
-        return frames.encode(["written", self.batch_id])
+        return frames.encode(["written"])
 
     def stop(self) -> bytes:
         """Tell the worker to end once it has answered."""
@@ -338,49 +252,43 @@ class Conversation:
 
     def close(self) -> None:
         """Read nothing more, and give the shared memory back."""
-        self.state = "gone"
+        self._on(CLOSE)
         if self._shared is not None:
             self._shared.close()
             self._shared = None
 
-    @property
-    def owes_since(self) -> float | None:
-        """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
-        if self.seating is not None:
-            return self._heard if self._owes else None
-        return self._heard if self.state in _RUNNING and self._room > 0 else None
+    def _on(self, what: str | Act) -> None:
+        """Go where this leads."""
+        self.state = TABLE[self.state][what]
+
+    def _note_life(self, now: float) -> None:
+        if self.owes_since is not None:
+            self.owes_since = now
 
     def _event(self, message: Any, now: float) -> Event:
         kind = message[0]
+        if kind not in TABLE[self.state] or kind in self._barred:
+            raise InvalidRequest(f"{str(kind)[:40]!r} is not a message of the protocol while it is {self.state}")
         if kind == "result":
             return self._finish(message, now)
-        if kind == "part":
-            return self._hand_part(message, now)
-        if kind == "round" and self.state == "seated":
-            return self._hear(message, now)
-        state = MAY_SAY[self.state].get(kind)
-        if state is None or (kind in _BEGINS and (kind == "sit") != (self.seating is not None)):
-            raise InvalidRequest(f"{str(kind)[:40]!r} is not a message of the protocol while it is {self.state}")
-        event = _EVENTS[kind](self, message)
-        self.state = state
+        event = self._hear(message, now) if kind == "round" else _EVENTS[kind](self, message)
+        self._on(kind)
         return event
 
     def _greet(self, message: list[Any]) -> Hello:
         about = frames.told_in_hello(message)
-        self._can_share = about.get("shares") is True
-        self._tells_phases = about.get("phases") is True
-        if self._seats and about.get("seats") is True:
+        self._abilities = frozenset(name for name in _ABILITIES if about.get(name) is True)
+        if self._seats and "seats" in self._abilities:
             self.seating = Seating(self._seats + self._ahead, self._allow, self._leave_seat)
+        self._barred.add("ready" if self.seating.seats else "sit")
         self.worker = str(about.get("worker"))[:8]
         self.pid = msgspec.convert(about.get("pid", 0), int)
         return Hello(about)
 
     def _ask(self, message: list[Any]) -> Ready:
-        if not self._has_agreed:
-            self._has_agreed = True
-            if len(message) > 1 and self._shared is not None:
-                self._shared.close()
-                self._shared = None
+        if self.state == "opening" and len(message) > 1 and self._shared is not None:
+            self._shared.close()
+            self._shared = None
         return Ready()
 
     def _fail(self, message: list[Any]) -> Failed:
@@ -388,21 +296,15 @@ class Conversation:
         return Failed(str(kind), _shortened(str(text)), detail, _shortened(str(trace), 8))
 
     def _leave(self, _message: list[Any]) -> Leaving:
-        if self.is_leaving:
-            raise InvalidRequest("it says twice that it leaves")
-        self.is_leaving = True
+        self._barred.add("leaving")
         return Leaving()
 
     def _keep(self, _message: list[Any]) -> Kept:
-        if self._has_kept:
-            raise InvalidRequest("it says twice that it keeps what it was given")
-        self._has_kept = True
+        self._barred.add("keeps")
         return Kept()
 
     def _log(self, message: list[Any]) -> Logged:
         _, batch_id, line = message
-        if not self._is_asked_for_lines:
-            raise InvalidRequest("it sends lines of a log that it was not asked for")
         return Logged(msgspec.convert(batch_id, int), msgspec.convert(line, _LINE))
 
     def _count_metrics(self, message: list[Any]) -> Counted:
@@ -411,24 +313,13 @@ class Conversation:
             raise InvalidRequest(f"its metrics are not at most {MAX_BYTES} bytes")
         return Counted(data)
 
-    def _hand_part(self, message: list[Any], now: float) -> Part:
-        _, batch_id, parts, failures = message
-        state = self._require_running("part", batch_id)
-        if not self._streams:
-            raise InvalidRequest("it sends parts of an answer that is not streamed")
-        found = self._checked(parts, failures)
-        self.state = state
-        self.has_streamed = True
-        self._room -= 1
-        self._heard = now
-        return Part(found)
-
     def _hear(self, message: list[Any], now: float) -> Heard:
         _, number, parts, ended = message
         seating = self.seating
-        assert seating is not None
         if number != self._round + 1:
             raise InvalidRequest(f"it sends round {str(number)[:40]} after round {self._round}")
+        if not seating.seats and (ended or any(one.batch.on_steps is None for one in seating.open.values())):
+            raise InvalidRequest("it sends a round of an answer that is not streamed, or that ends by a result")
         found: list[tuple[int | list[int], list[Any]]] = []
         sitters = seating.open
         for name, part, failures in parts:
@@ -441,30 +332,29 @@ class Conversation:
                 found.append((name, cast("list[Any]", part)))  # as nearly always
                 continue
             sitting = seating.check(name)
-            found.append((name, self._checked(part, failures, len(sitting.batch.entries), sitting.batch)))
+            found.append((name, self._checked(part, failures, sitting.batch)))
         left: dict[int, tuple[int, list[Any], float]] = {}
         for name, given, failures, seconds, media in ended:
             sitting = seating.check(name)
             if name in left or type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
                 raise InvalidRequest(f"it does not say right how stream {name} has ended")
             outcomes = _with_media(given, media)
-            left[name] = name, self._checked(outcomes, failures, len(sitting.batch.entries), sitting.batch), seconds
+            left[name] = name, self._checked(outcomes, failures, sitting.batch), seconds
         self._round = number
-        self._heard = now
+        self._note_life(now)
         return Heard(found, list(left.values()))
 
     def _check_step(self, names: list[Any], parts: Any, failures: Any) -> None:
         """Look at what several batches of one entry each have made together."""
         if type(parts) is not list or len(cast("list[Any]", parts)) != len(names) or failures is not None:
             raise InvalidRequest("it does not say right what several streams have made together")
-        assert self.seating is not None
         sitters = self.seating.open
         for name, part in zip(names, cast("list[Any]", parts), strict=True):
             is_plain = self._check is None and type(name) is int
             if is_plain and name in sitters and len(sitters[name].batch.entries) == 1:
                 continue  # as nearly always
             batch = self.seating.check(name).batch
-            self._checked([part], None, len(batch.entries), batch)
+            self._checked([part], None, batch)
 
     def _allow(self, sitting: Sitting, steps: int) -> None:
         self._allows.append((sitting.name, steps))
@@ -475,29 +365,23 @@ class Conversation:
         self._speak(sitting.name)
 
     def _finish(self, message: list[Any], now: float) -> Result:
-        _, batch_id, outcomes, failures, seconds, is_ready, *more = message
-        state = self._require_running("result" if is_ready else "unready result", batch_id)
+        _, name, outcomes, failures, seconds, is_ready, *more = message
+        sitting = self.seating.check(name)
         if type(seconds) not in _NUMBERS or not 0.0 <= seconds < math.inf:
             raise InvalidRequest(f"it says that a batch took {str(seconds)[:40]} seconds")
         ran = None
         if more:
             outcomes = _with_media(outcomes, *more[1:])
             ran = None if more[0] is None else self._read_phases(more[0], seconds, now)
-        found = self._checked(outcomes, failures)
-        self.state = state
-        return Result(found, seconds, ran, bool(is_ready))
+        found = self._checked(outcomes, failures, sitting.batch)
+        self._on("result" if is_ready else UNREADY)
+        self.seating.end(name, seconds)
+        self.owes_since = None
+        return Result(sitting, found, ran, bool(is_ready))
 
-    def _require_running(self, kind: str, batch_id: Any) -> State:
-        state = MAY_SAY[self.state].get(kind)
-        if state is None or batch_id != self.batch_id:
-            raise InvalidRequest(f"it answers batch {str(batch_id)[:40]}, which it was not given")
-        return state
-
-    def _checked(
-        self, outcomes: Any, failures: Any, count: int | None = None, batch: EntryBatch | None = None
-    ) -> list[Any]:
+    def _checked(self, outcomes: Any, failures: Any, batch: EntryBatch) -> list[Any]:
         """Return the outcomes as they are handed on, or raise before anything has changed."""
-        count = self._count if count is None else count
+        count = len(batch.entries)
         if type(outcomes) is not list or len(cast("list[Any]", outcomes)) != count:
             number = len(cast("list[Any]", outcomes)) if isinstance(outcomes, list) else type(outcomes).__name__
             raise InvalidRequest(f"it answered {number} of {count} items")
@@ -525,7 +409,7 @@ class Conversation:
 
     def _copy(self, offset: int, length: int) -> bytes:
         """Copy out of the shared memory what a message refers to: the worker may write there again at any time."""
-        if self._shared is None or not self._has_agreed:
+        if self._shared is None or self.state in _BEFORE_BATCHES:
             raise InvalidRequest("it placed bytes in shared memory that was never agreed on")
         self._copied += length
         if self._copied > self._max_frame_bytes:
@@ -534,8 +418,8 @@ class Conversation:
         return bytes(self._shared.view(offset, length))
 
 
-_RUNNING: Final = frozenset({"busy", "streaming"})
-_BEGINS: Final = frozenset({"ready", "sit"})
+_ABILITIES: Final = ("shares", "phases", "seats")
+_BEFORE_BATCHES: Final = frozenset({"greeting", "opening"})
 _NUMBERS: Final = frozenset({int, float})
 _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
     "hello": Conversation._greet,  # pyright: ignore[reportPrivateUsage] # noqa: SLF001

@@ -17,7 +17,7 @@ from forebay.errors import InvalidRequest, TooLarge
 from forebay.types.element_limits import at_once
 from forebay.types.msgpack_elements import msgpack_elements
 
-VERSION = 1
+VERSION = 2
 """Version of the protocol, said in the first frame; the server refuses any other."""
 
 MAX_FRAME_BYTES = 1 << 30

@@ -21,6 +21,7 @@ from forebay.types.element_limits import MAX_ELEMENTS
 from forebay.types.failures import without_frames
 from forebay.workers.address import peer_of
 from forebay.workers.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut_jobs, decode_answer, encode_jobs
+from forebay.workers.seating import Seating
 from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
@@ -83,16 +84,13 @@ class JobSlot(asyncio.Protocol):
         self._heard: list[tuple[dict[str, bytes], list[str]]] = []
         """What was answered to those before."""
         self._sent = self._began = 0.0
-        self.streamed = False
-        self.seating: None = None
+        self.seating = Seating(0, _cannot_be_told, _cannot_be_told)
         self.worker: object = object()
-        self.batch: EntryBatch | None = None
-        self.done: Done | None = None
 
     @property
     def owes_since(self) -> float | None:
         """Since when the worker owes an answer; None if it owes none."""
-        return None if self.batch is None else self._sent
+        return self._sent if self.seating.open else None
 
     @property
     def untaken_bytes(self) -> int:
@@ -138,18 +136,19 @@ class JobSlot(asyncio.Protocol):
         if not jobs:
             self._pool.ready(self, before=lambda: done(batch, [_late] * len(batch.entries)))
             return
-        self.batch, self.done, self._sent, self._began = batch, done, now, now
+        self.seating.join(batch, done)
+        self._sent = self._began = now
         self._unsent.extend(others)
         assert self._transport is not None
         if self._transport.is_closing():
+            batch.attempts -= 1
             return  # `connection_lost` is on its way and hands the batch on; it was not tried here
-        batch.attempts += 1
         self._transport.write(frame)
         log.debug("sent a batch", extra={"jobs": len(jobs), "bytes": len(frame)})
 
     def stop(self) -> None:
         """Close the connection, which is all the protocol has for a goodbye, once the worker has answered."""
-        if self.batch is None and self._transport is not None:
+        if not self.seating.open and self._transport is not None:
             self._transport.close()
 
     def drop(self, reason: str) -> None:
@@ -160,8 +159,8 @@ class JobSlot(asyncio.Protocol):
 
     def _act(self, payload: bytes) -> None:
         results, refused = decode_answer(payload)
-        batch, done = self.batch, self.done
-        if batch is None or done is None:
+        sitting = next(iter(self.seating.open.values()), None)
+        if sitting is None:
             self._note_strays(results)
             if not self._asked:
                 self._asked = True
@@ -177,13 +176,12 @@ class JobSlot(asyncio.Protocol):
             results |= earlier
             refused += refused_earlier
         self._heard.clear()
-        outcomes = self._outcomes(batch, results, frozenset(refused))
+        outcomes = self._outcomes(results, frozenset(refused))
         self._note_strays(results)
-        self.batch = self.done = None
-        batch.model_s = time.monotonic() - self._began
-        self._pool.ready(self, before=lambda: done(batch, outcomes))
+        self.seating.end(sitting.name, time.monotonic() - self._began)
+        self._pool.ready(self, before=lambda: sitting.done(sitting.batch, outcomes))
 
-    def _outcomes(self, batch: EntryBatch, results: dict[str, bytes], refused: frozenset[str]) -> Sequence[Any]:
+    def _outcomes(self, results: dict[str, bytes], refused: frozenset[str]) -> Sequence[Any]:
         """Take the outcome of each job out of what the worker answered."""
         missing: Failure | None = None
         outcomes: list[Any] = []
@@ -204,6 +202,10 @@ class JobSlot(asyncio.Protocol):
     def _note_strays(self, results: dict[str, bytes]) -> None:
         if results:
             self._pool.told("ignored", self.peer, f"it answered {len(results)} jobs that it does not hold")
+
+
+def _cannot_be_told(*_what: object) -> None:
+    """The protocol has no words for it."""
 
 
 _late = Failure(DeadlineExceeded("nobody waited any more when a worker was free"))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of one worker that streams: which batches sit in it. No loop here, no thread, no socket.
+"""The server's side of one worker: which batches sit in it. No loop here, no thread, no socket.
 
 Theory of operation. A batch joins, and sits until the worker says that it has ended; its rows' seats are free from then
-on. A batch that nobody waits for is asked to leave, which frees its seats only when the worker says so: what is in the
-middle of a step is not over. What the worker makes before its clients have taken it is bounded: it begins with `CREDIT`
-steps of each batch, and gets more in portions.
+on. A worker without seats has one batch at a time, which sits there all the same. A batch that nobody waits for is
+asked to leave, which frees its seats only when the worker says so: what is in the middle of a step is not over. What
+the worker makes before its clients have taken it is bounded: it begins with `CREDIT` steps of each batch, and gets more
+in portions.
 
 When a round is heard, the batches that have ended come first. If others take their seats, these are on their way to
 the worker before the parts of all the rest are handed out. Otherwise it hears last that it may go on: it may begin at
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 PORTION: Final = 8
 """Steps for which there is room again, after which the worker is told."""
 
-_numbers = itertools.count(1)
+names: Final = itertools.count(1)
+"""What batches are called in workers."""
 
 
 class Sitting:
@@ -43,10 +45,10 @@ class Sitting:
 
     __slots__ = ("_grants", "_seating", "batch", "done", "is_leaving", "name", "room")
 
-    def __init__(self, batch: EntryBatch, done: Done, seating: Seating) -> None:
+    def __init__(self, batch: EntryBatch, done: Done, seating: Seating, name: int) -> None:
         self.batch = batch
         self.done = done
-        self.name = next(_numbers)
+        self.name = name
         self.room = CREDIT
         self.is_leaving = False
         self._grants = 0
@@ -68,7 +70,7 @@ class Seating:
         """Begin with all seats free.
 
         Args:
-            seats: Rows that may be open at a time.
+            seats: Rows that may be open at a time; 0 where one batch runs alone, whatever its rows.
             allow: Tells the worker that it may make so many more steps of a batch.
             leave: Tells it to end one.
         """
@@ -77,13 +79,21 @@ class Seating:
         self.allow = allow
         self._leave = leave
 
-    def join(self, batch: EntryBatch, done: Done) -> Sitting:
-        """Seat a batch; the caller tells the worker."""
-        sitting = Sitting(batch, done, self)
+    def join(self, batch: EntryBatch, done: Done, name: int | None = None) -> Sitting:
+        """Seat a batch, by the next name if it has none; the caller tells the worker."""
+        sitting = Sitting(batch, done, self, next(names) if name is None else name)
         self.open[sitting.name] = sitting
         self.free -= batch.rows
         batch.attempts += 1
         batch.on_cancel = functools.partial(self._call_off, sitting)
+        return sitting
+
+    def end(self, name: int, seconds: float) -> Sitting:
+        """Take out a batch that has ended; the caller tells whoever waits for it."""
+        sitting = self.open.pop(name)
+        self.free += sitting.batch.rows
+        sitting.batch.on_cancel = None
+        sitting.batch.model_s = seconds
         return sitting
 
     def hear(
@@ -111,13 +121,10 @@ class Seating:
             else:
                 made.setdefault(name, []).append(part)
         for name, _, seconds in ended:
-            sitting = over[name] = self.open.pop(name)
-            sitting.batch.on_cancel = None
-            sitting.batch.model_s = seconds
+            sitting = over[name] = self.end(name, seconds)
             rows += sitting.batch.rows
         is_awaited = False
         if over:
-            self.free += rows
             free = self.free
             freed(rows)
             for name, steps in made.items():

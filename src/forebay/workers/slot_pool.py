@@ -39,23 +39,14 @@ class Slot(Protocol):
     """One connection of a worker, whatever protocol it speaks.
 
     Attributes:
-        batch: What it is running; None while it is idle.
-        done: Whom to tell.
         worker: Whose it is: slots of one worker have equal ones.
     """
 
-    batch: EntryBatch | None
-    done: Done | None
     worker: Any
 
     @property
-    def streamed(self) -> bool:
-        """Whether parts of the running batch's answer have left already, so that it cannot be run again."""
-        ...
-
-    @property
-    def seating(self) -> Seating | None:
-        """Who sits there, if batches stream side by side; else `batch` says what runs."""
+    def seating(self) -> Seating:
+        """The batches that run there: one, or as many as have seats."""
         ...
 
     @property
@@ -173,7 +164,7 @@ class SlotPool(Pool, Generic[S]):
                 before()
             slot.stop()
             return
-        if slot.seating is not None:
+        if slot.seating.seats:
             self._seated[slot] = slot.seating
             self.freed(slot, slot.seating.free)
             self._on_idle()
@@ -243,18 +234,11 @@ class SlotPool(Pool, Generic[S]):
     def gone(self, slot: S) -> None:
         """A connection closed: what it was running is handed on, once."""
         self.retire(slot)
-        if slot.seating is not None:
-            for sitting in slot.seating.clear():
-                self._lost(sitting.batch, sitting.done, has_streamed=sitting.batch.has_streamed)
-            return
-        batch, done, has_streamed = slot.batch, slot.done, slot.streamed
-        slot.batch = slot.done = None
-        if batch is not None and done is not None:
-            batch.on_cancel = None
-            self._lost(batch, done, has_streamed=has_streamed)
+        for sitting in slot.seating.clear():
+            self._lost(sitting.batch, sitting.done)
 
-    def _lost(self, batch: EntryBatch, done: Done, *, has_streamed: bool) -> None:
-        if not self._hands_on or has_streamed or batch.cancelled or self._stopping or batch.attempts > 1:
+    def _lost(self, batch: EntryBatch, done: Done) -> None:
+        if not self._hands_on or batch.has_streamed or batch.cancelled or self._stopping or batch.attempts > 1:
             done(batch, lost(batch, hands_on=self._hands_on))
             return
         isolates = self._isolates and len(batch.entries) > 1 and batch.attempts > 0
@@ -294,9 +278,7 @@ class SlotPool(Pool, Generic[S]):
 
 def running(slot: Slot) -> list[EntryBatch]:
     """Return what a slot runs."""
-    if slot.seating is not None:
-        return [sitting.batch for sitting in slot.seating.open.values()]
-    return [] if slot.batch is None else [slot.batch]
+    return [sitting.batch for sitting in slot.seating.open.values()]
 
 
 def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:

@@ -244,7 +244,7 @@ class WorkerConnection:
                 tell = self._tell
                 if tell is not None:
                     tell()
-            return size == 0 or any(_calls_off(message, batch_id) for message in self._inbox)
+            return size == 0 or any(calls_off(message, batch_id) for message in self._inbox)
         finally:
             self._receiving.release()
 
@@ -335,9 +335,9 @@ class WorkerConnection:
         return True
 
 
-def _calls_off(message: Any, batch_id: int) -> bool:
+def calls_off(message: Any, batch_id: int) -> bool:
     """Tell whether the server says by this that nobody waits for a batch."""
-    return message == ["cancel", batch_id] or (message[0] == "go" and batch_id in message[3])
+    return message[0] == "go" and batch_id in message[3]
 
 
 def _tell_dropped(dropped: int) -> None:

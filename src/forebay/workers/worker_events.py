@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.types.batch import Phase
+    from forebay.workers.seating import Sitting
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False):
@@ -34,30 +35,24 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     trace: str
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
-    """One step of a streamed answer: a part for each entry. Call `grant` once there is room for more."""
-
-    parts: list[Any]
-
-
 class Result(msgspec.Struct, frozen=True, gc=False):
-    """A batch is answered.
+    """A batch is answered, and does not sit any more.
 
     Attributes:
+        sitting: The batch.
         outcomes: One for each entry.
-        seconds: What the runner took.
         ran: When it began, and its phases, if the worker was asked.
         is_ready: Whether the worker asks for the next batch; else it waits for `written`.
     """
 
+    sitting: Sitting
     outcomes: list[Any]
-    seconds: float
     ran: tuple[float, list[Phase]] | None
     is_ready: bool
 
 
 class Heard(msgspec.Struct, frozen=True, gc=False):
-    """One round of a worker with seats: parts of some batches, and who has ended. Answer with `go`.
+    """One round of a worker: parts of some batches, and which have ended. Answer with `go`, if that gives anything.
 
     Attributes:
         parts: Names of batches, and a part for each of their entries; or names of batches of one entry each, and a part
@@ -96,4 +91,4 @@ class Violation(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event: TypeAlias = Hello | Ready | Failed | Part | Result | Heard | Kept | Leaving | Logged | Counted | Violation
+Event: TypeAlias = Hello | Ready | Failed | Result | Heard | Kept | Leaving | Logged | Counted | Violation

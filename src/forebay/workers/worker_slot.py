@@ -21,6 +21,7 @@ from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import peer_of
 from forebay.workers.conversation import Conversation
+from forebay.workers.slot_pool import running
 from forebay.workers.untaken import untaken_bytes
 from forebay.workers.worker_events import (
     Counted,
@@ -30,7 +31,6 @@ from forebay.workers.worker_events import (
     Kept,
     Leaving,
     Logged,
-    Part,
     Ready,
     Result,
     Violation,
@@ -140,11 +140,10 @@ class WorkerSlot(asyncio.Protocol):
             max_elements: The most values in a frame; None where the worker is forebay's own.
         """
         self._pool = pool
-        self._check = check
         self._transport: asyncio.Transport | None = None
         self._conversation = Conversation(
             max_frame_bytes,
-            None if check is None else self._check_outcomes,
+            check,
             pool.seats,
             self._speak,
             pool.ahead,
@@ -152,32 +151,19 @@ class WorkerSlot(asyncio.Protocol):
         )
         self._speaks = False
         self.worker: Any = None
-        self.batch: EntryBatch | None = None
-        self.done: Done | None = None
         self._kept: list[Any] = []
         """Bodies that the worker's model still refers to; given back when the worker is gone."""
         self._voice: Voice | None = None
         self._counts_as: tuple[str, int, int] | None = None
 
     @property
-    def batch_id(self) -> int:
-        """The id of the batch that runs, or ran last."""
-        return self._conversation.batch_id
-
-    @property
-    def streamed(self) -> bool:
-        """Whether parts of the running batch's answer have left already."""
-        return self._conversation.has_streamed
-
-    @property
-    def seating(self) -> Seating | None:
-        """Who sits there; None where it runs one batch at a time."""
+    def seating(self) -> Seating:
+        """The batches that run there."""
         return self._conversation.seating
 
     def is_running(self, batch_id: int) -> bool:
         """Tell whether it has not answered this batch."""
-        seating = self._conversation.seating
-        return batch_id in seating.open if seating is not None else self.batch is not None and batch_id == self.batch_id
+        return batch_id in self.seating.open
 
     @property
     def owes_since(self) -> float | None:
@@ -218,12 +204,15 @@ class WorkerSlot(asyncio.Protocol):
 
         It says so by an error of the connection, or has not even taken all that was to be written. It says only that
         something was not read, but that is the batch or what came after it, for all is read in order; and what may come
-        after it while it runs (`cancel`, `credit`, `stop`) goes with batches that are not handed on.
+        after it while it runs (`go`, `stop`) goes with batches that are not handed on.
         """
-        has_begun = self.batch is None or self.batch.cancelled or self._conversation.state == "gone"
-        if not has_begun and self.batch is not None and self.batch.unread < MAX_UNREAD and self._is_local():
-            self.batch.attempts -= 1
-            self.batch.unread += 1
+        if self._conversation.state != "busy" or not self._is_local():
+            return
+        for sitting in self.seating.open.values():
+            batch = sitting.batch
+            if not batch.cancelled and batch.unread < MAX_UNREAD:
+                batch.attempts -= 1
+                batch.unread += 1
 
     def _is_local(self) -> bool:
         """Tell whether the worker is on this machine, so that nobody between us ends the connection."""
@@ -241,15 +230,11 @@ class WorkerSlot(asyncio.Protocol):
 
     def run(self, batch: EntryBatch, done: Done) -> None:
         """Give the worker a batch; one that cannot be sent fails at once and leaves the slot idle."""
-        seating = self._conversation.seating
         if self._transport is not None and self._transport.is_closing():
             self._conversation.close()  # it has ended, and nothing is written to it any more
         if self._conversation.state == "gone":
-            if seating is not None:
-                seating.join(batch, done)
-                batch.attempts -= 1
-            else:
-                self.batch, self.done = batch, done
+            self.seating.join(batch, done)
+            batch.attempts -= 1
             return  # `connection_lost` is on its way and hands the batch on; it was not tried here
         entries = batch.entries
         params: Any = entries[0].params
@@ -258,31 +243,22 @@ class WorkerSlot(asyncio.Protocol):
                 params = [entry.params for entry in entries]
                 break
         sizes = None if batch.rows == len(entries) else [entry.size for entry in entries]
-        if seating is not None:
-            self._seat(batch, done, params, sizes)
+        bodies = [entry.body for entry in entries]
+        if self.seating.seats:
+            self._seat(batch, done, bodies, params, sizes)
             return
         try:
-            frame = self._conversation.begin(
-                [entry.body for entry in entries],
-                params,
-                sizes,
-                streams=batch.on_steps is not None,
-                asks=batch.noted is not None,
-                now=time.monotonic(),
-            )
+            frame = self._conversation.begin(batch, done, bodies, params, sizes, time.monotonic())
         except ForebayError as error:
             failure = Failure(without_frames(error))  # its frames would hold it, and the batch
             self._pool.ready(self, before=lambda: done(batch, [failure] * len(entries)))
             return
-        self.batch, self.done = batch, done
-        batch.attempts += 1
-        batch.on_cancel = self._cancel
         if self._transport is not None:
             self._transport.write(frame)
 
-    def _seat(self, batch: EntryBatch, done: Done, params: Any, sizes: list[int] | None) -> None:
+    def _seat(self, batch: EntryBatch, done: Done, bodies: list[Any], params: Any, sizes: list[int] | None) -> None:
         try:
-            self._conversation.seat(batch, done, [entry.body for entry in batch.entries], params, sizes)
+            self._conversation.seat(batch, done, bodies, params, sizes)
         except ForebayError as error:
             failure = Failure(without_frames(error))  # its frames would hold it, and the batch
             self._pool.freed(self, batch.rows)
@@ -294,7 +270,7 @@ class WorkerSlot(asyncio.Protocol):
             noted.started = time.monotonic()
 
     def _speak(self, left: int | None) -> None:
-        """Tell a worker with seats what is new, at the end of this turn: all that comes in it is one frame."""
+        """Tell the worker what is new, at the end of this turn: all that comes in it is one frame."""
         if left is not None:
             self._pool.called_off(self, left)
         if not self._speaks:
@@ -349,16 +325,9 @@ class WorkerSlot(asyncio.Protocol):
         match event:
             case Result():
                 self._finish(event)
-            case Part():
-                batch = self.batch
-                assert batch is not None
-                assert batch.on_steps is not None
-                batch.on_steps([event.parts], functools.partial(self._grant, self.batch_id))
             case Heard(parts, ended):
-                seating = self._conversation.seating
-                assert seating is not None
                 self._speaks = True  # what is new goes along with the answer
-                seating.hear(parts, ended, functools.partial(self._pool.freed, self), self._go)
+                self.seating.hear(parts, ended, functools.partial(self._pool.freed, self), self._go)
             case Ready():
                 if self._conversation.is_leaving:
                     self.stop()
@@ -377,10 +346,9 @@ class WorkerSlot(asyncio.Protocol):
                 labels = {**self._pool.labels, "worker": self._conversation.worker}
                 self._pool.metrics.told(self._counts_as, labels, data)
             case Kept():
-                assert self.batch is not None
-                self._kept = [entry.body for entry in self.batch.entries]
+                self._kept = [entry.body for batch in running(self) for entry in batch.entries]
             case Leaving():
-                if self.batch is None:  # what sits there goes on to its end
+                if self.seating.seats or not self.seating.open:  # what has seats goes on to its end
                     self._pool.retire(self)
                     self.stop()
             case Failed(kind, message, detail, trace):
@@ -390,16 +358,11 @@ class WorkerSlot(asyncio.Protocol):
                 self.drop(reason)
 
     def _finish(self, result: Result) -> None:
-        batch, done = self.batch, self.done
-        assert batch is not None
-        assert done is not None
+        batch, done = result.sitting.batch, result.sitting.done
         if result.ran is not None and batch.noted is not None:
             noted = batch.noted
             noted.worker, noted.pid = self._conversation.worker, self._conversation.pid
             noted.started, noted.phases = result.ran
-        self.batch = self.done = None
-        batch.on_cancel = None
-        batch.model_s = result.seconds
         outcomes = result.outcomes
         if result.is_ready and not self._conversation.is_leaving:
             self._pool.ready(self, before=lambda: done(batch, outcomes))
@@ -408,26 +371,8 @@ class WorkerSlot(asyncio.Protocol):
         self._write(self._conversation.stop() if result.is_ready else self._conversation.written())
 
     def _entries_of(self, batch_id: int) -> list[Any] | None:
-        seating = self._conversation.seating
-        if seating is not None:
-            sitting = seating.open.get(batch_id)
-            return None if sitting is None else sitting.batch.entries
-        return self.batch.entries if self.batch is not None and batch_id == self.batch_id else None
-
-    def _check_outcomes(self, batch: EntryBatch | None, outcomes: Sequence[Any]) -> None:
-        batch = batch or self.batch
-        assert self._check is not None
-        assert batch is not None
-        self._check(batch, outcomes)
-
-    def _grant(self, batch_id: int) -> None:
-        credit = self._conversation.grant(batch_id, time.monotonic())
-        if credit is not None:
-            self._write(credit)
-
-    def _cancel(self) -> None:
-        self._write(self._conversation.cancel())
-        self._pool.called_off(self, self.batch_id)
+        sitting = self.seating.open.get(batch_id)
+        return None if sitting is None else sitting.batch.entries
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
