@@ -146,7 +146,7 @@ class Side:
 
     def settle(self):
         """Lets everything that is due be answered."""
-        tasks = self.door.state.tasks
+        tasks = self.door.lane.server_state.tasks
         self.door.bring()
         while self.pending or tasks:
             before = set(tasks)

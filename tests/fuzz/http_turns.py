@@ -99,7 +99,7 @@ class _Client:
         self.segments = collections.deque(segments)
         self.is_gone = self.has_left = False
         self.transport = _Clogging(chance)
-        self.connection = self.transport.connection = HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop)
+        self.connection = self.transport.connection = HttpConnection(door.lane)
         self.connection.connection_made(self.transport)
 
     @property
@@ -137,7 +137,7 @@ def crowd(warm, cold, chance, number):
     warm.came.clear()
     warm.refused = warm.turned_away = 0
     door, faults = warm.door, _Faults()
-    line, door.lane._line = door.lane._line, _Refusals(chance, warm)
+    line, door.lane.refusals = door.lane.refusals, _Refusals(chance, warm)
     rooms = [chance.choice([1, 2, 4]) if chance.random() < 0.3 else 1_000_000 for _ in range(2)]
     door.alpha.room, door.beta.room = rooms
     logging.getLogger("forebay").addHandler(faults)
@@ -163,7 +163,7 @@ def crowd(warm, cold, chance, number):
             client.lose()
         warm.is_closed = False
         door.alpha.room = door.beta.room = 1_000_000
-        door.lane._line = line
+        door.lane.refusals = line
     requests = sum(map(len, streams))
     if faults.found:
         return requests, faults.found[0]

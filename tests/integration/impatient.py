@@ -23,14 +23,14 @@ def ready(host, port):
     sys.stderr.flush()
 
 
-def start(lane, loop, state, begin=HttpPort.start):
+def start(lane, loop, begin=HttpPort.start):
     def sweep():
-        lane._sweep(loop, state)
+        lane._sweep()
         lane._timer.cancel()
         sys.stderr.write("a second has passed\n")
         sys.stderr.flush()
 
-    begin(lane, loop, state)
+    begin(lane, loop)
     lane._timer.cancel()
     loop.add_signal_handler(signal.SIGUSR1, sweep)
 

@@ -80,8 +80,9 @@ def test_a_sweep_that_raises_ends_the_connection_and_not_the_sweeps(caplog):
     broken, looked = Broken(), Looked()
     lane.awake = [broken, looked, broken]  # type: ignore[assignment]
     lane._asleep = {}
-    loop = Loop()
-    lane._sweep(loop, State())  # type: ignore[arg-type]
+    lane.loop = loop = Loop()  # type: ignore[assignment]
+    lane.server_state = State()  # type: ignore[assignment]
+    lane._sweep()
     assert loop.asked
     assert broken.aborted
     assert looked.epoch == 1

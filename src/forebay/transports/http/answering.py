@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Sequence
 
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
-
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Route
@@ -111,15 +108,8 @@ class AnsweringConnection(HttpToolsProtocol):
         "talk",
     )
 
-    def __init__(
-        self,
-        lane: HttpPort,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, lane: HttpPort) -> None:
+        super().__init__(lane.uvicorn, lane.server_state, {}, lane.loop)
         self._lane = lane
         talk = self.talk = ConnectionState(lane.config.max_head_bytes, lane.config.max_head_lines)
         self.pipeline = talk.waiting

@@ -22,7 +22,7 @@ wakes it goes past the shortcut, which need not ask; and it has no parser, as on
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
@@ -39,9 +39,7 @@ from forebay.workers.untaken import untaken_bytes
 if TYPE_CHECKING:
     import asyncio
 
-    from uvicorn.config import Config
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-    from uvicorn.server import ServerState
 
     from forebay.transports.http.head import HeadMemory
     from forebay.transports.http.port import HttpPort
@@ -59,15 +57,8 @@ class HttpConnection(ReadingConnection):
 
     __slots__ = ("_is_among", "_probed_at", "_probed_bytes", "_stuck_since", "_tls", "_untaken", "_usual")
 
-    def __init__(
-        self,
-        lane: HttpPort,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(lane, config, server_state, app_state, _loop)
+    def __init__(self, lane: HttpPort) -> None:
+        super().__init__(lane)
         # The head this client sent last.
         self._usual = UNREAD
         self._tls: TlsWriter | None = None

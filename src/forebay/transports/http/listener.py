@@ -7,15 +7,12 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
-
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
 from forebay.transports.binding import why_not
-from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
@@ -64,20 +61,7 @@ class HttpListener:
         self._config = config
         self._source = source
         self._tls = server_context(config.certfile, config.keyfile)
-        self._lane = HttpPort(config, routes, byte_budget, is_any_method=is_any_method)
-        self._state = ServerState()
-        app = _quiet(asgi)
-        self._uvicorn = Config(
-            telling(app, self._lane.tell_ended) if self._lane.tells else app,
-            http=HttpConnection,  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # who connects is who the socket says, in both lanes
-        )
-        self._uvicorn.load()
+        self._lane = HttpPort(config, routes, _quiet(asgi), byte_budget, is_any_method=is_any_method)
         self._door: TlsDoor | Acceptor | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -86,14 +70,11 @@ class HttpListener:
         Raises:
             ConfigError: If the address cannot be bound, with the reason and the cure.
         """
-        loop = asyncio.get_running_loop()
         config = self._config
         if not 0 <= config.port < 1 << 16:
             raise ConfigError(f"port {config.port} is not possible; a number from 0 to 65535 is needed")
 
-        def connect() -> HttpConnection:
-            return HttpConnection(self._lane, self._uvicorn, self._state, {}, loop)
-
+        connect = partial(HttpConnection, self._lane)
         try:
             if self._tls is not None:
                 self._door = TlsDoor(self._lane, self._tls, connect)
@@ -102,7 +83,7 @@ class HttpListener:
             host, port = await self._door.open(config.host, config.port, config.backlog)
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
-        self._lane.start(loop, self._state)
+        self._lane.start(asyncio.get_running_loop())
         return host, port
 
     def routes_changed(self, _name: str = "") -> None:
@@ -126,10 +107,11 @@ class HttpListener:
             log.warning("the drain is over; connections without their answer, which are cut off: %d", left)
         for connection in list(lane.connections):
             connection.abort()
-        for task in list(self._state.tasks):
+        tasks = lane.server_state.tasks
+        for task in list(tasks):
             task.cancel()
-        if self._state.tasks:
-            await asyncio.wait(list(self._state.tasks), timeout=1.0)
+        if tasks:
+            await asyncio.wait(list(tasks), timeout=1.0)
         lane.stop()
 
     async def _wait_closed(self, timeout_s: float) -> None:

@@ -8,13 +8,16 @@ import os
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
 
 from forebay.errors import InternalError
 from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
+from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.errors import NotHttp, error_answer
 from forebay.transports.http.head import HeadMemory
 from forebay.transports.http.hosts import Hosts
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping, Sequence
 
-    from uvicorn.server import ServerState
+    from starlette.types import ASGIApp
 
     from forebay.errors import ForebayError
     from forebay.observe.access_log import EndedCall
@@ -59,15 +62,25 @@ class HttpPort:
         max_connection_bytes: What they may take of one connection.
         hosts: The names that the server may be called by.
         is_any_method: Whether all methods are one, also those that the parser does not know.
+        uvicorn: What its protocol class is told: the ASGI application, which answers all else.
+        server_state: The application's tasks, and headers of its answers.
+        loop: The event loop, once it is started.
+        refusals: Where requests that came to a full queue wait for their answer.
+        turns: Where clients that send quickly wait until they are read again.
         greeted: Connections whose TLS handshake is not over; they count as connections.
         connections: All others.
         awake: Those that every sweep looks at.
     """
 
+    loop: asyncio.AbstractEventLoop
+    refusals: RefusalLine
+    turns: ReadingTurns
+
     def __init__(
         self,
         config: HttpConfig,
         routes: Mapping[bytes, Route],
+        asgi: ASGIApp,
         byte_budget: ByteBudget | None = None,
         *,
         is_any_method: bool = False,
@@ -91,26 +104,37 @@ class HttpPort:
         self.awake: set[HttpConnection] = set()
         self._asleep: dict[int, set[HttpConnection]] = {}
         self.same_turn = SameTurn(self)
-        self._line: RefusalLine | None = None
-        self._turns: ReadingTurns | None = None
+        self.server_state = ServerState()
+        self.uvicorn = Config(
+            telling(asgi, self.tell_ended) if self.tells else asgi,
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # who connects is who the socket says, in both lanes
+        )
+        self.uvicorn.load()
         self._timer: asyncio.TimerHandle | None = None
         self._ids = os.urandom(4).hex().encode()
         self._told = RefusalLog("client")
         self._failed_at = -1
 
-    def start(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to sweep, and to refuse."""
-        self._line = self._line or RefusalLine(loop, self.same_turn.tell_refused)
-        self._turns = self._turns or turns_of(loop)
+        self.loop = loop
+        self.refusals = RefusalLine(loop, self.same_turn.tell_refused)
+        self.turns = turns_of(loop)
         self.byte_budget.call_soon = loop.call_soon
-        self._sweep(loop, state)
+        self._sweep()
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop, state: ServerState) -> None:
+    def _sweep(self) -> None:
         self.epoch += 1
         self.date = formatdate(usegmt=True).encode()
-        state.default_headers = [(b"date", self.date)]
+        self.server_state.default_headers = [(b"date", self.date)]
         # First: whatever one connection raises, the others are looked at again.
-        self._timer = loop.call_later(SWEEP_S, self._sweep, loop, state)
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.byte_budget.make_room()
         for connection in [*self.awake, *self._asleep.pop(self.epoch, ())]:
             try:
@@ -134,18 +158,6 @@ class HttpPort:
         self.is_draining = True
         self.is_plain = False
         self.refusals.stop()
-
-    @property
-    def refusals(self) -> RefusalLine:
-        """Where requests that came to a full queue wait for their answer."""
-        assert self._line is not None
-        return self._line
-
-    @property
-    def turns(self) -> ReadingTurns:
-        """Where clients that send quickly wait until they are read again."""
-        assert self._turns is not None
-        return self._turns
 
     def remember(self, raw: bytes, head: Head, headers: list[tuple[bytes, bytes]], url: bytes) -> None:
         """Remember that these bytes are this head, so that they need not be parsed again."""

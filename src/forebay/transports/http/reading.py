@@ -40,11 +40,6 @@ from forebay.transports.http.route import whole_number
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from uvicorn.config import Config
-    from uvicorn.server import ServerState
-
     from forebay.transports.http.head import HeadMemory
     from forebay.transports.http.port import HttpPort
 
@@ -63,15 +58,8 @@ class ReadingConnection(AnsweringConnection):
 
     __slots__ = ("_detour", "_is_staged", "_is_unparsed", "_parser", "_reading")
 
-    def __init__(
-        self,
-        lane: HttpPort,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(lane, config, server_state, app_state, _loop)
+    def __init__(self, lane: HttpPort) -> None:
+        super().__init__(lane)
         self._parser: Any = None
         self._reading: Head | None = None
         self.forget_parser()

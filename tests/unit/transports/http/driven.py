@@ -6,9 +6,6 @@ import re
 import warnings
 from typing import Any
 
-from uvicorn.config import Config
-from uvicorn.server import ServerState
-
 from forebay.batching.queue import BatchConfig
 from forebay.protocols.native import Contract
 from forebay.server.config import HttpConfig
@@ -147,7 +144,7 @@ class Client:
 
     def __init__(self, door):
         self.door = door
-        self.connection = HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop)
+        self.connection = HttpConnection(door.lane)
         self.transport = Transport()
         self.connection.connection_made(self.transport)
 
@@ -216,13 +213,10 @@ class Door:
             )
             for each in (self.alpha, self.beta)
         }
-        self.lane = HttpPort(http, self.routes)
-        self.state = ServerState()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.uvicorn = Config(app, interface="asgi3", ws="none", lifespan="off", log_config=None, access_log=False)
-            self.uvicorn.load()
-        self.lane.start(self.loop, self.state)
+            self.lane = HttpPort(http, self.routes, app)
+        self.lane.start(self.loop)
         self.clients = []
 
     def connect(self):
@@ -234,7 +228,7 @@ class Door:
         for _ in range(count):
             assert self.lane._timer is not None
             self.lane._timer.cancel()
-            self.lane._sweep(self.loop, self.state)
+            self.lane._sweep()
 
     def bring(self):
         """Has what has arrived submitted, as at the end of a turn."""

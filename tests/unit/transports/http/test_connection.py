@@ -455,7 +455,7 @@ def test_a_slow_answer_that_has_begun_is_cut_when_its_body_breaks_a_limit(doors)
     door.pass_seconds(7)
     assert client.transport.is_closed
     assert client.state is GONE
-    for task in list(door.state.tasks):
+    for task in list(door.lane.server_state.tasks):
         task.cancel()
 
 
@@ -642,9 +642,7 @@ def test_who_leaves_the_end_of_an_answer_unread_is_cut_off(doors, is_last):
     ours, theirs = socket.socketpair()
     with theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        made = door.loop.connect_accepted_socket(
-            lambda: HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop), ours
-        )
+        made = door.loop.connect_accepted_socket(lambda: HttpConnection(door.lane), ours)
         transport, _ = door.loop.run_until_complete(made)
         theirs.sendall(request("alpha", b"x" * 30_000, *asks))
         while not transport.get_write_buffer_size():  # and never so much that the client is slow
@@ -660,9 +658,7 @@ def test_who_takes_a_long_answer_slowly_gets_all_of_it(doors):
     ours, theirs = socket.socketpair()
     with theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        made = door.loop.connect_accepted_socket(
-            lambda: HttpConnection(door.lane, door.uvicorn, door.state, {}, door.loop), ours
-        )
+        made = door.loop.connect_accepted_socket(lambda: HttpConnection(door.lane), ours)
         door.loop.run_until_complete(made)
         door.loop.run_until_complete(
             door.loop.run_in_executor(None, theirs.sendall, request("alpha", b"x" * size, "connection: close"))

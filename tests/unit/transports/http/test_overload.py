@@ -53,7 +53,7 @@ def doors():
     def make(*, room=1, **more):
         door = Door(waits=True, **more)
         door.alpha.room = room
-        door.lane._line = Line(door.loop, door.lane.same_turn.tell_refused)
+        door.lane.refusals = Line(door.loop, door.lane.same_turn.tell_refused)
         opened.append(door)
         return door
 
