@@ -38,7 +38,7 @@ CORE = (
     "workers/conversation.py workers/frames.py workers/seats.py workers/seating.py workers/landing.py "
     "workers/threads.py workers/slot_pool.py "
     "transports/http/connection_state.py transports/http/reading.py transports/http/answering.py "
-    "transports/http/same_turn.py transports/refusal_pacing.py transports/grpc"
+    "transports/http/same_turn.py transports/intake.py transports/refusal_pacing.py transports/grpc"
 ).split()
 """Where mutants are made, below src/forebay."""
 TESTS = (

@@ -59,7 +59,6 @@ class OpenCall:
         status: How it ended; None if its client called it off.
         refusal: Why it is refused, if it came to a full queue.
         sent_bytes: Of its messages, if they are counted.
-        trailers: The header block after the last message; None while that is not known.
         on_leave: Called once when the server is about to stop; a stream that may rest sets it.
     """
 
@@ -72,7 +71,6 @@ class OpenCall:
     status: Status | None = None
     sent_bytes = 0
     outgoing: Outgoing | None = None
-    trailers: bytes | None = None
     refusal: CallRefusal | None = None
     _answered: EndedCall | None = None
     _inbox: MessageBuffer | None = None
@@ -566,8 +564,8 @@ class OpenCall:
 
     def drained(self) -> None:
         """Take note that everything was sent."""
-        if self.trailers is not None:
-            self._connection.end(self, self.trailers)
+        if self.outgoing is not None and self.outgoing.trailers is not None:
+            self._connection.end(self, self.outgoing.trailers)
         self._wake(self._room)
 
     # Limits

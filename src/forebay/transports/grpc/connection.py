@@ -304,7 +304,7 @@ class GrpcConnection(asyncio.Protocol):
         if at_once:
             self._sender.drop(call)
         elif call.outgoing is not None and call.outgoing.pieces:
-            call.trailers = trailers
+            call.outgoing.trailers = trailers
             return
         out, stream = self._sender.out, call.stream
         if call.outgoing is None and trailers is statuses.OK:

@@ -23,13 +23,15 @@ class Outgoing:
         unsent_bytes: How much it is.
         moved: The sweep after which something of it was last sent.
         waits_since: The sweep by which the client may not have had that yet.
+        trailers: The header block after the last piece; None while that is not known.
     """
 
-    __slots__ = ("moved", "pieces", "unsent_bytes", "waits_since")
+    __slots__ = ("moved", "pieces", "trailers", "unsent_bytes", "waits_since")
 
     def __init__(self, epoch: int) -> None:
         self.pieces: deque[memoryview] = deque()
         self.unsent_bytes = 0
+        self.trailers: bytes | None = None
         self.moved = self.waits_since = epoch
 
 
