@@ -250,8 +250,6 @@ class AnsweringConnection(HttpToolsProtocol):
                     self._work_on(what, app)
         finally:
             self._is_advancing = False
-        if self.flow.write_paused:
-            return
         if not talk.waiting:
             if self.intake.holds & PIPELINE:
                 self.intake.release(PIPELINE)
