@@ -88,12 +88,13 @@ class Seating:
         batch.on_cancel = functools.partial(self._call_off, sitting)
         return sitting
 
-    def end(self, name: int, seconds: float) -> Sitting:
-        """Take out a batch that has ended; the caller tells whoever waits for it."""
+    def end(self, name: int, seconds: float | None = None) -> Sitting:
+        """Take out a batch that has ended, and note how long it took; the caller tells whoever waits for it."""
         sitting = self.open.pop(name)
         self.free += sitting.batch.rows
         sitting.batch.on_cancel = None
-        sitting.batch.model_s = seconds
+        if seconds is not None:
+            sitting.batch.model_s = seconds
         return sitting
 
     def hear(

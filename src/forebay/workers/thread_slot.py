@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread of a pool with seats for streams: what the loop knows of it, and its way to the loop."""
+"""One thread of a pool: what the loop knows of it, and its way to the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import functools
 import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.workers.cancel import probe
 from forebay.workers.phases import lap
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from forebay.workers.seats import Round
 
 
+_STOP: Final = ("stop",)
+
+
 class ThreadSlot:
     """A `Link` between one thread and the loop; `submit`, `stop` and `give_up` are the loop's, the rest the thread's.
 
     Attributes:
         seating: Who sits, as the loop knows it.
         is_given_up: Whether the thread was left behind.
+        in_hand: What the thread runs, where it has no seats.
     """
 
     def __init__(
@@ -38,18 +42,19 @@ class ThreadSlot:
         seats: int,
         say: Callable[..., None],
         freed: Callable[[int], object],
-        called_off: Callable[[ThreadSlot, Sitting], object],
+        called_off: Callable[[ThreadSlot, int], object],
     ) -> None:
         """Make a slot without a thread.
 
         Args:
-            seats: Rows that may be open at a time.
+            seats: Rows that may be open at a time; 0 where one batch runs alone.
             say: Has the loop call something.
             freed: Called on the loop when so many seats became free.
-            called_off: Called on the loop with this and a batch that nobody waits for any more.
+            called_off: Called on the loop with this and the name of a batch that nobody waits for any more.
         """
         self.seating = Seating(seats, self._allow, self._leave)
         self.is_given_up = False
+        self.in_hand: Sequence[Any] | None = None
         self._say = say
         self._freed = freed
         self._called_off = called_off
@@ -62,18 +67,22 @@ class ThreadSlot:
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Seat a batch."""
         sitting = self.seating.join(batch, done)
-        if batch.noted is not None:
+        if batch.noted is not None and self.seating.seats:
             batch.noted.started = time.monotonic()
-        self._put("join", sitting.name, batch, batch.key)
+        self.put(sitting)
+
+    def put(self, sitting: Sitting) -> None:
+        """Give a batch that sits to the thread."""
+        self._put("join", sitting.name, sitting.batch, sitting.batch.key)
 
     def stop(self) -> None:
-        """Have the thread end once all streams have."""
-        self._put("stop")
+        """Have the thread end once all that was submitted has."""
+        self._put(*_STOP)
 
     def give_up(self) -> list[Sitting]:
         """Leave the thread behind; returns who sat there."""
         self.is_given_up = True
-        self._put("end")
+        self._put(*(("end",) if self.seating.seats else _STOP))
         return self.seating.clear()
 
     def _put(self, *what: Any) -> None:
@@ -87,8 +96,9 @@ class ThreadSlot:
         self._put("allow", sitting.name, steps)
 
     def _leave(self, sitting: Sitting) -> None:
-        self._put("leave", sitting.name)
-        self._called_off(self, sitting)
+        if self.seating.seats:
+            self._put("leave", sitting.name)
+        self._called_off(self, sitting.name)
 
     def _hear(self, number: int, told: Round) -> None:
         if self.is_given_up:
@@ -97,8 +107,12 @@ class ThreadSlot:
 
     # The thread's side
 
+    def batches(self) -> Iterator[Sequence[Any]]:
+        """Wait for one batch after the other, until the pool stops."""
+        return iter(self._inbox.get, _STOP)
+
     def serve(self, runner: Runner, speaker: LocalOrigin | None) -> None:
-        """Be the thread."""
+        """Be a thread with seats."""
 
         def enter(name: Any) -> None:
             batch = None if name is None else self._open.get(name)

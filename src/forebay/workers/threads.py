@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import logging
 import threading
 import time
-from queue import SimpleQueue
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, Unavailable
@@ -79,22 +80,6 @@ class _Worker:
             close_runner(self.runner)
 
 
-class _Hand:
-    """One thread and the batch it has in hand.
-
-    Attributes:
-        is_left_behind: Whether another thread has taken its place.
-    """
-
-    __slots__ = ("is_left_behind", "thread", "work", "worker")
-
-    def __init__(self, worker: _Worker) -> None:
-        self.worker = worker
-        self.thread = threading.current_thread()
-        self.work: tuple[EntryBatch, Done] | None = None
-        self.is_left_behind = False
-
-
 class ThreadPool(Pool):
     """`workers` runners, each called by `threads` threads.
 
@@ -131,7 +116,7 @@ class ThreadPool(Pool):
         require_slots(workers, threads)
         self._seats = seats
         self._slots: dict[ThreadSlot, tuple[_Worker, threading.Thread]] = {}
-        self._watched: dict[ThreadSlot, asyncio.TimerHandle] = {}
+        self._idle_slots: deque[ThreadSlot] = deque()  # where there are no seats
         self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
         on = self._devices or [Device("cpu")] * workers
         self._workers = [
@@ -139,12 +124,7 @@ class ThreadPool(Pool):
         ]
         self._threads_per_worker = threads
         self._stuck_s = stuck_s
-        self._inbox: SimpleQueue[tuple[EntryBatch, Done] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._running: dict[EntryBatch, Done] = {}
-        # Who runs what. Whoever pops a batch decides, a thread that comes back or the loop that leaves it behind.
-        self._held: dict[EntryBatch, _Hand] = {}
-        self._called_off: dict[EntryBatch, asyncio.TimerHandle] = {}
         self._left = asyncio.Semaphore(MAX_LEFT)
         self._replacing: set[asyncio.Task[None]] = set()
         self._restarts = 0
@@ -168,18 +148,20 @@ class ThreadPool(Pool):
         for worker in self._workers:
             if model_log.level is not None:
                 worker.voice = Voice(model_log.model.get(), str(worker.ctx.index))
-            self._threads += [self._begin(worker, number) for number in range(self._threads_per_worker)]
+            for number in range(self._threads_per_worker):
+                self._threads.append(self._slots[self._begin(worker, number)][1])
             await (
                 worker.has_opened.wait()
             )  # not in an executor: a load that hangs must not keep the server from stopping
             if worker.error is not None:
                 raise not_opened(worker.error) from worker.error
-        self.idle = sum(slot.seating.free for slot in self._slots) if self._seats else len(self._threads)
+        for slot in self._slots:
+            self._add_idle(slot)
 
     @property
     def room(self) -> int | None:
         """Rows that a batch may have to join the streams that run; None where none do."""
-        free = max((slot.seating.free for slot in self._slots), default=self._seats)
+        free = max((slot.seating.free for slot in self._slots), default=self._seats) if self._seats else 0
         return None if free == self._seats else free
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
@@ -191,14 +173,11 @@ class ThreadPool(Pool):
             return
         if self._seats:
             self.idle -= batch.rows
-            self._running[batch] = done
-            max(self._slots, key=lambda slot: slot.seating.free).submit(batch, self._end_stream)
-            return
-        self.idle -= 1
-        self._running[batch] = done
-        if self._stuck_s is not None:
-            batch.on_cancel = lambda: self._call_off(batch)
-        self._inbox.put((batch, done))
+            slot = max(self._slots, key=lambda slot: slot.seating.free)
+        else:
+            self.idle -= 1
+            slot = self._idle_slots.popleft()
+        slot.submit(batch, functools.partial(self._end, done))
 
     def rest(self, seconds: float) -> None:
         """Block until a thread has something for the loop, but no longer than this."""
@@ -210,25 +189,19 @@ class ThreadPool(Pool):
         self._is_stopping = True
         self._refuses = False
         self.idle = 0
-        for _ in range(len(self._threads) + len(self._replacing)):
-            self._inbox.put(None)
-        for timer in self._watched.values():
-            timer.cancel()
         for slot in self._slots:
             slot.stop()
         for task in self._replacing:
             task.cancel()
-        if self._running:
+        running = [one.batch for slot in self._slots for one in slot.seating.open.values()]
+        if running:
             self._drained = asyncio.Event()
-            is_awaited = any(not batch.cancelled for batch in self._running)
+            is_awaited = any(not batch.cancelled for batch in running)
             try:
                 await asyncio.wait_for(self._drained.wait(), grace_s if is_awaited else 0.0)
             except TimeoutError:
-                late = Failure(Unavailable("the server stopped before the model answered"))
                 for slot in self._slots:
-                    slot.give_up()
-                for batch, done in list(self._running.items()):
-                    self._finish(batch, done, [late] * len(batch.entries))
+                    _answer(slot.give_up(), "the server stopped before the model answered")
         patience = time.monotonic() + JOIN_S
         # One that hangs in user code is left to end with the process. The loop may have others to answer meanwhile.
         while any(thread.is_alive() for thread in self._threads) and time.monotonic() < patience:  # noqa: ASYNC110 - at its end
@@ -245,8 +218,8 @@ class ThreadPool(Pool):
             slots=slots, idle=idle, restarts=self._restarts, alive=alive, problem=problem, devices=devices
         )
 
-    def _begin(self, worker: _Worker, number: int) -> threading.Thread:
-        slot = ThreadSlot(self._seats, self._say, self._seats_freed, self._watch_for_stuck) if self._seats else None
+    def _begin(self, worker: _Worker, number: int) -> ThreadSlot:
+        slot = ThreadSlot(self._seats, self._say, self._seats_freed, self._called_off)
         thread = threading.Thread(
             target=self._serve,
             args=(worker, slot),
@@ -254,74 +227,48 @@ class ThreadPool(Pool):
             name=f"forebay-worker-{worker.ctx.index}-{number}",
             daemon=True,
         )
-        if slot is not None:
-            self._slots[slot] = worker, thread
         thread.start()
-        return thread
+        self._slots[slot] = worker, thread
+        return slot
 
-    def _end_stream(self, batch: EntryBatch, outcomes: Sequence[Any]) -> None:
-        done = self._running.pop(batch, None)
-        if done is not None:
-            done(batch, outcomes)
-        if self._drained is not None and not self._running:
+    def _end(self, done: Done, batch: EntryBatch, outcomes: Sequence[Any]) -> None:
+        done(batch, outcomes)
+        if self._drained is not None and not any(slot.seating.open for slot in self._slots):
             self._drained.set()
 
-    def _watch_for_stuck(self, slot: ThreadSlot, sitting: Sitting) -> None:
-        """Nobody waits for a stream: if its thread does not end it, it hangs in user code."""
-        if self._stuck_s is not None and slot not in self._watched:
+    def _called_off(self, slot: ThreadSlot, name: int) -> None:
+        """Nobody waits for a batch: if its thread does not end it, it hangs in user code."""
+        if self._stuck_s is not None:
             assert self._loop is not None
-            self._watched[slot] = self._loop.call_later(self._stuck_s, self._look_at, slot, sitting)
+            self._loop.call_later(self._stuck_s, self._leave_behind, slot, name)
 
-    def _look_at(self, slot: ThreadSlot, sitting: Sitting) -> None:
-        """See whether a stream that was called off has ended meanwhile; then there may be a later one."""
-        del self._watched[slot]
-        leaving = [one for one in slot.seating.open.values() if one.is_leaving]
-        if sitting not in leaving:
-            if leaving:
-                self._watch_for_stuck(slot, leaving[0])
-        elif not self._is_stopping:
-            worker, thread = self._slots.pop(slot)
+    def _leave_behind(self, slot: ThreadSlot, name: int) -> None:
+        if self._is_stopping or slot not in self._slots or name not in slot.seating.open:
+            return
+        worker, thread = self._slots.pop(slot)
+        if self._seats:
             self.idle -= slot.seating.free
-            lost = slot.give_up()
-            self._replace_thread(worker, thread)
-            for one in lost:
-                why = "the request was called off" if one.is_leaving else "the worker that held the request hangs"
-                self._end_stream(one.batch, [Failure(Unavailable(why))] * len(one.batch.entries))
+        lost = slot.give_up()
+        self._replace_thread(worker, thread)
+        _answer(lost, "the worker that held the request hangs")
 
     def _seats_freed(self, rows: int) -> None:
         if not self._is_stopping:
             self.idle += rows
 
-    def _call_off(self, batch: EntryBatch) -> None:
-        """Nobody waits for a batch: if its thread does not come back, it hangs in user code."""
-        assert self._loop is not None
-        assert self._stuck_s is not None
-        self._called_off[batch] = self._loop.call_later(self._stuck_s, self._leave_behind, batch)
-
-    def _leave_behind(self, batch: EntryBatch) -> None:
-        self._called_off.pop(batch, None)
-        held = None if self._is_stopping else self._held.pop(batch, None)
-        if held is None:
-            return
-        held.is_left_behind = True
-        self._replace_thread(held.worker, held.thread)
-        done = self._running.pop(batch)
-        batch.on_cancel = None
-        done(batch, [Failure(Unavailable("the request was called off"))] * len(batch.entries))
-
-    def _interrupted(self, work: tuple[EntryBatch, Done], why: str) -> None:
+    def _interrupted(self, slot: ThreadSlot, name: int, why: str) -> None:
         """A thread was interrupted outside of user code: what it had in hand goes round again, once."""
         log.warning("a thread was interrupted between two batches, by an exception that was set in it: %s", why)
-        batch, done = work
-        self._held.pop(batch, None)
-        if batch not in self._running:
+        sitting = slot.seating.open.get(name)
+        if sitting is None:
             return
-        batch.attempts += 1
-        if batch.attempts > 1 or batch.on_steps is not None or batch.cancelled or self._is_stopping:
+        batch = sitting.batch
+        if batch.attempts > 1 or batch.cancelled or self._is_stopping:
             failure = Failure(Unavailable("the thread that held the request was interrupted; try again"))
-            self._finish(batch, done, [failure] * len(batch.entries))
+            self._finish(slot, name, [failure] * len(batch.entries))
         else:
-            self._inbox.put(work)
+            batch.attempts += 1
+            slot.put(sitting)
 
     def _replace_thread(self, worker: _Worker, thread: threading.Thread) -> None:
         assert self._loop is not None
@@ -342,64 +289,66 @@ class ThreadPool(Pool):
             log.error("%s", self._problem.message)
             if not self._threads:
                 self._refuses = True
-                self._freed()
-        thread: threading.Thread | None = None
+                self.idle = 1
+                self._on_idle()
         try:
             await self._left.acquire()
-            thread = await self._successor(stuck)
-            self._threads.append(thread)
-        finally:
-            if thread is None and stuck.is_shared:
+            slot = await self._successor(stuck)
+        except asyncio.CancelledError:
+            if stuck.is_shared:
                 stuck.leave(closes=False)
+            raise
+        self._threads.append(self._slots[slot][1])
         self._restarts += 1
         if len(self._replacing) == 1:
             self._problem = None
         if self._refuses:
             self._refuses = False
             self.idle = 0
-        self._freed()
+        self._freed(slot)
 
-    async def _successor(self, stuck: _Worker) -> threading.Thread:
+    async def _successor(self, stuck: _Worker) -> ThreadSlot:
         """Start a thread in place of one of a worker's, trying as often as it takes."""
         pause_s = 0.1
         while True:
             worker = stuck if stuck.is_shared else _Worker(stuck.spec, stuck.ctx, stuck.cores, stuck.voice)
             try:
-                thread = self._begin(worker, self._restarts + 1 if stuck.is_shared else 0)
+                slot = self._begin(worker, self._restarts + 1 if stuck.is_shared else 0)
             except RuntimeError as error:  # there can be no further thread
                 self._problem = Unavailable(str(error))
             else:
                 await worker.has_opened.wait()
                 if worker.error is None:
-                    return thread
+                    return slot
+                del self._slots[slot]
                 self._problem = worker.error
             log.error("no thread can take the place of a stuck one: %s", self._problem.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _finish(
-        self, batch: EntryBatch, done: Done, outcomes: Sequence[Any], written: threading.Event | None = None
+        self, slot: ThreadSlot, name: int, outcomes: Sequence[Any], written: threading.Event | None = None
     ) -> None:
-        if self._running.pop(batch, None) is None:
-            if written is not None:
-                written.set()
-            return
-        batch.on_cancel = None
-        if self._called_off and (timer := self._called_off.pop(batch, None)) is not None:
-            timer.cancel()
-        if written is None:
-            self.idle += not self._is_stopping
-        done(batch, outcomes)
+        if not slot.is_given_up:
+            sitting = slot.seating.end(name)
+            if written is None:
+                self._add_idle(slot)
+            sitting.done(sitting.batch, outcomes)
         if written is not None:
             written.set()
-        if self._drained is not None and not self._running:
-            self._drained.set()
 
-    def _freed(self) -> None:
-        self.idle += (self._seats or 1) * (not self._is_stopping)
+    def _freed(self, slot: ThreadSlot) -> None:
+        self._add_idle(slot)
         self._on_idle()
 
-    def _serve(self, worker: _Worker, slot: ThreadSlot | None, *, first: bool) -> None:
+    def _add_idle(self, slot: ThreadSlot) -> None:
+        if self._is_stopping or slot.is_given_up:
+            return
+        if not self._seats:
+            self._idle_slots.append(slot)
+        self.idle += self._seats or 1
+
+    def _serve(self, worker: _Worker, slot: ThreadSlot, *, first: bool) -> None:
         assert self._loop is not None
         run_on(worker.cores)
         speaker = None if worker.voice is None else LocalOrigin(worker.voice)
@@ -420,59 +369,51 @@ class ThreadPool(Pool):
         runner = worker.runner
         if worker.error is not None or runner is None:
             return
-        if slot is not None:
+        if self._seats:
             slot.serve(runner, speaker)
-            if slot.is_given_up and not self._is_stopping:
-                with contextlib.suppress(RuntimeError):  # as above
-                    self._loop.call_soon_threadsafe(self._left.release)
-            worker.leave()
-            return
-        hand = _Hand(worker)
         with contextlib.suppress(RuntimeError):  # as above
             # Code of the user's may set an exception in this thread that comes only when its call is over.
-            _, stray = caught(self._answer_all, hand, runner, speaker)
-            while stray is not None and not hand.is_left_behind:
-                why, stray = text_of(stray), None  # its traceback would keep the batch
-                _, stray = caught(self._answer_all, hand, runner, speaker, why)
-            if hand.is_left_behind:
+            why = None if self._seats else ""
+            while why is not None and not slot.is_given_up:
+                _, stray = caught(self._answer_all, slot, runner, worker.ctx.index, speaker, why)
+                why, stray = None if stray is None else text_of(stray), None  # its traceback would keep the batch
+            if slot.is_given_up and not self._is_stopping:
                 self._loop.call_soon_threadsafe(self._left.release)
         worker.leave()
 
-    def _answer_all(self, hand: _Hand, runner: Runner, speaker: LocalOrigin | None, why: str = "") -> None:
+    def _answer_all(self, slot: ThreadSlot, runner: Runner, index: int, speaker: LocalOrigin | None, why: str) -> None:
         """Run what comes, until the pool stops or this thread was left behind; again, with `why`, if interrupted."""
-        if hand.work is not None:
-            work, hand.work = hand.work, None
-            self._say(self._interrupted, work, why)
-            del work
+        if slot.in_hand is not None:
+            name, slot.in_hand = slot.in_hand[1], None
+            self._say(self._interrupted, slot, name, why)
         # Python looks for such an exception when a call has returned, and the loop over an iterator is none: between
         # the inbox and this hand nothing is lost.
-        for work in iter(self._inbox.get, None):
-            hand.work = work
-            batch, done = work
-            self._held[batch] = hand
+        for work in slot.batches():
+            slot.in_hand = work
+            _, name, batch, _ = work
             if speaker is not None:
                 speaker.batch = batch
-            outcomes, after = self._run(runner, batch, hand.worker.ctx.index)
+            outcomes, after = self._run(runner, batch, index)
             if speaker is not None:
                 speaker.batch = None
-            if self._held.pop(batch, None) is None:
+            if slot.is_given_up:
                 return
             try:
                 if after:
                     written = threading.Event()
-                    self._say(self._finish, batch, done, outcomes, written)
+                    self._say(self._finish, slot, name, outcomes, written)
                     try:
                         written.wait()
                         do_after(after)
                     finally:
-                        self._say(self._freed)
+                        self._say(self._freed, slot)
                 else:
-                    self._say(self._finish, batch, done, outcomes)
+                    self._say(self._finish, slot, name, outcomes)
             except RuntimeError:  # the loop is closed: nobody is left to answer
                 return
             probe.set(None)
-            hand.work = None
-            del work, batch, done, outcomes  # a thread that waits keeps nothing of what it has run
+            slot.in_hand = None
+            del work, batch, outcomes  # a thread that waits keeps nothing of what it has run
 
     def _run(self, runner: Runner, batch: EntryBatch, worker: int) -> tuple[Sequence[Any], list[Callable[[], object]]]:
         probe.set(lambda: batch.cancelled)
@@ -491,3 +432,10 @@ class ThreadPool(Pool):
         # In the context of the loop: what the server does then is not said, nor timed, by this thread.
         self._loop.call_soon_threadsafe(act, *what, context=self._context)
         self._has_said.set()
+
+
+def _answer(lost: Sequence[Sitting], why: str) -> None:
+    """Answer what sat in a thread that was left behind."""
+    for one in lost:
+        told = "the request was called off" if one.is_leaving else why
+        one.done(one.batch, [Failure(Unavailable(told))] * len(one.batch.entries))
