@@ -45,7 +45,7 @@ from forebay.surfaces.pipeline.fronts import schema as pipeline_schema
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.predictors import LocalConf
 from forebay.surfaces.pipeline.predictors.function import FunctionClient
-from forebay.surfaces.pipeline.predictors.model_processes import ModelProcess
+from forebay.surfaces.pipeline.predictors.model_processes import ModelHost
 from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 from forebay.surfaces.pipeline.script import Script, capture
 from forebay.surfaces.ventu import openapi
@@ -255,8 +255,8 @@ def test_a_library_that_runs_a_model(boom):
 def test_a_model_in_a_process_of_its_own_says_why_it_was_not_loaded(line, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "raises_there.py").write_text(f"class Rude(BaseException): pass\n{line}\n")
-    process = ModelProcess(LocalConf(model_config="raises_there:name"), None)
-    error = refused(ForebayError, process.start)
+    host = ModelHost(LocalConf(model_config="raises_there:name"), None)
+    error = refused(ForebayError, host.start)
     assert line.removeprefix("raise ").partition("(")[0] in error.message
 
 

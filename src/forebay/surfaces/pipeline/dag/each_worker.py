@@ -23,16 +23,14 @@ from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, l
 from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import NEVER_S, inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
-from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.figures.reports import Reports
 from forebay.surfaces.pipeline.ops import packing
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.dag.predictions import Respond
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.tracer import Tracer
     from forebay.surfaces.pipeline.script import Script
@@ -101,46 +99,21 @@ class Forwarding(Predictions):
         super().__init__(name, endpoint, config)
         self._tracer = tracer
 
-    def submit(
-        self,
-        message: Any,
-        *,
-        deadline: float,
-        peer: str,
-        respond: Respond,
-        came: float | None = None,
-        parent: str = "",
-    ) -> Callable[[], object]:
-        """Answer one request; see `Predictions.submit`."""
-        times = CallTimes(came or time.monotonic())
-        until = min(deadline, times.started + self.endpoint.config.timeout_s)
-        asked = Prediction(
-            body=message.SerializeToString(),
-            reply=self._replied,
-            params={"deadline": until, "peer": peer, "came": times.started, "parent": parent},
-            deadline=until + LATE_S,
-            message=message,
-            peer=peer,
-            times=times,
-            respond=respond,
-            log_id=getattr(message, "logid", 0),
-        )
-        self._open.add(asked)
+    def _begin(self, asked: Prediction) -> None:
+        asked.body = asked.message.SerializeToString()
+        more = {"peer": asked.peer, "came": asked.times.started, "parent": asked.parent}
+        asked.params = {"deadline": asked.deadline, **more}
+        asked.deadline += LATE_S
         self.endpoint.submit(asked)
-        return lambda: self._cancel(asked)
 
     def _replied(self, asked: Request, outcome: Outcome) -> None:
         assert isinstance(asked, Prediction)
-        self._open.discard(asked)
-        answer = self._failed(asked, outcome.error) if type(outcome) is Failure else None
-        respond, asked.respond = asked.respond, None
-        if respond is not None:
-            respond(self.response_class.FromString(outcome) if answer is None else answer, asked)
+        is_failed = type(outcome) is Failure
+        answer = self._failed(asked, outcome.error) if is_failed else self.response_class.FromString(outcome)
+        self._respond(asked, answer)
 
     def _failed(self, asked: Prediction, error: ForebayError) -> Any:
         """Return the answer to a request that no process has answered, so that it has no number."""
-        if not self.endpoint.accepting and not self.is_closing:
-            return error  # still loading
         asked.times.ended = time.monotonic()
         if self._tracer is not None:
             self._tracer.answered(None, asked.times.ended - asked.times.started, ok=False)

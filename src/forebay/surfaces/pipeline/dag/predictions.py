@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ForebayError, Unavailable
 from forebay.surfaces.pipeline import logs
+from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.types.call import Request
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import ErrorCodes, PipelineConfig
-    from forebay.surfaces.pipeline.figures.profile import CallTimes, RequestProfile
+    from forebay.surfaces.pipeline.figures.profile import RequestProfile
+    from forebay.types.call import Outcome
     from forebay.workers.hanging_calls import LoopCall
 
 Respond = Callable[[Any, "Prediction | None"], None]
@@ -103,6 +107,32 @@ class Predictions:
         Returns:
             What calls it off.
         """
+        if not self.endpoint.accepting and not self.is_closing:
+            respond(Unavailable("the ops are still loading; try again later"), None)
+            return _nothing
+        now = time.monotonic()
+        times = CallTimes(now) if came is None else CallTimes(came, entered=now)
+        asked = Prediction(
+            body=None,
+            reply=self._replied,
+            deadline=min(deadline, times.started + self.endpoint.config.timeout_s),
+            message=message,
+            peer=peer,
+            times=times,
+            respond=respond,
+            log_id=getattr(message, "logid", 0),
+            parent=parent,
+        )
+        self._open.add(asked)
+        self._begin(asked)
+        return partial(self._cancel, asked)
+
+    def _begin(self, asked: Prediction) -> None:
+        """Bring a request to the endpoint."""
+        raise NotImplementedError
+
+    def _replied(self, asked: Request, outcome: Outcome) -> None:
+        """Take what came of it there; `_respond` ends it."""
         raise NotImplementedError
 
     @property
@@ -138,6 +168,12 @@ class Predictions:
                 prediction.is_cut = True
                 self._call_off(prediction)
 
+    def _respond(self, prediction: Prediction, answer: Any) -> None:
+        self._open.discard(prediction)
+        respond, prediction.respond = prediction.respond, None
+        if respond is not None:
+            respond(answer, prediction)
+
     def _cancel(self, prediction: Prediction) -> None:
         """Forget a request whose client went away."""
         prediction.respond = None
@@ -146,6 +182,10 @@ class Predictions:
 
     def _call_off(self, prediction: Prediction) -> None:
         self.endpoint.cancel(prediction.attempt or prediction)
+
+
+def _nothing() -> None:
+    """There is nothing to call off."""
 
 
 def stopped() -> Unavailable:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request from the wire through the graph to its answer: read it, run it, write what became of it.
 
-    submit -> _enter -> the graph's endpoint -> _replied -> _answered -> _end
+    submit -> _begin -> _enter -> the graph's endpoint -> _replied -> _answered -> _end
 
 Each step calls the next one, now or later, or `_failed`; all of them run on the loop, and none waits. Steps that may
 raise are made by `_do`, so that whatever one raises ends its request, once.
@@ -19,14 +19,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull, Unavailable
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull
 from forebay.graph.values import loaded
 from forebay.observe import timeline
 from forebay.remotes.servers import PARENT
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
 from forebay.surfaces.pipeline.dag.wiring import RESULT
-from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, RequestProfile, take_wish
+from forebay.surfaces.pipeline.figures.profile import KEY, RequestProfile, take_wish
 from forebay.surfaces.pipeline.ops import hooks, packing
 from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.dag.predictions import Respond
     from forebay.surfaces.pipeline.dag.wiring import Dag
-    from forebay.surfaces.pipeline.figures.profile import Profile
+    from forebay.surfaces.pipeline.figures.profile import CallTimes, Profile
     from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.pipeline")
@@ -108,39 +107,10 @@ class PipelineService(Predictions):
         dag.request_op.request_parse = hooks.parse_mode_of(dag.ops.values()) if mode == "auto" else mode
         dag.response_op.response_class = self.response_class
 
-    def submit(
-        self,
-        message: Any,
-        *,
-        deadline: float,
-        peer: str,
-        respond: Respond,
-        came: float | None = None,
-        parent: str = "",
-    ) -> Callable[[], object]:
-        """Answer one request; see `Predictions.submit`."""
-        endpoint = self.endpoint
-        if not endpoint.accepting and not self.is_closing:
-            respond(Unavailable("the ops are still loading; try again later"), None)
-            return _nothing
-        now = time.monotonic()
-        times = CallTimes(now) if came is None else CallTimes(came, entered=now)
-        asked = Prediction(
-            body=None,
-            reply=self._replied,
-            deadline=min(deadline, times.started + endpoint.config.timeout_s),
-            message=message,
-            peer=peer,
-            times=times,
-            respond=respond,
-            data_id=next(self._ids),
-            log_id=getattr(message, "logid", 0),
-            parent=parent,
-        )
-        self._open.add(asked)
-        beside = self._unpacks_itself or _bytes_of(message) > SMALL_BYTES
+    def _begin(self, asked: Prediction) -> None:
+        asked.data_id = next(self._ids)
+        beside = self._unpacks_itself or _bytes_of(asked.message) > SMALL_BYTES
         self._do(asked, self._unpack, self._enter, self._failed, asked.deadline if beside else None)
-        return partial(self._cancel, asked)
 
     @property
     def problem(self) -> str:
@@ -279,16 +249,13 @@ class PipelineService(Predictions):
     def _end(self, asked: Prediction, answer: Any, *, ok: bool) -> None:
         if asked not in self._open:  # a step failed after it had answered
             return
-        self._open.remove(asked)
-        respond, asked.respond = asked.respond, None
         asked.times.ended = time.monotonic()
         try:
             self._ended(asked.data_id, asked.times, ok)
             if not isinstance(answer, ForebayError):
                 log_call(asked, answer)
         finally:
-            if respond is not None:
-                respond(answer, asked)
+            self._respond(asked, answer)
 
     def _do(
         self,
@@ -333,10 +300,6 @@ class PipelineService(Predictions):
             self._failed(prediction, stopped())
         else:
             self._end(prediction, Cancelled("the client went away"), ok=False)
-
-
-def _nothing() -> None:
-    """There is nothing to call off."""
 
 
 def _name_of(asked: Prediction) -> str:

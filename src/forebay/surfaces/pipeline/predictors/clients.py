@@ -4,27 +4,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from forebay.errors import ConfigError, DeadlineExceeded
+from forebay.errors import ConfigError
 from forebay.remotes.kserve import KServeBackend
 from forebay.remotes.servers import ServerAddress
-from forebay.runtimes.signature import named
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient, require_wanted
-from forebay.surfaces.pipeline.predictors.model_processes import leave_host, take_host
+from forebay.surfaces.pipeline.predictors.model_processes import HostedClient
 from forebay.surfaces.pipeline.predictors.watching import watched_client
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.runtimes.model_file import Backend
-    from forebay.runtimes.signature import Feed, Signature
+    from forebay.runtimes.signature import Signature
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
-    from forebay.surfaces.pipeline.predictors.model_processes import ModelHost
     from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
     from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 
@@ -58,7 +54,7 @@ def client_for(
     if settings.server_endpoints:
         signature = None if settings.client_config is None else _described(settings.client_config)
         return ModelClient(_backend(settings), signature, settings.wanted, is_shared=True)
-    return _Hosted(settings, concurrency_idx if process else None)
+    return HostedClient(settings, concurrency_idx if process else None)
 
 
 def require_described(settings: PredictorSettings) -> None:
@@ -76,58 +72,6 @@ def require_described(settings: PredictorSettings) -> None:
         signature = describe(Path(model))
     if signature is not None:
         require_wanted(settings.wanted, signature)
-
-
-class _HostedModel(ModelClient):
-    """Asks a model service that was started for it, which gives all results where none is named."""
-
-    def __init__(
-        self, host: ModelHost, backend: GeneralModelBackend, signature: Signature | None, wanted: Sequence[str]
-    ) -> None:
-        super().__init__(backend, signature, wanted)
-        self._host = host
-        self._service = backend
-
-    def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
-        self._host.require_one()
-        try:
-            found = super().ask(feed, fetch, batch, log_id)
-        except DeadlineExceeded:
-            self._host.doubt()
-            raise
-        self._host.answered()
-        return found
-
-    def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
-        found = self._service.run_all(fed, log_id)
-        return named(list(found), list(found.values()))
-
-
-class _Hosted:
-    """The client of a model service that was started for it."""
-
-    is_shared = False
-
-    def __init__(self, settings: PredictorSettings, index: int | None) -> None:
-        self._conf, self._index = settings.local_service_conf, index
-        assert self._conf.model_config is not None
-        self.takes_text = is_reference(self._conf.model_config)
-        signature = None if self.takes_text else describe(Path(self._conf.model_config))
-        host = take_host(self._conf, index)
-        host.patience_s = max(host.patience_s, settings.timeout_s)
-        endpoints = [ServerAddress.parse(text, "http") for text in host.endpoints]
-        backend = GeneralModelBackend(endpoints, settings.timeout_s)
-        self._client = _HostedModel(host, backend, signature, settings.wanted)
-        self._is_closed = False
-        self.feed_names_ = self._client.feed_names_
-        self.fetch_names_ = self._client.fetch_names_
-        self.predict = self._client.predict
-
-    def close(self) -> None:
-        self._client.close()
-        if not self._is_closed:
-            self._is_closed = True
-            leave_host(self._conf, self._index)
 
 
 def _backend(settings: PredictorSettings) -> Backend:

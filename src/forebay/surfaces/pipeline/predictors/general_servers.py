@@ -70,11 +70,6 @@ class GeneralModelBackend:
             values.append(unpack(tensor, described(var)))
         return values
 
-    def run_all(self, feed: Feed, id: int) -> dict[Var, Value]:
-        """Ask a server for all that its model gives, under the names that it has there."""
-        names = {tensor.alias_name or tensor.name: tensor for tensor in self._tensors(feed, (), id)}
-        return {Var(name, name): unpack(tensor) for name, tensor in names.items()}
-
     def _tensors(self, feed: Feed, fetch: Sequence[Var], id: int) -> list[GeneralTensor]:
         response = self._servers.ask(lambda face, deadline: face.infer(feed, fetch, id, deadline))
         if response.err_no:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay.surfaces.pipeline.predictors.clients import client_for
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS, describe
+from forebay.surfaces.pipeline.predictors.general_face import GeneralModelFace
 from forebay.surfaces.pipeline.predictors.local import is_reference
-from forebay.surfaces.pipeline.predictors.model_processes import ModelHost, leave_host, take_host
 from forebay.surfaces.pipeline.predictors.settings import LocalClientType, LocalConf, PredictorSettings
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LocalServiceHandler:
                 min_subgraph_size=min_subgraph_size,
             ),
         ).checked()
-        self._host: ModelHost | None = None
+        self._face: GeneralModelFace | None = None
 
     def get_fetch_list(self) -> list[str]:
         """Return the aliases of the results that are wanted, or of all."""
@@ -91,8 +91,8 @@ class LocalServiceHandler:
         return str(Path(self.get_model_config()) / DESCRIPTIONS[0])
 
     def get_port_list(self) -> list[int]:
-        """Return the ports of the processes that were started for the model; none for one in this process."""
-        return [] if self._host is None else [process.port for process in self._host.processes]
+        """Return the port of the processes that were started for the model; none for one in this process."""
+        return [] if self._face is None else [self._face.server_port]
 
     def prepare_server(self) -> None:
         """Start the processes, if any are wanted; the original only reserves their ports here.
@@ -100,8 +100,8 @@ class LocalServiceHandler:
         Raises:
             ModelError: If one cannot be started.
         """
-        if self._settings.kind != "local_predictor" and self._host is None:
-            self._host = take_host(self._settings.local_service_conf, None)
+        if self._settings.kind != "local_predictor" and self._face is None:
+            self._face = GeneralModelFace(self.get_client())
 
     def start_server(self) -> None:
         """Start the processes, if `prepare_server` was not called before."""
@@ -117,6 +117,6 @@ class LocalServiceHandler:
 
     def close(self) -> None:
         """End the processes, once the clients are closed as well."""
-        if self._host is not None:
-            self._host = None
-            leave_host(self._settings.local_service_conf, None)
+        if self._face is not None:
+            self._face.close()
+            self._face = None

@@ -1,238 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that is started for a model: what `client_type` brpc and grpc mean where there are no endpoints.
+"""Processes that are started for a model: what `client_type` brpc and grpc mean where there are no endpoints.
 
-The parent binds the port and keeps the socket, so the port is known before the process is up and outlives its crashes.
-The process is told what to load on its standard input, is replaced by a supervisor (`workers/supervisor.py`) when it
-dies, and ends with its parent, however that ends. One that hangs is replaced as well, once nobody can wait for it.
+They are a process pool on a loop of its own, because threads ask them. The pool replaces a process that dies, and one
+that hangs in a call for which nobody waits.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import select
-import socket
-import subprocess
+import asyncio
 import sys
 import threading
-import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ConfigError, ModelError, Unavailable
-from forebay.remotes.http_calls import HttpCalls
-from forebay.remotes.servers import ServerAddress, Unreachable
+from forebay.batching.queue import BatchConfig
+from forebay.errors import ConfigError, DeadlineExceeded
+from forebay.runtimes.signature import LOD, Value, named
+from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.surfaces.pipeline.predictors import model_runner
+from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.local import is_reference
-from forebay.surfaces.pipeline.predictors.settings import LocalConf
-from forebay.types.first_use import known
-from forebay.workers.supervisor import Supervisor
+from forebay.surfaces.pipeline.predictors.model_client import ModelClient
+from forebay.workers import objects
+from forebay.workers.loop_thread import LoopThread
+from forebay.workers.processes import ProcessPool
+from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
-    from forebay.workers.supervisor import End
+    from collections.abc import Callable, Sequence
 
-log = logging.getLogger("forebay.pipeline")
+    from forebay.runtimes.signature import Feed, Var
+    from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
 
-HOST: Final = "127.0.0.1"
-PROGRAM: Final = "forebay.surfaces.pipeline.predictors.model_process_main"
-"""What the process runs."""
-START_S: Final = 300.0
-"""How long a model may take to load, and for its first call: some libraries do much of their work there."""
-STOP_S: Final = 5.0
-"""How long a process may take to end."""
+FIRST_S: Final = 300.0
+"""How long the first call of a process may take: some libraries do much of their work there."""
 STUCK_S: Final = 5.0
-"""How long a process may hang when nobody can wait for its call any more, before it is replaced; as hooks may."""
-LOOK_S: Final = 1.0
-"""How long a process may take to tell what it does, and the pause before it is asked again."""
-WRONG: Final = "wrong: "
-"""Before the reason of a process that cannot load its model because of what a person wrote."""
-
-
-class AtWork(msgspec.Struct, frozen=True):
-    """What a process does.
-
-    Attributes:
-        call: Number of the call that its model is in; 0 if it is in none.
-        took_s: How long it is in there.
-    """
-
-    call: int = 0
-    took_s: float = 0.0
-
-
-class ModelProcess:
-    """One process that answers for a model; it is started again when it dies."""
-
-    def __init__(self, conf: LocalConf, index: int | None) -> None:
-        """Describe it.
-
-        Args:
-            index: Which of its devices to take; see `LocalConf.device_of`.
-        """
-        self._conf = conf
-        self._index = index
-        self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._doubted = threading.Lock()
-        self._answered_in = 0
-        """Number of the last process that has answered."""
-        self._supervisor = Supervisor(
-            f"the process of the model '{conf.model_config}'", self._start, load=self._load, on_end=self._ended
-        )
-
-    @property
-    def port(self) -> int:
-        """Where it answers; known once it was started."""
-        assert self._socket is not None
-        return self._socket.getsockname()[1]
-
-    @property
-    def pid(self) -> int:
-        """Its process id; known once it was started."""
-        assert self._supervisor.pid is not None
-        return self._supervisor.pid
-
-    @property
-    def problem(self) -> ForebayError | None:
-        """Why it cannot be replaced since it died, though that was tried several times, and still is."""
-        return self._supervisor.problem if self._supervisor.has_given_up else None
-
-    def start(self) -> None:
-        """Start it and wait until its model is loaded.
-
-        Raises:
-            ModelError: If that fails, with the reason.
-            ConfigError: If that is because of what a person wrote.
-        """
-        if self._conf.workdir and not Path(self._conf.workdir).is_dir():
-            msg = f"workdir is '{self._conf.workdir}', and no folder is there; leave it out for the server's own"
-            raise ConfigError(msg)
-        self._socket = socket.create_server((HOST, 0), backlog=128)
-        try:
-            self._supervisor.begin()
-            self._supervisor.wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End it."""
-        self._supervisor.stop()
-        if self._process is not None:
-            self._process.terminate()
-        self._supervisor.join(STOP_S)
-        if self._socket is not None:
-            self._socket.close()
-
-    def doubt(self, patience_s: float) -> None:
-        """Replace it if it hangs, which is looked at in a thread: a call to it was not answered in time.
-
-        Args:
-            patience_s: How long a call is waited for.
-        """
-        if self._doubted.acquire(blocking=False):
-            looking = threading.Thread(target=self._look, args=(patience_s,), daemon=True, name="forebay-model-look")
-            try:
-                looking.start()
-            except RuntimeError:  # there can be no further thread; the next call that is late doubts again
-                self._doubted.release()
-
-    def answered(self) -> None:
-        """Note that a call was answered."""
-        self._answered_in = self._supervisor.lives
-
-    def _look(self, patience_s: float) -> None:
-        """Look at it until it is in no call that may hang, or is replaced."""
-        calls = HttpCalls(ServerAddress("http", HOST, self.port))
-        supervisor = self._supervisor
-        life, call, heard = supervisor.lives, None, time.monotonic()
-        try:
-            while supervisor.lives == life and not supervisor.is_stopping:
-                now = time.monotonic()
-                found = _at_work(calls)
-                if not supervisor.is_ready:  # it loads its model, which has a time of its own
-                    heard = now
-                if found is None:
-                    hangs_s, what = now - heard, "says nothing"
-                else:
-                    heard, call, before = now, found.call, call
-                    if not call or call != (before or call):
-                        return
-                    hangs_s, what = found.took_s, "is in the same call"
-                if hangs_s >= (patience_s + STUCK_S if self._answered_in == life else START_S):
-                    text = "the process of the model '%s' %s for %.0f s, and is replaced"
-                    log.error(text, self._conf.model_config, what, hangs_s)
-                    supervisor.kill(life)
-                    return
-                time.sleep(min(LOOK_S, STUCK_S))
-        finally:
-            self._doubted.release()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        assert self._socket is not None
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._socket.fileno()],
-            cwd=self._conf.workdir or None,
-            start_new_session=True,  # Ctrl+C at the terminal is the server's business
-        )
-        return self._process
-
-    def _load(self, process: subprocess.Popen[bytes]) -> None:
-        """Say what to load and wait until it is."""
-        assert self._socket is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        order = {
-            "socket": self._socket.fileno(),
-            "conf": msgspec.to_builtins(self._conf),
-            "index": self._index,
-            "path": [str(Path(folder or ".").absolute()) for folder in sys.path],
-            "server": os.getpid(),
-        }
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-        heard = select.poll()  # `select` knows no descriptors from 1,024 on
-        heard.register(process.stdout, select.POLLIN)
-        if not heard.poll(START_S * 1000):
-            raise ModelError(f"the model '{self._conf.model_config}' was not loaded in {START_S:g} s")
-        said = process.stdout.readline()
-        if not said:
-            raise EOFError
-        if said != b"ready\n":
-            reason = said.decode(errors="replace").strip()
-            msg = f"the model '{self._conf.model_config}' could not be started: {reason.removeprefix(WRONG)}"
-            raise ConfigError(msg) if reason.startswith(WRONG) else ModelError(msg)
-
-    def _ended(self, end: End) -> None:
-        if self._supervisor.is_stopping:
-            return
-        how = "could not be started" if end.status is None else f"ended with status {end.status}"
-        why = "" if self._supervisor.problem is None else f": {self._supervisor.problem.message}"
-        log.warning("the process of the model '%s' %s%s", self._conf.model_config, how, why)
-
-
-def _at_work(calls: HttpCalls) -> AtWork | None:
-    """Ask a process what it does; None if it does not say."""
-    try:
-        return msgspec.json.decode(calls.call("GET", "/", time.monotonic() + LOOK_S).body, type=known(AtWork))
-    except (TimeoutError, Unreachable, msgspec.DecodeError):
-        return None
-    finally:
-        calls.close()
+"""How long a process may hang when nobody waits for its call any more, before it is replaced; as hooks may."""
 
 
 class ModelHost:
-    """Processes for one model, one for each device it is to run on; shared by all who ask for the same.
-
-    Attributes:
-        patience_s: How long the most patient of them waits for a call.
-    """
+    """Processes for one model, one for each device it is to run on; shared by all who ask for the same."""
 
     def __init__(self, conf: LocalConf, index: int | None) -> None:
         """Describe them.
@@ -240,60 +50,83 @@ class ModelHost:
         Args:
             index: Number of the worker process that wants one for itself; None for one on each device.
         """
-        found = conf.model_config
-        assert found is not None
-        if not is_reference(found):
+        assert conf.model_config is not None
+        if not is_reference(conf.model_config):
             # The process runs in another folder.
-            conf = msgspec.structs.replace(conf, model_config=str(Path(found).absolute()))
-        devices = range(max(1, len(conf.device_ids))) if index is None else [index]
-        self.processes = [ModelProcess(conf, device) for device in devices]
-        self.patience_s = 0.0
+            conf = msgspec.structs.replace(conf, model_config=str(Path(conf.model_config).absolute()))
+        indices = list(range(max(1, len(conf.device_ids)))) if index is None else [index]
+        factory = f"{model_runner.__name__}:{model_runner.ModelRunner.__name__}"
+        spec = RunnerSpec(factory=factory, kwargs={"conf": msgspec.to_builtins(conf), "indices": indices})
+        path = [str(Path(folder or ".").absolute()) for folder in sys.path]
+        self._workdir = conf.workdir
+        self._pool = ProcessPool(
+            objects.packed(spec), workers=len(indices), path=path, cwd=conf.workdir or None, stuck_s=STUCK_S
+        )
+        self._endpoint = Endpoint(
+            EndpointConfig(name=str(conf.model_config)), BatchConfig(max_size=1, idle="go"), self._pool
+        )
+        self._loop = LoopThread("forebay-model-processes", self._serve)
+        self._stopping = asyncio.Event()
+        self._answered_since = -1
+        """How many processes had died when a call was answered last."""
 
     @property
-    def endpoints(self) -> list[str]:
-        """Where they answer."""
-        return [f"http://{HOST}:{process.port}" for process in self.processes]
-
-    def require_one(self) -> None:
-        """Refuse at once where nobody can answer: the ports are there all the same, and a call would wait in vain.
-
-        Raises:
-            Unavailable: With what keeps the processes from being started.
-        """
-        problems = [process.problem for process in self.processes]
-        if all(problems) and problems[0] is not None:
-            raise Unavailable(f"{problems[0].message}; it is tried again")
-
-    def answered(self) -> None:
-        """Note that a call was answered: what hangs from now on is not in its first one."""
-        for process in self.processes:
-            process.answered()
-
-    def doubt(self) -> None:
-        """Replace those that hang: one did not answer in time."""
-        for process in self.processes:
-            process.doubt(self.patience_s)
+    def pids(self) -> list[int]:
+        """The processes that are up."""
+        return self._pool.pids()
 
     def start(self) -> None:
-        """Start them all.
+        """Start them all and wait until their model is loaded.
 
         Raises:
-            ModelError: If one cannot be started; then none is left running.
+            ModelError: If one cannot be started, with the reason; then none is left running.
+            ConfigError: If that is because of what a person wrote.
         """
-        started: list[ModelProcess] = []
-        try:
-            for process in self.processes:
-                process.start()
-                started.append(process)
-        except BaseException:
-            for process in started:
-                process.stop()
-            raise
+        if self._workdir and not Path(self._workdir).is_dir():
+            msg = f"workdir is '{self._workdir}', and no folder is there; leave it out for the server's own"
+            raise ConfigError(msg)
+        self._loop.start()
 
     def stop(self) -> None:
         """End them all."""
-        for process in self.processes:
-            process.stop()
+        self._loop.call(self._stopping.set)
+        self._loop.join()
+
+    def ask(self, feed: Feed, fetch: Sequence[str], log_id: int, timeout_s: float) -> dict[str, Any]:
+        """Have one of them make a prediction.
+
+        Args:
+            fetch: Names of the results that are wanted; none for all.
+
+        Raises:
+            DeadlineExceeded: If it is not made in time.
+            Unavailable: If there is no process, with what keeps it from being started.
+            RunnerFailed: If the model fails.
+        """
+        given = named([var for var, _ in feed], [value for _, value in feed])
+        body = objects.pack({"feed": given, "fetch": list(fetch)})
+        return objects.open_outcome(self._loop.run(self._ask(body, log_id, timeout_s))).load()
+
+    async def _serve(self, is_up: Callable[[], None]) -> None:
+        await self._endpoint.start()
+        is_up()
+        await self._stopping.wait()
+        await self._endpoint.drain(0.0)
+
+    async def _ask(self, body: Any, log_id: int, timeout_s: float) -> Any:
+        died = self._pool.restarts
+        limit_s = timeout_s if self._answered_since == died else FIRST_S
+        asking = self._endpoint.call(body, params={"log_id": log_id}, timeout_s=max(timeout_s, limit_s))
+        call = asyncio.ensure_future(asking)
+        call.add_done_callback(partial(self._ended, died))
+        await asyncio.wait([call], timeout=timeout_s)
+        if not call.done():
+            raise DeadlineExceeded(f"the process of the model did not answer within {timeout_s:g} s")
+        return call.result()
+
+    def _ended(self, died: int, call: asyncio.Future[Any]) -> None:
+        if not call.cancelled() and call.exception() is None:
+            self._answered_since = died
 
 
 _lock = threading.Lock()
@@ -327,3 +160,43 @@ def leave_host(conf: LocalConf, index: int | None) -> None:
 
 def _key(conf: LocalConf, index: int | None) -> bytes:
     return msgspec.json.encode([conf, index])
+
+
+class _HostedModel:
+    """A `Backend`: the use of a host until it is closed."""
+
+    def __init__(self, conf: LocalConf, index: int | None, timeout_s: float) -> None:
+        self._host = take_host(conf, index)
+        self._timeout_s = timeout_s
+        self._leave: Callable[[], None] | None = partial(leave_host, conf, index)
+
+    def signature(self) -> None:
+        """Say nothing: the process knows."""
+
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
+        found = self.run_all(feed, id, [var.alias for var in fetch])
+        return [Value(found[var.alias], found.get(var.alias + LOD)) for var in fetch]
+
+    def run_all(self, feed: Feed, id: int, fetch: Sequence[str] = ()) -> dict[str, Any]:
+        return self._host.ask(feed, fetch, id, self._timeout_s)
+
+    def close(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
+class HostedClient(ModelClient):
+    """Asks processes that were started for their model, which give all results where none is named."""
+
+    def __init__(self, settings: PredictorSettings, index: int | None) -> None:
+        """Start them if nobody has; see `take_host`."""
+        conf = settings.local_service_conf
+        assert conf.model_config is not None
+        self.takes_text = is_reference(conf.model_config)
+        signature = None if self.takes_text else describe(Path(conf.model_config))
+        self._hosted = _HostedModel(conf, index, settings.timeout_s)
+        super().__init__(self._hosted, signature, settings.wanted)
+
+    def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
+        return self._hosted.run_all(fed, log_id)
