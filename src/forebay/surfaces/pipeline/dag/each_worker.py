@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.batching.queue import BatchConfig
 from forebay.errors import DeadlineExceeded, ForebayError, Unavailable
 from forebay.graph.processes import GraphProcesses, GraphRunner
-from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
-from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, ServedGraph
-from forebay.surfaces.pipeline.dag.wiring import NEVER_S, inside_of, slots_of
+from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, ServedGraph, endpoint_of
+from forebay.surfaces.pipeline.dag.wiring import inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.reports import Reports
-from forebay.surfaces.pipeline.ops import packing
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.tracer import Tracer
@@ -54,7 +52,7 @@ class EachWorker:
     nodes: Mapping[str, Endpoint] = {}
 
     def __init__(self, name: str, dag: Dag, config: PipelineConfig, script: Script) -> None:
-        count, timeout_ms = config.worker_num, config.dag.timeout_ms
+        count = config.worker_num
         pool = GraphProcesses(
             f"{__name__}:dag_runner",
             {"script": msgspec.to_builtins(script), "count": count},
@@ -63,15 +61,7 @@ class EachWorker:
             threads=inside_of(dag.settings),
             handover_s=HANDOVER_S,
         )
-        self.endpoint = Endpoint(
-            EndpointConfig(
-                name=dag.spec.name,
-                timeout_s=NEVER_S if timeout_ms is None else timeout_ms / 1000,
-                max_timeout_s=NEVER_S + LATE_S,
-            ),
-            BatchConfig(max_size=1, idle="go", capacity=config.max_queue),
-            pool,
-        )
+        self.endpoint = endpoint_of(dag, config, pool, more_s=LATE_S)
         self._reports = Reports(dag.ops, pool.pids)
         self._outlets = Outlets(dag, config, self._reports.waiting, slots_of(dag.settings, config) * count, count)
         self.service = Forwarding(name, self.endpoint, config, self._outlets.tracer)
@@ -122,8 +112,7 @@ class Forwarding(Predictions):
         if not isinstance(error, (DeadlineExceeded, Unavailable)):
             return error
         told = codes.err_of(error, closing=self.is_closing)
-        text = f"(data_id=- log_id={asked.log_id}) {told.text}"
-        response = packing.pack_error(codes.numbered(told.err_no, self.error_codes), text, self.response_class)
+        response = self.error(told.err_no, f"(data_id=- log_id={asked.log_id}) {told.text}")
         log_call(asked, response)
         return response
 

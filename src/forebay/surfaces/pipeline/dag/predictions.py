@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ForebayError, Unavailable
-from forebay.surfaces.pipeline import logs
+from forebay.surfaces.pipeline import codes, logs
 from forebay.surfaces.pipeline.figures.profile import CallTimes
+from forebay.surfaces.pipeline.ops import packing
 from forebay.types.call import Request
 
 if TYPE_CHECKING:
@@ -160,6 +161,16 @@ class Predictions:
         except asyncio.CancelledError:
             call_off()
             raise
+
+    def error(self, err_no: int, text: str, *, is_product: bool = False) -> Any:
+        """Return the usual answer to a request that failed.
+
+        Args:
+            err_no: One of `CustomExceptionCode`, or the project's own number.
+            is_product: Whether it is the project's own, which is the same for all generations.
+        """
+        number = err_no if is_product else codes.numbered(err_no, self.error_codes)
+        return packing.pack_error(number, text, self.response_class)
 
     def cut(self) -> None:
         """End all waiting: requests whose answer is not being written yet are told that there will be none."""

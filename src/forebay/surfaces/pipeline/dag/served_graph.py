@@ -70,16 +70,7 @@ class ServedGraph:
         self._store: dict[str, Any] = {}  # filled in by `open`, before a worker looks at it
         slots = slots_of(dag.settings, config)
         nodes = {one: self._node(one, dag, config, slots, script) for one in dag.ops}
-        timeout_ms = config.dag.timeout_ms
-        self.endpoint = Endpoint(
-            EndpointConfig(
-                name=dag.spec.name,
-                timeout_s=NEVER_S if timeout_ms is None else timeout_ms / 1000,
-                max_timeout_s=NEVER_S,
-            ),
-            BatchConfig(max_size=1, idle="go", capacity=config.max_queue),
-            GraphPool(dag.spec, nodes, slots=slots, hears_all=True),
-        )
+        self.endpoint = endpoint_of(dag, config, GraphPool(dag.spec, nodes, slots=slots, hears_all=True))
         self.nodes = {one: node.endpoint for one, node in nodes.items()}
         self._observers = Observers(dag, config, self.nodes, slots)
         self.reporter: Reporter | None = self._observers.reporter
@@ -145,6 +136,21 @@ class ServedGraph:
             pool,
         )
         return Node(endpoint=endpoint, packs=not in_threads)
+
+
+def endpoint_of(dag: Dag, config: PipelineConfig, pool: Pool, more_s: float = 0.0) -> Endpoint:
+    """Return the endpoint of a whole graph.
+
+    Args:
+        more_s: Time that a request may have beyond the longest one.
+    """
+    timeout_ms = config.dag.timeout_ms
+    timeout_s = NEVER_S if timeout_ms is None else timeout_ms / 1000
+    return Endpoint(
+        EndpointConfig(name=dag.spec.name, timeout_s=timeout_s, max_timeout_s=NEVER_S + more_s),
+        BatchConfig(max_size=1, idle="go", capacity=config.max_queue),
+        pool,
+    )
 
 
 def _batching(settings: Mapping[str, Any], slots: int) -> BatchConfig:

@@ -234,17 +234,14 @@ class PipelineService(Predictions):
 
         def failed(asked: Prediction, worse: ForebayError) -> None:
             log.error("(%s) %s", _name_of(asked), worse.message, exc_info=worse.__cause__)
-            number = told.err_no if told.product else codes.numbered(told.err_no, self.error_codes)
-            packed(asked, packing.pack_error(number, text, self.response_class))
+            packed(asked, self.error(told.err_no, text, is_product=told.product))
 
         self._do(asked, pack, packed, failed, time.monotonic() + ERROR_S if self._packs_itself else None)
 
     def _give_up(self, asked: Prediction, error: ForebayError) -> None:
         """Answer a request whose error cannot be written: with a number and words that every answer can carry."""
         text = f"({_name_of(asked)}) {error.message}"
-        self._end(
-            asked, packing.pack_error(codes.CustomExceptionCode.UNKNOW.value, text, self.response_class), ok=False
-        )
+        self._end(asked, self.error(codes.CustomExceptionCode.UNKNOW.value, text), ok=False)
 
     def _end(self, asked: Prediction, answer: Any, *, ok: bool) -> None:
         if asked not in self._open:  # a step failed after it had answered

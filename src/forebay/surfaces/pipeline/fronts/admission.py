@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, QueueFull, UserCodeError
-from forebay.surfaces.pipeline.codes import CustomExceptionCode, numbered
-from forebay.surfaces.pipeline.ops import packing
+from forebay.surfaces.pipeline.codes import CustomExceptionCode
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, Respond
@@ -24,14 +23,7 @@ _readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-rea
 
 
 def begin(
-    inference: Predictions,
-    parse: Callable[[], Any],
-    *,
-    is_quick: bool,
-    deadline: float,
-    peer: str,
-    respond: Respond,
-    parent: str = "",
+    inference: Predictions, parse: Callable[[], Any], *, is_quick: bool, respond: Respond, **more: Any
 ) -> Callable[[], object] | None:
     """Read a request and answer it, or refuse it: what it asks for does not exist, or there is no room.
 
@@ -39,11 +31,9 @@ def begin(
         inference: Who answers.
         parse: Reads the request; raises a `ForebayError` if it is wrong.
         is_quick: Whether reading takes only a moment; otherwise it is done beside the loop.
-        deadline: Absolute, in seconds of `time.monotonic`; infinity if the client has time.
-        peer: Who sent it, for the log.
         respond: Called on the loop, once, unless the request is called off. If it raises, it is called again with the
             error that the client is to see.
-        parent: The caller's `traceparent`.
+        more: See `Predictions.submit`.
 
     Returns:
         What calls the request off; None if it has been answered.
@@ -56,7 +46,7 @@ def begin(
         return None
     safely = partial(_respond, respond)
     if not is_quick:
-        return asyncio.ensure_future(_answer_large(inference, parse, deadline, peer, safely, parent)).cancel
+        return asyncio.ensure_future(_answer_large(inference, parse, safely, more)).cancel
     try:
         request = parse()
     except ForebayError as error:
@@ -66,18 +56,18 @@ def begin(
     if refusal is not None:
         respond(refusal, None)
         return None
-    return inference.submit(request, deadline=deadline, peer=peer, respond=safely, parent=parent)
+    return inference.submit(request, respond=safely, **more)
 
 
 async def _answer_large(
-    inference: Predictions, parse: Callable[[], Any], deadline: float, peer: str, respond: Respond, parent: str
+    inference: Predictions, parse: Callable[[], Any], respond: Respond, more: Mapping[str, Any]
 ) -> None:
     asked = None
     try:
         request = await asyncio.get_running_loop().run_in_executor(_readers, parse)
         found = refused(inference, request)
         if found is None:
-            found, asked = await inference.settled(request, deadline=deadline, peer=peer, parent=parent)
+            found, asked = await inference.settled(request, **more)
     except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
         found = _told(error)
     respond(found, asked)
@@ -98,7 +88,7 @@ def refused(inference: Predictions, request: Any) -> Any:
         text = f"method error: this server has {allowed or 'no methods'}, not {method[:100]!r}"
     else:
         return None
-    return packing.pack_error(numbered(code.value, inference.error_codes), text, inference.response_class)
+    return inference.error(code.value, text)
 
 
 def _told(error: Exception) -> ForebayError:

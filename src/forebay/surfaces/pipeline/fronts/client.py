@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import grpc
@@ -138,6 +137,30 @@ class _Client:
         self._methods: list[Any] = []
         self._turn = itertools.count()
 
+    def _open(self, kind: Any, endpoints: Sequence[str]) -> None:
+        """Make channels, as `grpc` or as `grpc.aio`."""
+        for endpoint in endpoints:
+            if self._credentials is None:
+                channel = kind.insecure_channel(endpoint, _OPTIONS)
+            else:
+                channel = kind.secure_channel(endpoint, self._credentials, _OPTIONS)
+            self._channels.append(channel)
+            self._methods.append(_method(channel))
+
+    def _let_go(self) -> list[Any]:
+        """Return the channels, which are to be closed."""
+        self._methods = []
+        channels, self._channels = self._channels, []
+        return channels
+
+    def _begin(
+        self, feed_dict: Mapping[str, Any], fetch: Sequence[str] | None, timeout_s: float | None, **form: Any
+    ) -> tuple[Any, _Deadline, list[Any]]:
+        """Return a request, when it is given up, and whom to ask in which order; see `request_of` for the form."""
+        _check_fetch(fetch)
+        request = request_of(feed_dict, **form)
+        return request, _Deadline(self._timeout if timeout_s is None else timeout_s), _order(self._methods, self._turn)
+
 
 class PipelineClient(_Client):
     """Calls pipelines from any number of threads.
@@ -158,14 +181,7 @@ class PipelineClient(_Client):
         """
         _check_endpoints(endpoints)
         self.close()
-        for endpoint in endpoints:
-            channel = (
-                grpc.insecure_channel(endpoint, _OPTIONS)
-                if self._credentials is None
-                else grpc.secure_channel(endpoint, self._credentials, _OPTIONS)
-            )
-            self._channels.append(channel)
-            self._methods.append(_method(channel))
+        self._open(grpc, endpoints)
 
     def predict(  # noqa: PLR0913, PLR0917 - the original's
         self,
@@ -197,12 +213,8 @@ class PipelineClient(_Client):
             TypeError: If the arguments cannot be sent.
             ForebayError: If no server answered: Unavailable, DeadlineExceeded, QueueFull, InvalidRequest, ...
         """
-        _check_fetch(fetch)
-        request = request_of(
-            feed_dict, as_tensors=pack_tensor_format, as_npy=use_tensor_bytes, profile=profile, log_id=log_id
-        )
-        deadline = _Deadline(self._timeout if timeout is None else timeout)
-        order = _order(self._methods, self._turn)
+        form = {"as_tensors": pack_tensor_format, "as_npy": use_tensor_bytes, "profile": profile, "log_id": log_id}
+        request, deadline, order = self._begin(feed_dict, fetch, timeout, **form)
         if asyn:
             future = PredictFuture()
             self._attempt(future, request, fetch, deadline, order)
@@ -245,18 +257,14 @@ class PipelineClient(_Client):
 
     def close(self) -> None:
         """Close all connections; `connect` opens new ones."""
-        self._methods = []
-        channels, self._channels = self._channels, []
-        for channel in channels:
+        for channel in self._let_go():
             channel.close()
 
     def __enter__(self) -> Self:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close."""
         self.close()
 
@@ -268,14 +276,7 @@ class AsyncPipelineClient(_Client):
         """Take these servers in turns; see `PipelineClient.connect`."""
         _check_endpoints(endpoints)
         await self.close()
-        for endpoint in endpoints:
-            channel = (
-                grpc.aio.insecure_channel(endpoint, _OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(endpoint, self._credentials, _OPTIONS)
-            )
-            self._channels.append(channel)
-            self._methods.append(_method(channel))
+        self._open(grpc.aio, endpoints)
 
     async def predict(
         self,
@@ -289,12 +290,8 @@ class AsyncPipelineClient(_Client):
         timeout: float | None = None,  # noqa: ASYNC109 - the server is told of it
     ) -> ClientResult:
         """Ask for a prediction; see `PipelineClient.predict`."""
-        _check_fetch(fetch)
-        request = request_of(
-            feed_dict, as_tensors=pack_tensor_format, as_npy=use_tensor_bytes, profile=profile, log_id=log_id
-        )
-        deadline = _Deadline(self._timeout if timeout is None else timeout)
-        order = _order(self._methods, self._turn)
+        form = {"as_tensors": pack_tensor_format, "as_npy": use_tensor_bytes, "profile": profile, "log_id": log_id}
+        request, deadline, order = self._begin(feed_dict, fetch, timeout, **form)
         while True:
             method = order.pop(0)
             try:
@@ -305,18 +302,14 @@ class AsyncPipelineClient(_Client):
 
     async def close(self) -> None:
         """Close all connections."""
-        self._methods = []
-        channels, self._channels = self._channels, []
-        for channel in channels:
+        for channel in self._let_go():
             await channel.close()
 
     async def __aenter__(self) -> Self:
         """Return itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Close."""
         await self.close()
 

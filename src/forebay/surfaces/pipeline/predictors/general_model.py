@@ -110,8 +110,11 @@ def number_of(var: Var, array: Array) -> int:
     return number
 
 
-def pack(var: Var, value: Value) -> GeneralTensor:
+def pack(var: Var, value: Value, *, as_json: bool = True) -> GeneralTensor:
     """Make a tensor of an array.
+
+    Args:
+        as_json: Whether NaN and the infinities are spelt out.
 
     Raises:
         ValidationError: If there is no number for its type.
@@ -125,7 +128,7 @@ def pack(var: Var, value: Value) -> GeneralTensor:
         made.tensor_content = array.astype(CONTENT[number], copy=False).tobytes()
         return made
     elements: list[Any] = array.ravel().tolist()
-    if array.dtype.kind == "f":
+    if as_json and array.dtype.kind == "f":
         elements = _spelt(array, elements)
     setattr(made, FIELDS[number], list(map(str, elements)) if number == _NUMBERS["str"] else elements)
     return made

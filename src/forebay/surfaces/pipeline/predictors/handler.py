@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from forebay.surfaces.pipeline.predictors.clients import client_for
 from forebay.surfaces.pipeline.predictors.descriptions import DESCRIPTIONS, describe
 from forebay.surfaces.pipeline.predictors.general_face import GeneralModelFace
 from forebay.surfaces.pipeline.predictors.local import is_reference
-from forebay.surfaces.pipeline.predictors.settings import LocalClientType, LocalConf, PredictorSettings
+from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
@@ -50,28 +50,10 @@ class LocalServiceHandler:
         Raises:
             ConfigError: If one of them is wrong.
         """
-        self._settings = PredictorSettings(
-            name=Path(model_config).name,
-            local_service_conf=LocalConf(
-                model_config=model_config,
-                client_type=cast("LocalClientType", client_type),  # checked below
-                fetch_list=fetch_names,
-                workdir=workdir,
-                model_poll_s=0,  # the script's own, to keep or to change
-                thread_num=thread_num,
-                device_type=device_type,
-                devices=devices,
-                mem_optim=mem_optim,
-                ir_optim=ir_optim,
-                precision=precision,
-                use_calib=use_calib,
-                use_mkldnn=use_mkldnn,
-                mkldnn_cache_capacity=mkldnn_cache_capacity,
-                mkldnn_op_list=mkldnn_op_list,
-                mkldnn_bf16_op_list=mkldnn_bf16_op_list,
-                min_subgraph_size=min_subgraph_size,
-            ),
-        ).checked()
+        given = {name: value for name, value in locals().items() if name in LocalConf.__struct_fields__}
+        # A model without a poll is the script's own, to keep or to change.
+        conf = LocalConf(**given, fetch_list=fetch_names, model_poll_s=0)
+        self._settings = PredictorSettings(name=Path(model_config).name, local_service_conf=conf).checked()
         self._face: GeneralModelFace | None = None
 
     def get_fetch_list(self) -> list[str]:

@@ -11,12 +11,10 @@ from google.protobuf.message import DecodeError
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.protocols.pipeline import general_model as messages
 from forebay.surfaces.pipeline.predictors.general_model import (
-    CONTENT,
-    FIELDS,
     GeneralResponse,
     GeneralTensor,
     Output,
-    number_of,
+    pack,
 )
 
 if TYPE_CHECKING:
@@ -55,30 +53,18 @@ def decode_response(data: bytes) -> GeneralResponse:
 
 
 def _fill(tensor: Any, var: Var, value: Value) -> None:
-    array = value.array
-    number = number_of(var, array)
-    tensor.elem_type = number
-    tensor.shape.extend(array.shape)
-    tensor.name, tensor.alias_name = var.name, var.alias
-    if value.lod is not None:
-        tensor.lod.extend(value.lod.tolist())
-    if number in CONTENT:
-        tensor.tensor_content = array.astype(CONTENT[number], copy=False).tobytes()
-        return
-    elements: list[Any] = array.ravel().tolist()
-    getattr(tensor, FIELDS[number]).extend(map(str, elements) if array.dtype.kind in "USO" else elements)
+    made = pack(var, value, as_json=False)
+    for field in made.__struct_fields__:
+        found = getattr(made, field)
+        if isinstance(found, list):
+            getattr(tensor, field).extend(found)
+        elif found is not None:
+            setattr(tensor, field, found)
 
 
 def _tensor(message: Any) -> GeneralTensor:
-    tensor = GeneralTensor(
-        message.elem_type or None,
-        list(message.shape),
-        list(message.lod) or None,
-        message.name,
-        message.alias_name,
-        tensor_content=message.tensor_content or None,
-    )
-    for field in {*FIELDS.values()}:
-        if elements := getattr(message, field):
-            setattr(tensor, field, list(elements))
-    return tensor
+    found = {
+        field.name: value for field, value in message.ListFields() if field.name in GeneralTensor.__struct_fields__
+    }
+    given = {name: value if isinstance(value, int | str | bytes) else list(value) for name, value in found.items()}
+    return GeneralTensor(**{"shape": [], **given})
