@@ -105,7 +105,9 @@ class ModelHost:
         """
         given = named([var for var, _ in feed], [value for _, value in feed])
         body = objects.pack({"feed": given, "fetch": list(fetch)})
-        return objects.open_outcome(self._loop.run(self._ask(body, log_id, timeout_s))).load()
+        found = objects.open_outcome(self._loop.run(self._ask(body, log_id, timeout_s)))
+        assert isinstance(found, objects.Packed)
+        return found.load()
 
     async def _serve(self, is_up: Callable[[], None]) -> None:
         await self._endpoint.start()

@@ -63,8 +63,8 @@ def _fill(tensor: Any, var: Var, value: Value) -> None:
 
 
 def _tensor(message: Any) -> GeneralTensor:
-    found = {
-        field.name: value for field, value in message.ListFields() if field.name in GeneralTensor.__struct_fields__
-    }
-    given = {name: value if isinstance(value, int | str | bytes) else list(value) for name, value in found.items()}
-    return GeneralTensor(**{"shape": [], **given})
+    given: dict[str, Any] = {"shape": []}
+    for field, found in message.ListFields():
+        if field.name in GeneralTensor.__struct_fields__:
+            given[field.name] = found if isinstance(found, int | str | bytes) else list(found)
+    return GeneralTensor(**given)
