@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ConfigError, DeadlineExceeded
+from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
 from forebay.runtimes.signature import LOD, Value, named
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.predictors import model_runner
@@ -85,7 +85,12 @@ class ModelHost:
         if self._workdir and not Path(self._workdir).is_dir():
             msg = f"workdir is '{self._workdir}', and no folder is there; leave it out for the server's own"
             raise ConfigError(msg)
-        self._loop.start()
+        try:
+            self._loop.start()
+        except ForebayError as problem:
+            kind = ConfigError if isinstance(problem, ConfigError) else ModelError
+            text = f"the model '{self._endpoint.name}' could not be started: {problem.message}"
+            raise kind(text, detail=problem.detail) from problem
 
     def stop(self) -> None:
         """End them all."""
