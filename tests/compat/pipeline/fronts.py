@@ -6,7 +6,6 @@ import contextlib
 import math
 import threading
 import time
-from typing import Any, cast
 
 import grpc
 import httpx
@@ -27,6 +26,7 @@ from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.http.asgi import with_cors
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.http.pages import ServerPages
+from forebay.workers.pool import Pool
 
 ANY_PORT = HttpConfig(port=0)
 ANY_RPC_PORT = GrpcConfig()
@@ -40,7 +40,7 @@ class Echo(Predictions):
         self.name = name
         self.methods = None
         self.error_codes = "v0.7"
-        self.endpoint = Endpoint(EndpointConfig(name="echo"), BatchConfig(), cast("Any", None))
+        self.endpoint = Endpoint(EndpointConfig(name="echo"), BatchConfig(), Pool())
         self.request_class = request_class
         self.response_class = response_class
         self.seen = []

@@ -88,9 +88,10 @@ class ModelHost:
         try:
             self._loop.start()
         except ForebayError as problem:
-            kind = ConfigError if isinstance(problem, ConfigError) else ModelError
             text = f"the model '{self._endpoint.name}' could not be started: {problem.message}"
-            raise kind(text, detail=problem.detail) from problem
+            if isinstance(problem, ConfigError):
+                raise ConfigError(text) from problem
+            raise ModelError(text, trace=problem.trace) from problem
 
     def stop(self) -> None:
         """End them all."""

@@ -15,6 +15,7 @@ from forebay.surfaces.pipeline.predictors.model_client import numbered
 from forebay.surfaces.pipeline.predictors.settings import LocalConf
 from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
 from forebay.types.first_use import known
+from forebay.workers.runner import Runner
 from forebay.workers.user_code import attempt
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.workers.runner import WorkerContext
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """Runs predictions of one model; a `Runner`."""
 
     def __init__(self, conf: Mapping[str, Any], indices: Sequence[int]) -> None:
