@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, overload
 
@@ -30,6 +30,7 @@ from forebay.types.first_use import known
 from forebay.types.settings import Workers, keywords_of, only_keywords_of
 from forebay.workers.coroutines import is_on_loop
 from forebay.workers.runner import WorkerContext
+from forebay.workers.together import Even, Together
 
 if TYPE_CHECKING:
     from forebay.graph.composition.symbols import Drawing
@@ -292,13 +293,32 @@ class NodeDefinition:
         return outcome
 
 
-def _parts_of(steps: Any) -> list[Any]:
-    """Return all parts of the stream of one sample; raises what ends it."""
+def _parts_of(found: Any) -> list[Any]:
+    """Return all parts of what a runner made of the one sample of a stream; raises what ends it."""
+    steps = _followed(found) if isinstance(found, Together) else found
     parts = [part for (part,) in steps if part is not None]
     failed = next((part for part in parts if type(part) is Failure), None)
     if failed is not None:
         raise failed.error
     return parts
+
+
+def _followed(stream: Together) -> Iterator[Sequence[Any]]:
+    """Yield the steps of a stream that no worker has a seat for, and then its outcomes."""
+    step = stream.together([stream])
+    while True:
+        made = step()
+        if type(made) is Even:
+            yield made.parts
+            if made.over:
+                return
+            continue
+        (stepped,) = made
+        if stepped.parts is not None:
+            yield stepped.parts
+        if stepped.outcomes is not None:
+            yield stepped.outcomes
+            return
 
 
 class _Either(NodeDefinition):
