@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.service import Piece
-    from forebay.transports.grpc.states import ConnectionState
+    from forebay.transports.grpc.states import GrpcState
 
 log = logging.getLogger("forebay")
 
@@ -79,7 +79,7 @@ class GrpcConnection(asyncio.Protocol):
         self.kept_bytes = 0
         self.peer = ""
         self._calls: dict[int, OpenCall] = {}
-        self.state: ConnectionState = OPEN
+        self.state: GrpcState = OPEN
         self._sender = Sender()
         self._manners = Manners(self._sender)
         self._receiver = Receiver(self, self._calls, self._sender, self._manners)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class ConnectionState(State):
+class GrpcState(State):
     """Where a connection is."""
 
     begins: bool
@@ -50,13 +50,13 @@ LEAVE: Final = Event("no more calls begin")
 HANG_UP: Final = Event("everything is written")
 LOSE: Final = Event("the connection is closed")
 
-OPEN: Final = ConnectionState("OPEN", begins=True, reads=True)
-WARNED: Final = ConnectionState("WARNED", begins=True, reads=True)
-LEAVING: Final = ConnectionState("LEAVING", begins=False, reads=True)
-LINGER: Final = ConnectionState("LINGER", begins=False, reads=False)
-GONE: Final = ConnectionState("GONE", begins=False, reads=False)
+OPEN: Final = GrpcState("OPEN", begins=True, reads=True)
+WARNED: Final = GrpcState("WARNED", begins=True, reads=True)
+LEAVING: Final = GrpcState("LEAVING", begins=False, reads=True)
+LINGER: Final = GrpcState("LINGER", begins=False, reads=False)
+GONE: Final = GrpcState("GONE", begins=False, reads=False)
 
-CONNECTIONS: Final[Mapping[ConnectionState, Mapping[Event, ConnectionState]]] = {
+CONNECTIONS: Final[Mapping[GrpcState, Mapping[Event, GrpcState]]] = {
     OPEN: {WARN: WARNED, LEAVE: LEAVING, HANG_UP: LINGER, LOSE: GONE},
     WARNED: {LEAVE: LEAVING, HANG_UP: LINGER, LOSE: GONE},
     LEAVING: {HANG_UP: LINGER, LOSE: GONE},

@@ -34,9 +34,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.transports import states
 from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
-from forebay.transports.states import Event
+from forebay.transports.states import Event, State
 
 MAX_DROPPED_BYTES: Final = 64 * 1024
 """A body that nobody wants is read to its end if it is no longer than this, so that the connection can go on."""
@@ -49,7 +48,7 @@ LINE_BYTES: Final = 144
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class State(states.State):
+class HttpState(State):
     """Where a conversation is.
 
     Attributes:
@@ -77,21 +76,21 @@ REFUSE: Final = Event("nothing more is read; an error is due")
 LEAVE: Final = Event("the last answer there will be is written")
 LOSE: Final = Event("the connection is closed")
 
-IDLE: Final = State("IDLE", reads=True, is_inside=False, owes=False)
-HEAD: Final = State("HEAD", reads=True, is_inside=True, owes=False, is_head=True)
-BODY: Final = State("BODY", reads=True, is_inside=True, owes=False)
-DUE: Final = State("DUE", reads=True, is_inside=False, owes=True)
-HEAD_DUE: Final = State("HEAD_DUE", reads=True, is_inside=True, owes=True, is_head=True)
-BODY_DUE: Final = State("BODY_DUE", reads=True, is_inside=True, owes=True)
-FINAL: Final = State("FINAL", reads=False, is_inside=False, owes=True)
-REFUSED: Final = State("REFUSED", reads=False, is_inside=False, owes=True)
-LINGER: Final = State("LINGER", reads=False, is_inside=False, owes=False)
-GONE: Final = State("GONE", reads=False, is_inside=False, owes=False)
+IDLE: Final = HttpState("IDLE", reads=True, is_inside=False, owes=False)
+HEAD: Final = HttpState("HEAD", reads=True, is_inside=True, owes=False, is_head=True)
+BODY: Final = HttpState("BODY", reads=True, is_inside=True, owes=False)
+DUE: Final = HttpState("DUE", reads=True, is_inside=False, owes=True)
+HEAD_DUE: Final = HttpState("HEAD_DUE", reads=True, is_inside=True, owes=True, is_head=True)
+BODY_DUE: Final = HttpState("BODY_DUE", reads=True, is_inside=True, owes=True)
+FINAL: Final = HttpState("FINAL", reads=False, is_inside=False, owes=True)
+REFUSED: Final = HttpState("REFUSED", reads=False, is_inside=False, owes=True)
+LINGER: Final = HttpState("LINGER", reads=False, is_inside=False, owes=False)
+GONE: Final = HttpState("GONE", reads=False, is_inside=False, owes=False)
 
-_ANY: Final[Mapping[Event, State]] = {LOSE: GONE, LEAVE: GONE}
-_READING: Final[Mapping[Event, State]] = {**_ANY, REFUSE: REFUSED}
+_ANY: Final[Mapping[Event, HttpState]] = {LOSE: GONE, LEAVE: GONE}
+_READING: Final[Mapping[Event, HttpState]] = {**_ANY, REFUSE: REFUSED}
 
-TABLE: Final[Mapping[State, Mapping[Event, State]]] = {
+TABLE: Final[Mapping[HttpState, Mapping[Event, HttpState]]] = {
     IDLE: {**_READING, BEGIN: HEAD, WHOLE: DUE},
     HEAD: {**_READING, READ: BODY},
     BODY: {**_READING, OWE: BODY_DUE, END: IDLE, ASKED: DUE},
