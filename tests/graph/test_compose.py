@@ -367,13 +367,17 @@ class Hooked(Model):
     "target,settings,what",
     [
         (Detect, {"wokers": 2}, "node(Detect): there is no setting 'wokers'; did you mean 'workers'?"),
-        (Detect, {"workers": 0}, "node(Detect): workers=0 is not possible"),
-        (Detect, {"workers": 10**9}, "node(Detect): workers=1000000000 is not possible"),  # F134
-        (Detect, {"worker_kind": "fiber"}, "worker_kind='fiber' is not possible"),
-        (Detect, {"outputs": "ab"}, "outputs='ab' is not possible"),
+        (Detect, {"workers": 0}, "node(Detect): workers is 0; a whole number from 1 to 1024 or None is needed"),
+        (Detect, {"workers": 10**9}, "node(Detect): workers is 1000000000; a whole number from 1 to 1024"),  # F134
+        (
+            Detect,
+            {"worker_kind": "fiber"},
+            "worker_kind is 'fiber'; 'inline' or 'process' or 'thread' or None is needed",
+        ),
+        (Detect, {"outputs": "ab"}, "outputs is 'ab'; a list of texts is needed"),
         (Detect, {"outputs": ["a", "a"]}, "each needs a name of its own"),
         (Detect, {"batched": True}, "batched is for functions"),
-        (Detect, {"batch_key": 3}, "batch_key=3 is not possible"),
+        (Detect, {"batch_key": 3}, "batch_key is 3; a function of the inputs or None is needed"),
         (len, {"batch_key": len, "name": "length"}, "a node that runs for batches"),
         (Streams, {"outputs": ["a", "b"]}, "Streams streams, and its parts have left: it cannot have several outputs"),
         (Streams, {"attempts": 2}, "it cannot have several attempts"),

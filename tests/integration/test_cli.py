@@ -186,7 +186,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path, command):
 
 def test_nucleus_tells_of_a_path_that_is_none_and_of_a_file_that_it_cannot_write(cli, tmp_path):
     for path in ("x" * 5000, "x" * 300 + "/nucleus.yaml"):
-        assert "file name too long" in sentence(cli("nucleus", "generate", path))
+        assert "File name too long" in sentence(cli("nucleus", "generate", path))
     (tmp_path / "nucleus.yaml").write_text("type: python\npath: handler.py\n")
     (tmp_path / "handler.py").write_text("class Handler:\n    def handle_post(self):\n        return 1\n")
     (tmp_path / "nucleus.Dockerfile").mkdir()

@@ -76,7 +76,7 @@ def test_defaults():
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"batch_sise": 3}, "'batch_sise' is no option.*did you mean 'batch_size'"),
+        ({"batch_sise": 3}, "there is no setting 'batch_sise'; did you mean 'batch_size'"),
         ({"batch_size": 0}, "batch_size is 0; a whole number of at least 1"),
         ({"batch_timeout_ms": -1}, "batch_timeout_ms is -1"),
         ({"batch_keys": []}, "at least one batch key"),

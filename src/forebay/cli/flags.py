@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from forebay.cli.numbers import reading
 from forebay.errors import ConfigError
 from forebay.server.config import (
     SECTIONS,
@@ -19,7 +20,7 @@ from forebay.server.config import (
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from forebay.server.setting_sources import Told
     from forebay.types.settings import Setting
@@ -143,15 +144,3 @@ def _listed(setting: Setting, given: list[str]) -> Any:
 def _destination(setting: Setting) -> str:
     """Return where argparse puts the value of a setting's flag."""
     return (setting.written.flag or "--").removeprefix("--").replace("-", "_")
-
-
-def reading(setting: Setting) -> Callable[[str], Any]:
-    """Return what argparse reads the value of a flag with."""
-
-    def read(text: str) -> Any:
-        try:
-            return setting.read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not possible, {error}") from error
-
-    return read

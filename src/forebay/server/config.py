@@ -381,24 +381,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
     """Return the gRPC port beside one of HTTP, which fills in whatever was not said."""
+    alike = (set(GrpcConfig.__struct_fields__) & set(HttpConfig.__struct_fields__)) - {"port"}
     return msgspec.structs.replace(
         grpc,
-        host=http.host,
         max_message_bytes=http.max_body_bytes,
         max_metadata_bytes=http.max_head_bytes,
         max_metadata_fields=http.max_head_lines,
-        max_buffered_bytes=http.max_buffered_bytes,
-        max_connection_bytes=http.max_connection_bytes,
-        max_tensor_elements=http.max_tensor_elements,
-        max_elements=http.max_elements,
-        max_connections=http.max_connections,
-        backlog=http.backlog,
-        read_timeout_s=http.read_timeout_s,
-        write_timeout_s=http.write_timeout_s,
-        certfile=http.certfile,
-        keyfile=http.keyfile,
-        api_keys=http.api_keys,
-        access_log=http.access_log,
+        **{name: getattr(http, name) for name in alike},
     )
 
 

@@ -105,13 +105,18 @@ class StructReader:
         for name, given in self.mapping(path, value).items():
             here = (*path, name)
             if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-                self.fail(here, f"{self.dotted(path)}: {shown(name)} cannot be the name of a variable")
+                hint = "" if isinstance(name, str) else "; put it in quotes"
+                self.fail(here, f"{self.dotted(path)}: {shown(name)} cannot be the name of a variable{hint}")
             if given is None:
                 continue
             if isinstance(given, dict | list) or _has_zero(given):
                 self.wrong(here, cast("Any", given), "a text or a number is needed")
-            found[name] = given if isinstance(given, str) else self.document.text(here) or str(given)
+            found[name] = given if isinstance(given, str) else self.variable(here, given)
         return found
+
+    def variable(self, path: Path, value: Any) -> str:
+        """Return the text that is meant by a value which is none."""
+        return self.document.text(path) or str(value)
 
     def unknown(self, path: Path, known: Iterable[str]) -> None:
         """Refuse a key that is not known, or warn of it.

@@ -44,8 +44,9 @@ def read(path: FilePath) -> bytes:
     except OSError as error:
         reason, hint = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror, ""
         if isinstance(error, FileNotFoundError):  # where a path is wrong otherwise, nobody can look beside it
-            ends = {".yaml": ("*.yaml", "*.yml"), ".yml": ("*.yaml", "*.yml")}.get(path.suffix, (f"*{path.suffix}",))
-            hint = meant(path.name, [one.name for end in ends for one in path.parent.glob(end)])
+            hint = meant(
+                path.name, [one.name for end in ("yaml", "yml", "json") for one in path.parent.glob(f"*.{end}")]
+            )
         raise ConfigError(f"{path} cannot be read: {reason}{hint}") from error
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{path}: the file is too long, at most {MAX_BYTES} bytes are allowed")

@@ -23,7 +23,8 @@ import msgspec
 from msgspec import Meta
 from msgspec import inspect as types
 
-from forebay.types.did_you_mean import nearest
+from forebay.errors import ConfigError
+from forebay.types.did_you_mean import meant, nearest
 from forebay.types.first_use import known
 
 PREFIX: Final = "FOREBAY_"
@@ -251,6 +252,30 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             if not value and (text or self.written.is_secret):  # no keys would let everybody in
                 raise ValueError("at least one value is needed; are the variables set that it comes from?")
         return self.check(value)
+
+
+def checked(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords that a program gives for the settings that a class declares.
+
+    Raises:
+        ConfigError: With the keyword, what was found and what is allowed or the nearest right spelling.
+    """
+    known = declared(kind)
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            did_you_mean = meant(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"there is no setting '{name}'{did_you_mean}")
+        try:
+            found[name] = known[name].check(value, in_python=True)
+        except ValueError as error:
+            raise ConfigError(f"{name} is {value!r}; {error}") from error
+    return found
+
+
+def described(hint: Any) -> Setting:
+    """Return a setting that is nothing but an annotation."""
+    return _setting("", hint, "", None, is_required=True)
 
 
 def keywords_of(

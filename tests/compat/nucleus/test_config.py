@@ -169,7 +169,7 @@ def test_serve_port(read, refuse):  # N8
 def test_env_values_of_any_scalar_type_become_strings(read, refuse):  # N9
     config = read(PYTHON + "env: {A: true, B: 1, C: 1.50, D: , E: \"it's  $x\", F: 2020-01-02, G: ''}\n")
     assert config.env == {"A": "True", "B": "1", "C": "1.5", "E": "it's  $x", "F": "2020-01-02", "G": ""}
-    assert refuse(PYTHON + "env:\n  A: [1]\n") == "4: env.A is [1]; a text, number or boolean is needed"
+    assert refuse(PYTHON + "env:\n  A: [1]\n") == "4: env.A is [1]; a text or a number is needed"
     assert "put it in quotes" in refuse(PYTHON + "env: {on: 1}\n")
     assert "name of a variable" in refuse(PYTHON + "env: {'A=B': 1}\n")
     assert "zero byte" in refuse(PYTHON + 'env: {A: "\\0"}\n')

@@ -232,7 +232,7 @@ def test_the_command_says_what_is_wrong_in_one_sentence(profile, cli, tmp_path):
         ([tmp_path / "no.txt"], "cannot be read"),
         ([tmp_path / "empty.txt"], "has no PROFILE line of an op; serve with use_profile: true"),
         ([profile, "--path", "bow,combin"], "no op 'combin'; did you mean 'combine'?"),
-        ([profile, "--qps", "-1"], "'-1' is not a number above 0"),
+        ([profile, "--qps", "-1"], "'-1' is not possible, a number above 0 is needed"),
         ([profile, "--trace", tmp_path / "no" / "trace"], "cannot be written"),
     ]:
         told = cli("analyse", *arguments)

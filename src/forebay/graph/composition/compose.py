@@ -40,8 +40,8 @@ from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, kebab, load_module
-from forebay.types.first_use import known
 from forebay.types.names import endpoint_name, version_name
+from forebay.types.settings import Checked, checked
 from forebay.workers.user_code import user_code
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ _STREAMS: Final = {Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, 
 class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a composition says about itself; see `compose`."""
 
-    name: str
-    version: str
+    name: Annotated[str, Checked(endpoint_name)]
+    version: Annotated[str, Checked(version_name)]
     timeout_ms: Count
     max_in_flight: Count
     max_queue: Count
@@ -226,19 +226,10 @@ def nodes_in(module: ModuleType) -> dict[str, NodeDefinition]:
 
 
 def _check_settings(function: Callable[..., Any], settings: GraphSettings) -> None:
-    where = f"compose({getattr(function, '__name__', function)!s})"
-    for attribute, said, allowed in (
-        ("name", settings.name, endpoint_name),
-        ("version", settings.version, version_name),
-    ):
-        try:
-            allowed(str(said))
-        except ValueError as error:
-            raise ConfigError(f"{where}: {attribute} is {said!r}; {error}") from error
     try:
-        msgspec.convert(msgspec.structs.asdict(settings), known(GraphSettings))
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        checked(GraphSettings, msgspec.structs.asdict(settings))
+    except ConfigError as error:
+        raise ConfigError(f"compose({getattr(function, '__name__', function)!s}): {error.message}") from error
 
 
 def _draw(composition: Composition) -> Graph:

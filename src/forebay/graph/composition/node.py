@@ -26,8 +26,7 @@ from forebay.serving.models.function_kinds import may_await
 from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
 from forebay.types.did_you_mean import meant
-from forebay.types.first_use import known
-from forebay.types.settings import Workers, keywords_of, only_keywords_of
+from forebay.types.settings import Checked, Workers, checked, keywords_of, only_keywords_of
 from forebay.workers.coroutines import is_on_loop
 from forebay.workers.runner import WorkerContext
 from forebay.workers.together import Even, Together
@@ -38,6 +37,12 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Kind = Literal["inline", "thread", "process"]
+
+
+def _callable(value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    raise ValueError("a function of the inputs or None is needed")
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +57,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: Count | None = None
     timeout_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     attempts: Count = 1
-    batch_key: Callable[..., Hashable] | None = None
+    batch_key: Annotated[Callable[..., Hashable] | None, Checked(_callable)] = None
     devices: Sequence[str] = ()
     outputs: Sequence[str] = ()
     batched: bool = False
@@ -400,19 +405,12 @@ def _checked(target: Callable[..., Any], given: Mapping[str, Any]) -> NodeSettin
     where = f"node({getattr(target, '__name__', repr(target))})"
     if not callable(target) or isinstance(target, NodeDefinition):
         raise ConfigError(f"{where}: a function or a forebay.Model is needed")
-    checked: dict[str, Any] = {}
-    for setting, value in given.items():
-        if setting not in _TYPES:
-            msg = f"{where}: there is no setting '{setting}'" + meant(setting, _TYPES)
-            raise ConfigError(msg)
-        try:
-            checked[setting] = msgspec.convert(value, known(_TYPES[setting]))
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{where}: {setting}={value!r} is not possible: {error}") from error
-    return NodeSettings(**checked)
-
-
-_TYPES: Final[dict[str, Any]] = {field.name: field.type for field in msgspec.structs.fields(NodeSettings)}
+    try:
+        if isinstance(given.get("outputs"), str):
+            raise ConfigError(f"outputs is {given['outputs']!r}; a list of texts is needed")
+        return NodeSettings(**checked(NodeSettings, given))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error
 
 
 def either(*candidates: Any) -> Any:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
+from msgspec import Meta
 
 from forebay.errors import ConfigError
 from forebay.serving.models.class_places import shown_path, with_place
@@ -25,8 +26,8 @@ from forebay.serving.models.spelling import STEPS, check_called_bare, check_spel
 from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
-from forebay.types.names import endpoint_name, version_name
-from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, declared
+from forebay.types.names import NAME, VERSION, endpoint_name, version_name
+from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, checked, declared
 from forebay.types.signature import as_written, signature_of
 from forebay_target import TargetSpec, package_of
 
@@ -133,28 +134,37 @@ class Model:
             """Load what `predict` needs; called once in each worker, before any request."""
 
 
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The attributes of a model class after checking, with what the command line overrode."""
+_WireCount = Annotated[int, Meta(ge=1, le=1 << 31)]
+_WireTime = Annotated[float, Meta(ge=0.0, le=1e9)]
 
-    name: str
-    version: str
-    max_batch_size: int
-    max_wait_ms: float | None
-    timeout_ms: int
-    max_queue: int
+
+class PlainSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model says of itself in plain data, in the bounds that hold for what comes from another interpreter."""
+
+    name: Annotated[str, Meta(pattern=rf"\A{NAME}\Z")]
+    version: Annotated[str, Meta(pattern=rf"\A{VERSION}\Z")]
+    description: Annotated[str, Meta(max_length=16_384)]
+    max_batch_size: _WireCount
+    max_wait_ms: _WireTime | None
+    policy: Literal["auto"] | None
+    latency_objective_ms: _WireTime | None
+    timeout_ms: _WireCount
+    max_queue: _WireCount
     batchable: bool
     split: bool
-    policy: Literal["auto"] | None
-    latency_objective_ms: float | None
-    devices: Sequence[str] = ()
-    batch_key: Callable[[Any], Hashable] | None
-    pad: Pad | None
     isolate_errors: bool
     streams: bool
-    is_async: bool
-    description: str
     steps: bool = False
+    is_async: bool
+    devices: Annotated[tuple[Annotated[str, Meta(max_length=16_384)], ...], Meta(max_length=1024)] = ()
     has_context: bool = False
+
+
+class ModelSettings(PlainSettings, frozen=True, kw_only=True):
+    """The attributes of a model class after checking, with what the command line overrode."""
+
+    batch_key: Callable[[Any], Hashable] | None
+    pad: Pad | None
     methods: Sequence[ModelMethod] = ()
 
     def of(self, method: ModelMethod) -> ModelSettings:
@@ -205,13 +215,13 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
     for hook, takes in (("preprocess", "sample"), ("postprocess", "result")):
         if hasattr(model, hook):
             _check_parameters(model, hook, takes, may_have_context=one_input)
-    devices = _checked_settings(model)["devices"]
+    said = _checked_settings(model)
     name, version = model.name or kebab(model.__name__), str(model.version)
-    for attribute, said, check in (("name", name, endpoint_name), ("version", version, version_name)):
+    for attribute, text, check in (("name", name, endpoint_name), ("version", version, version_name)):
         try:
-            check(said)
+            check(text)
         except ValueError as error:
-            raise ConfigError(f"{model.__qualname__}.{attribute} is {said!r}; {error}") from error
+            raise ConfigError(f"{model.__qualname__}.{attribute} is {text!r}; {error}") from error
     streams = steps or generates(getattr(model, "predict", None))
     how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
@@ -221,21 +231,11 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
     if streams and model.isolate_errors:
         msg = f"{model.__qualname__}.isolate_errors is set and {how}; a stream that has begun cannot run again"
         raise ConfigError(msg)
+    told: dict[str, Any] = {key: value for key, value in said.items() if key in ModelSettings.__struct_fields__}
+    told |= {"name": name, "version": version}
     return ModelSettings(
-        name=name,
-        version=version,
-        max_batch_size=model.max_batch_size,
-        max_wait_ms=model.max_wait_ms,
-        timeout_ms=model.timeout_ms,
-        max_queue=model.max_queue,
-        batchable=model.batchable,
-        split=model.split,
-        policy=model.policy,
-        latency_objective_ms=model.latency_objective_ms,
-        devices=devices,
+        **told,
         batch_key=_key_of(model),
-        pad=model.pad,
-        isolate_errors=model.isolate_errors,
         streams=streams,
         is_async=any(may_await(getattr(model, name, None)) for name in (STEPS if steps else ("predict",))),
         description=inspect.cleandoc(model.__doc__ or "") if model.__doc__ != Model.__doc__ else "",
@@ -268,15 +268,12 @@ def _check_answers(model: type[Model]) -> None:
 
 def _checked_settings(model: type[Model]) -> dict[str, Any]:
     """Return what the class says for each setting, checked."""
-    found: dict[str, Any] = {}
-    for setting in declared(Model).values():
-        value = getattr(model, setting.name)
-        try:
-            # A version may be a number, too.
-            found[setting.name] = value if setting.name == "version" else setting.check(value, in_python=True)
-        except ValueError as error:
-            raise ConfigError(f"{model.__qualname__}.{setting.name} is {value!r}; {error}") from error
-    return found
+    # A version may be a number, too.
+    given = {name: getattr(model, name) for name in declared(Model) if name != "version"}
+    try:
+        return checked(Model, given)
+    except ConfigError as error:
+        raise ConfigError(f"{model.__qualname__}.{error.message}") from error
 
 
 def set_in_vain(model: Model) -> list[str]:

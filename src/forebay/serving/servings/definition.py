@@ -13,10 +13,10 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.servings import client
 from forebay.serving.servings.execution import Execution
 from forebay.serving.servings.module import TO_JIT, Function, Jitted, module_of, name_of
-from forebay.serving.servings.settings import ProcessOptions, ServingSettings, StartOptions, alike, check_options
+from forebay.serving.servings.settings import ProcessOptions, ServingSettings, StartOptions, alike
 from forebay.serving.servings.started import ServingProcess
 from forebay.types.failures import text_of
-from forebay.types.settings import keywords_of
+from forebay.types.settings import checked, keywords_of
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ class Serving(Generic[In, Out]):
         Raises:
             ConfigError: One is unknown or has a value that is not possible.
         """
-        return self._with(process_options=MappingProxyType({**self.settings.process_options, **check_options(options)}))
+        return self._with(
+            process_options=MappingProxyType({**self.settings.process_options, **checked(ProcessOptions, options)})
+        )
 
     def compile_options(self, **options: Any) -> Serving[In, Out]:
         """Set what the function or the module is compiled with, instead of what was set."""

@@ -11,8 +11,7 @@ import msgspec
 
 from forebay.arrays.libraries import find_kind
 from forebay.errors import ConfigError
-from forebay.types.did_you_mean import nearest
-from forebay.types.settings import Checked, Count, Milliseconds, declared
+from forebay.types.settings import Checked, Count, Milliseconds, checked
 
 
 def _keys(value: Any) -> tuple[Hashable, ...]:
@@ -119,35 +118,13 @@ def alike(left: Any, right: Any) -> bool:
         return False
 
 
-def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as `ProcessOptions` takes them.
-
-    Raises:
-        ConfigError: One is unknown or has a value that is not possible.
-    """
-    known = declared(ProcessOptions)
-    checked: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            hint = nearest(name, known)
-            msg = f"{name!r} is no option of a started serving; " + (
-                f"did you mean {hint!r}?" if hint else f"there are {', '.join(known)}"
-            )
-            raise ConfigError(msg)
-        try:
-            checked[name] = known[name].check(value, in_python=True)
-        except ValueError as error:
-            raise ConfigError(f"{name} is {value!r}; {error}") from error
-    return checked
-
-
 def options_of(settings: ServingSettings, given: Mapping[str, Any]) -> ProcessOptions:
     """Return the options under which a serving is started; `given` stands above what the serving says itself.
 
     Raises:
-        ConfigError: See `check_options`; or two batch sizes were given.
+        ConfigError: One is unknown or not possible; or two batch sizes were given.
     """
-    options = {**settings.process_options, **check_options(given)}
+    options = {**settings.process_options, **checked(ProcessOptions, given)}
     own = settings.batch_size
     if own is not None and options.setdefault("batch_size", own) != own:
         raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -19,11 +19,10 @@ from forebay.protocols.openapi import document as openapi_document
 from forebay.server.served import Served, ServedMethod, contract_of
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.methods import ModelMethod, check_paths
-from forebay.serving.models.model import ModelSettings, models_in, settings_of
+from forebay.serving.models.model import ModelSettings, PlainSettings, models_in, settings_of
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.first_use import known
-from forebay.types.names import NAME, VERSION
 from forebay.workers.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ if TYPE_CHECKING:
     from forebay.serving.models.schema import WireType
 
 _REF = "#/components/schemas/{name}"
-
-Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z")]
-Words = Annotated[str, msgspec.Meta(max_length=16_384)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
-Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class WireSchema(msgspec.Struct, frozen=True):
@@ -73,36 +67,19 @@ class DescribedMethod(msgspec.Struct, frozen=True):
     tensors: TensorFace | None = None
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
+class Description(PlainSettings, frozen=True, kw_only=True):
     """A model, described."""
 
-    name: Name
-    version: Annotated[str, msgspec.Meta(pattern=rf"\A{VERSION}\Z")]
-    description: Words
-    max_batch_size: Count
-    max_wait_ms: Milliseconds | None
-    policy: Literal["auto"] | None
-    latency_objective_ms: Milliseconds | None
-    timeout_ms: Count
-    max_queue: Count
-    batchable: bool
-    split: bool
-    isolate_errors: bool
-    streams: bool
-    steps: bool = False
-    is_async: bool
-    devices: Annotated[tuple[Words, ...], msgspec.Meta(max_length=1024)] = ()
     input: WireSchema
     output: WireSchema
     is_named: bool = False
-    has_context: bool = False
     methods: Annotated[tuple[DescribedMethod, ...], msgspec.Meta(max_length=256)] = ()
     tensors: TensorFace | None = None
 
     @property
     def settings(self) -> ModelSettings:
         """The model's settings, without what only its own interpreter can use."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
+        plain = {name: getattr(self, name) for name in PlainSettings.__struct_fields__}
         return ModelSettings(batch_key=None, pad=None, methods=[one.method for one in self.methods], **plain)
 
     def faces(self) -> tuple[ServedMethod, list[ServedMethod]]:
@@ -123,13 +100,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
                 long = field in {"input", "output", "description", "methods", "tensors"}
                 found.append(f"its {field}" if long else f"its {field}: {theirs!r} and not {ours!r}")
         return ", ".join(found)
-
-
-_PLAIN = tuple(
-    field
-    for field in Description.__struct_fields__
-    if field not in {"input", "output", "is_named", "methods", "tensors"}
-)
 
 
 def faces_of(
@@ -194,7 +164,7 @@ def describe(model: type[Model]) -> Description:
             "interpreter; leave it out, or serve the model in the server's own"
         )
     given, answer = io_types(model)
-    plain = {name: getattr(settings, name) for name in _PLAIN}
+    plain = {name: getattr(settings, name) for name in PlainSettings.__struct_fields__}
     methods: list[DescribedMethod] = []
     for one in settings.methods:
         types = io_types(model, one)

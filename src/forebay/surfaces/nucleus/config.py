@@ -12,7 +12,6 @@ import ast
 import os
 import re
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import msgspec
 from forebay.server import yaml
 from forebay.server.document import Document
 from forebay.server.document import Path as Place
-from forebay.server.struct_reader import StructReader, dotted, shown
+from forebay.server.struct_reader import StructReader, dotted
 from forebay.surfaces.nucleus.settings import (
     DEFAULT_MODEL,
     DEFAULT_TENSORFLOW,
@@ -33,7 +32,6 @@ from forebay.surfaces.nucleus.settings import (
     NucleusFile,
 )
 from forebay.types.did_you_mean import meant
-from forebay.types.settings import Setting
 
 
 def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, list[str]]:
@@ -74,24 +72,9 @@ class _Reader(StructReader):
         self._check(config)
         return config
 
-    def value(self, path: Place, value: Any, setting: Setting) -> Any:
-        return self._env(value) if setting.name == "env" else super().value(path, value, setting)
-
-    def _env(self, value: Any) -> dict[str, str]:
-        """Read variables, whose values are texts as Python writes them, as in the original."""
-        env: dict[str, str] = {}
-        for name, given in self.mapping(("env",), value).items():
-            path = ("env", name)
-            if not isinstance(name, str):
-                self.fail(path, f"env: the name of a variable is a text, found {shown(name)}; put it in quotes")
-            if not name or "=" in name or "\0" in name:
-                self.fail(path, f"env: {name!r} cannot be the name of a variable")
-            if given is None:
-                continue
-            if not isinstance(given, str | int | float | date):
-                self.wrong(path, given, "a text, number or boolean is needed")
-            env[name] = str(given)
-        return env
+    def variable(self, path: Place, value: Any) -> str:
+        """Write it as Python does: that is what the original's handlers see."""
+        return str(value)
 
     # What hangs on several keys, and on the machine
 
