@@ -54,7 +54,6 @@ ALLOWED = {
     ),
     "transports/reading_turns.py": (1, DEFECT),
     "transports/refusal_pacing.py": (1, DEFECT),
-    "workers/blocking_slot.py": (1, CARRIED),
     "workers/child.py": (1, "results that msgpack cannot write become the answer; it calls nothing of the user's"),
     "workers/conversation.py": (2, FOREIGN),
     "workers/coroutines.py": (1, CARRIED),

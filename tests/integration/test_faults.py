@@ -145,7 +145,7 @@ def test_no_process_outlives_a_program_with_a_serving_that_is_killed(tmp_path, e
         "    started = []\n"
         "    thread = threading.Thread(target=lambda: started.append(serving.start(worker_kind='process')))\n"
         "    thread.start(), thread.join()\n"
-        "    print(started[0]._partitions.runners[0].pid, flush=True)\n"
+        "    print(started[0]._partitions.pool.pids()[0], flush=True)\n"
         "    started[0].batched_run(Batch.concatenate([np.array([1])]))\n"
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as program:

@@ -156,19 +156,16 @@ class ServingRig(Rig):
 
     @property
     def slots(self) -> int:
-        return len(self.started._partitions.runners)
+        return self.started._partitions.count
 
     @property
     def replaced(self) -> int:
-        runners = self.started._partitions.runners
-        return self.started._partitions.replaced + sum(
-            runner._supervisor.lives - 1 for runner in runners if hasattr(runner, "_supervisor")
-        )
+        return self.started._partitions.replaced
 
     @property
     def is_whole(self) -> bool:
         found = self.started.statistics()
-        return found.idle == found.partitions and all(one.is_ready for one in self.started._partitions.runners)
+        return found.idle == found.partitions
 
     def be_patient(self, *, is_patient: bool) -> None:
         self.started._partitions.stuck_s = PATIENCE_S if is_patient else STUCK_S

@@ -169,7 +169,8 @@ def test_a_batch_that_its_worker_never_read_was_not_tried_there_whoever_hears_fi
             await asyncio.sleep(0)
             assert batch.attempts == 1
             os.kill(supervisor.pid, signal.SIGKILL)
-            supervisor.how_it_ended(supervisor.lives)  # who watches the process is first, for the loop stands meanwhile
+            # Who watches the process is first, for the loop stands meanwhile.
+            waiting.eventually(lambda: not supervisor.is_ready)
             time.sleep(0.05)  # noqa: ASYNC251 - so that both ends are there when it goes on
             assert await rig.outcomes(batch) == ["x"]
             assert batch.attempts == 1

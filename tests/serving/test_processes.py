@@ -266,14 +266,14 @@ def test_a_process_that_dies_idle_is_replaced_beside_the_others(fragile, tmp_pat
     # F21
     process = fragile(2)
     dead = pid_of(process)
-    before = {partition.pid for partition in process._partitions.runners}
+    before = set(process._partitions.pool.pids())
     (tmp_path / "hold").touch()  # so its successor takes as long as the test likes
     os.kill(dead, signal.SIGKILL)
-    wait_until(lambda: {partition.pid for partition in process._partitions.runners} != before)  # nobody has called
+    wait_until(lambda: set(process._partitions.pool.pids()) != before)  # nobody has called
     (other,) = before - {dead}
     assert [pid_of(process) for _ in range(4)] == [other] * 4
     (tmp_path / "hold").unlink()
-    wait_until(lambda: all(partition.is_ready for partition in process._partitions.runners))
+    wait_until(lambda: process.statistics().idle == 2)
 
 
 def test_a_process_that_hangs_on_what_nobody_waits_for_is_replaced(fragile, tmp_path, quickly):
@@ -282,7 +282,7 @@ def test_a_process_that_hangs_on_what_nobody_waits_for_is_replaced(fragile, tmp_
     before = pid_of(process)
     abandon(process, cat(777), lambda: wait_until((tmp_path / "hangs").exists))
     assert pid_of(process) != before
-    assert process._partitions.runners[0]._supervisor.lives == 2
+    assert process._partitions.replaced == 1
 
 
 def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):
@@ -296,7 +296,7 @@ def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
         os.kill(pid_of(process), signal.SIGKILL)
-        wait_until(lambda: not process._partitions.runners[0].is_ready)
+        wait_until(lambda: process.statistics().idle == 0)
         with pytest.raises(ServingCrashed, match="has no process: the process of partition 0 ended with status 1"):
             call_until_told()
     wait_until(lambda: process._partitions._refusal is None)

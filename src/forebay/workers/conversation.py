@@ -2,9 +2,8 @@
 """The server's side of a conversation with one worker, as docs/reference/worker-protocol.md has it. Sans-I/O.
 
 Theory of operation. Bytes go in and events come out; calls return the bytes to send. There is no loop here, no socket
-and no clock, so the two drivers, `worker_slot.py` on a loop and `blocking_slot.py` in a thread, hold the same
-conversation. `TABLE` (`conversation_state.py`), and nothing else, defines what a worker may say in which state, and
-where that leads. Messages that may not come, or only once, are barred one by one.
+and no clock; `worker_slot.py` drives it. `TABLE` (`conversation_state.py`), and nothing else, defines what a worker may
+say in which state, and where that leads. Messages that may not come, or only once, are barred one by one.
 
 A batch that was sent sits in the worker until it has ended, alone or beside others: `seating.py` knows which, and what
 their clients have taken.

@@ -56,6 +56,8 @@ class Worker:
 
     Attributes:
         slots: Its connections, with the number of the process that opened each.
+        ended: The last of its processes that has ended.
+        dying: Slots that lost their connection before it was known how their process ends, which is told.
         ready_life: The number of the process that is ready; 0 if none is.
         has_left: Whether the last process has ended and none will follow.
     """
@@ -63,6 +65,8 @@ class Worker:
     def __init__(self, index: int) -> None:
         self.index = index
         self.slots: dict[WorkerSlot, int] = {}
+        self.ended: End | None = None
+        self.dying: list[WorkerSlot] = []
         self.ready_life = 0
         self.has_left = True
         self.supervisor: Supervisor | None = None
@@ -117,6 +121,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         captures: bool = True,
         devices: Sequence[Device] = (),
         seats: int = 0,
+        called: str = "worker",
     ) -> None:
         """Describe the workers; `start` brings them up.
 
@@ -137,6 +142,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             captures: Whether what the workers log and print becomes lines of the log; else they write it themselves.
             devices: What they run on, one after the other and again from the first; none says nothing of it.
             seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
+            called: What messages call a worker, before its number.
 
         Raises:
             ConfigError: If the spec cannot travel, the environment hides a device, or there are too many slots.
@@ -161,6 +167,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self._stuck_s = stuck_s
         self._on_death = on_death
         self._captures = captures
+        self._called = called
         self._workers = [Worker(index) for index in range(workers)]
         self._stagger = stagger
         self._is_starting = False
@@ -312,13 +319,25 @@ class ProcessPool(SlotPool[WorkerSlot]):
     def gone(self, slot: WorkerSlot) -> None:
         """A connection closed, and its worker with it."""
         worker: Worker | None = slot.worker
-        if worker is not None:
-            life = worker.slots.pop(slot, 0)
-            if worker.ready_life == life:
-                worker.ready_life = 0
-            # A worker that dies takes its connections along; one that only lost them is of no use either.
-            asyncio.get_running_loop().call_later(LIVED_S, worker.kill, life)
-        super().gone(slot)
+        if worker is None:
+            super().gone(slot)
+            return
+        life = worker.slots.pop(slot, 0)
+        if worker.ready_life == life:
+            worker.ready_life = 0
+        # A worker that dies takes its connections along; one that only lost them is of no use either.
+        asyncio.get_running_loop().call_later(LIVED_S, worker.kill, life)
+        end = worker.ended if worker.ended is not None and worker.ended.life >= life else None
+        if not running(slot) or self._hands_on or end is not None or self._stopping:
+            self._drop(slot, self._how_it_ended(worker, end))
+        else:
+            for batch in running(slot):
+                batch.on_cancel = None
+            self.retire(slot)
+            worker.dying.append(slot)
+
+    def _how_it_ended(self, worker: Worker, end: End | None) -> str:
+        return f"{self._called} {worker.index} {'died' if end is None else end.words}"
 
     def shared(self) -> Shared | None:
         """Make the slot's shared memory."""
@@ -341,7 +360,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         address = f"unix:{self._entrance.path}"
         voice = None if self.log_level is None else Voice(self.model, str(worker.index))
         supervisor = worker.supervisor = Supervisor(
-            f"worker {worker.index}",
+            f"{self._called} {worker.index}",
             lambda: self._starts[worker.index](address, voice=voice, life=supervisor.lives),
             on_end=functools.partial(told, self._ended),
             on_left=functools.partial(told, self._left),
@@ -369,6 +388,10 @@ class ProcessPool(SlotPool[WorkerSlot]):
                 slot.hear_out()
         if worker.ready_life <= end.life:
             worker.ready_life = 0
+        worker.ended = end
+        dying, worker.dying = worker.dying, []
+        for slot in dying:
+            self._drop(slot, self._how_it_ended(worker, end))
         self._changed.set()
         if self._stopping or (self._is_starting and worker.has_given_up):  # then `start` raises why, which says it all
             return

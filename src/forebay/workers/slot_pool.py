@@ -231,15 +231,24 @@ class SlotPool(Pool, Generic[S]):
         elif (seating := self._seated.pop(slot, None)) is not None:
             self.idle -= seating.free
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether no worker is left and none can be had, so that everything is answered with the reason."""
+        return self._refusal is not None
+
     def gone(self, slot: S) -> None:
         """A connection closed: what it was running is handed on, once."""
+        self._drop(slot, "the worker that held the request died")
+
+    def _drop(self, slot: S, how: str) -> None:
+        """Hand on what a slot was running whose worker is gone, or tell how that ended."""
         self.retire(slot)
         for sitting in slot.seating.clear():
-            self._lost(sitting.batch, sitting.done)
+            self._lost(sitting.batch, sitting.done, how)
 
-    def _lost(self, batch: EntryBatch, done: Done) -> None:
+    def _lost(self, batch: EntryBatch, done: Done, how: str) -> None:
         if not self._hands_on or batch.has_streamed or batch.cancelled or self._stopping or batch.attempts > 1:
-            done(batch, lost(batch, hands_on=self._hands_on))
+            done(batch, lost(batch, None if self._hands_on else how))
             return
         isolates = self._isolates and len(batch.entries) > 1 and batch.attempts > 0
         orphans = apart(batch, done) if isolates else [(batch, done)]
@@ -306,13 +315,13 @@ def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
     return [(single, one_done) for single in singles]
 
 
-def lost(batch: EntryBatch, *, hands_on: bool = True) -> list[Any]:
-    """Return the outcomes of a batch whose worker is gone."""
+def lost(batch: EntryBatch, how: str | None = None) -> list[Any]:
+    """Return the outcomes of a batch whose worker is gone; the detail of one not handed on is how that ended."""
     deaths = batch.attempts + batch.unread
     times = f"{deaths} times" if deaths > 2 else "twice" if deaths > 1 else "once"
     error: Unavailable
-    if hands_on:
+    if how is None:
         error = Unavailable(f"the worker that held the request died ({times}); try again")
     else:
-        error = WorkerLost("the worker that held the request died; what it had begun is not run again")
+        error = WorkerLost("the worker that held the request died; what it had begun is not run again", detail=how)
     return [Failure(error)] * len(batch.entries)

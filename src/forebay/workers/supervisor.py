@@ -102,6 +102,14 @@ class End(msgspec.Struct, frozen=True):
     pid: int | None = None
     status: int | None = None
 
+    @property
+    def words(self) -> str:
+        """How that was, as the end of a sentence."""
+        status = self.status
+        if status is None:
+            return "could not be started"
+        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
 
 class Supervisor:
     """One process and its successors.
@@ -118,7 +126,6 @@ class Supervisor:
         start: Callable[[], subprocess.Popen[bytes]],
         *,
         load: Callable[[subprocess.Popen[bytes]], None] | None = None,
-        on_ready: Callable[[], None] = lambda: None,
         on_end: Callable[[End], None] = lambda _end: None,
         on_left: Callable[[], None] = lambda: None,
     ) -> None:
@@ -129,14 +136,12 @@ class Supervisor:
             start: Starts a process.
             load: Waits until a process is of use; raises a `ForebayError` with the reason if it cannot be, `EOFError`
                 or `OSError` if it is gone. None where somebody else calls `ready` or `refused`.
-            on_ready: Called when a process is of use.
             on_end: Called when a process has ended, or could not be started.
             on_left: Called when no process is left and none will be started. All are called in the thread.
         """
         self._what = what
         self._start = start
         self._load = load
-        self._on_ready = on_ready
         self._on_end = on_end
         self._on_left = on_left
         self.lives = 0
@@ -146,7 +151,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_at: float | None = None
         self._said: ForebayError | None = None
-        self._ended: tuple[int, int] = (0, 0)
+        self._ended = 0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name=f"forebay-{what}", daemon=True)
@@ -174,19 +179,14 @@ class Supervisor:
         """
         self._thread.start()
 
-    def wait_ready(self, *, patient: bool = False) -> bool:
+    def wait_ready(self) -> bool:
         """Wait until a process is of use; False if it was stopped meanwhile.
-
-        Args:
-            patient: Wait on although it has given up: it may come back.
 
         Raises:
             ForebayError: Why that does not work.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.is_ready or self._stopping.is_set() or (self.has_given_up and not patient)
-            )
+            self._changed.wait_for(lambda: self.is_ready or self._stopping.is_set() or self.has_given_up)
             if not self.is_ready and not self._stopping.is_set() and self.problem is not None:
                 raise self.problem
             return not self._stopping.is_set()
@@ -194,7 +194,7 @@ class Supervisor:
     def ready(self, life: int) -> None:
         """This process is of use."""
         with self._changed:
-            if life != self.lives or self._ended[0] == life or self._ready_at is not None:
+            if life != self.lives or self._ended == life or self._ready_at is not None:
                 return
             self._ready_at = time.monotonic()
             self.problem = None
@@ -206,14 +206,6 @@ class Supervisor:
         with self._changed:
             if life == self.lives and self._ready_at is None:
                 self._said = error
-
-    def how_it_ended(self, life: int) -> str:
-        """Wait for the end of a process whose connection is gone, and tell it in words."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ended[0] >= life, END_S):
-                self._kill()
-                self._changed.wait_for(lambda: self._ended[0] >= life)
-            return self._words(self._ended[1])
 
     def kill(self, life: int) -> None:
         """End this process now, if it is still there."""
@@ -260,22 +252,22 @@ class Supervisor:
                 self._kill()
         if self._load is not None:
             self._see_it_loaded(process, life, self._load)
-        status = process.wait()
+        end = End(life, process.pid, process.wait())
         output.join(process.pid, LAST_S)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         with self._changed:
-            self._ended = life, status
+            self._ended = life
             ready_at, self._ready_at = self._ready_at, None
             self._changed.notify_all()
         if ready_at is not None:
             pause_s = self._restarts.ended(time.monotonic() - ready_at)
         else:
-            error = self._said or ModelError(f"{self._what} {self._words(status)} before it was ready")
+            error = self._said or ModelError(f"{self._what} {end.words} before it was ready")
             pause_s = self._failed(error, said_why=self._said is not None)
-        self._on_end(End(life, process.pid, status))
+        self._on_end(end)
         return pause_s
 
     def _see_it_loaded(
@@ -291,7 +283,6 @@ class Supervisor:
             self.refused(life, ModelError(f"{self._what} cannot be reached: {error.strerror}"))
         else:
             self.ready(life)
-            self._on_ready()
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
@@ -308,10 +299,6 @@ class Supervisor:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-
-    @staticmethod
-    def _words(status: int) -> str:
-        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def start_worker(  # noqa: PLR0913 - each is one plain fact about the process

@@ -36,10 +36,10 @@ MAX_EVENTS = 16
 class PartitionRunner(Runner):
     """Runs packed batches on one partition."""
 
-    def __init__(self, serving: Serving[Any, Any], options: Mapping[str, Any], index: int) -> None:
+    def __init__(self, serving: Serving[Any, Any], options: Mapping[str, Any]) -> None:
         self._serving = serving
         self._options = options_of(serving.settings, options)
-        self._index = index
+        self._index = 0
         self._execution: Execution | None = None
         self.borrows_input = getattr(serving.settings.module, "borrows_input", False) is True
 
@@ -49,6 +49,7 @@ class PartitionRunner(Runner):
         Raises:
             ConfigError, ModelError: See `Serving.initialise`.
         """
+        self._index = ctx.index
         options = self._options
         partitions = partitions_of(self._serving.settings, options)
         pad_to = options.batch_size if options.pad_to_batch_size else None
@@ -89,16 +90,16 @@ def _while_running(run: Callable[[Sink], Executed], rows: int) -> Iterator[bytea
         yield event
 
 
-def from_module(module: str, name: str, options: dict[str, Any], index: int) -> PartitionRunner:
+def from_module(module: str, name: str, options: dict[str, Any]) -> PartitionRunner:
     """Build the runner of a serving in a module that can be imported."""
     with _importing():
-        return PartitionRunner(getattr(importlib.import_module(module), name), options, index)
+        return PartitionRunner(getattr(importlib.import_module(module), name), options)
 
 
-def from_file(path: str, name: str, options: dict[str, Any], index: int) -> PartitionRunner:
+def from_file(path: str, name: str, options: dict[str, Any]) -> PartitionRunner:
     """Build the runner of a serving in a file."""
     with _importing():
-        return PartitionRunner(getattr(load_module(Path(path)), name), options, index)
+        return PartitionRunner(getattr(load_module(Path(path)), name), options)
 
 
 def place_of(serving: Serving[Any, Any]) -> tuple[str, dict[str, str]]:

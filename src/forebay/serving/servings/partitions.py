@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads of a started serving: the second driver of the batch queue, for callers that are threads or tasks.
+"""What runs the calls of a started serving, and its partitions in threads; `process_partitions.py` has the others.
 
-Theory of operation. Callers hand in calls under one lock, and each partition is a thread that takes batches under the
-same lock whenever it is free, runs them, and wakes the callers. There is no loop and no thread in between, so a call
-costs two switches: caller to partition, partition to caller.
+Theory of operation. Callers, threads or tasks, hand in calls under one lock, and each partition is a thread that takes
+batches under the same lock whenever it is free, runs them, and wakes the callers. There is no loop and no thread in
+between, so a call costs two switches: caller to partition, partition to caller. With a loop in between it costs four,
+which a single caller would see as nearly twice the time.
 
 A partition that finds nothing to take parks on a lock of its own. One of the parked partitions is the watcher: it wakes
 by itself when the queue's next moment is due. A caller rouses a partition only if there is something it could take now,
@@ -14,8 +15,8 @@ Callers never run batches themselves, though that would save switches: a caller 
 the rows of others, and code that is bound to one thread (a device context, an open file of a library) would be called
 from many.
 
-A batch that nobody waits for any more has some time to end. Then its partition is given up: a process is killed and
-comes back. A thread cannot be ended, so it is left behind, and another one goes on with the same runner.
+A batch that nobody waits for any more has some time to end. A thread cannot be ended, so it is left behind then, and
+another one takes its place.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -49,51 +51,16 @@ from forebay.workers.pool import MAX_LEFT, STUCK_S
 from forebay.workers.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
+    from forebay.arrays.batch import Batch
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
-    from forebay.serving.servings.batch_executor import BatchExecutor
     from forebay.serving.servings.dispatch import Submission, Work
-    from forebay.serving.servings.execution import Executed
+    from forebay.serving.servings.execution import Executed, Execution, Sink
 
 
 log = logging.getLogger("forebay.workers")
-
-
-class _Seat:
-    """Where the thread of one partition waits, and what it runs.
-
-    Attributes:
-        work: What it runs.
-        rest: What it is to run next, before it takes anything else.
-        timer: Gives the partition up; None while somebody waits for what it runs.
-        is_left: Whether it was left behind with that.
-    """
-
-    __slots__ = ("is_left", "is_roused", "lock", "rest", "runner", "thread", "timer", "work")
-
-    def __init__(self, runner: BatchExecutor, rest: deque[Work]) -> None:
-        self.runner = runner
-        self.rest = rest
-        self.thread = threading.current_thread()
-        self.lock = threading.Lock()
-        self.lock.acquire()
-        self.is_roused = False
-        self.work: Work | None = None
-        self.timer: threading.Timer | None = None
-        self.is_left = False
-
-    def turn_to(self, work: Work | None) -> None:
-        """Note what is run from now on."""
-        self.work = work
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-_REPLACED: Final = "a process of %r did not stop %g s after its batch was called off; it is replaced"
-_LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was called off; it is left behind"
 
 
 class _Nested:
@@ -116,52 +83,46 @@ def _leave_all_behind() -> None:
 os.register_at_fork(after_in_child=_leave_all_behind)
 
 
-class Partitions:
-    """Runs the calls of one started serving."""
+class Partitions(ABC):
+    """Runs the calls of one started serving.
 
-    def __init__(
-        self, name: str, config: BatchConfig, runners: Sequence[BatchExecutor], *, has_hooks: bool = False
-    ) -> None:
-        """Describe the partitions; `start` starts their threads.
+    Attributes:
+        count: Batches that may run at a time.
+        metrics: What was executed, by batch key.
+        stuck_s: How long a batch may go on that nobody waits for.
+    """
+
+    def __init__(self, name: str, config: BatchConfig, count: int, *, has_hooks: bool = False) -> None:
+        """Describe the partitions.
 
         Args:
             name: Of the serving, for messages and threads.
             config: How rows are batched.
-            runners: One for each partition.
+            count: How many there are.
             has_hooks: Whether the waiters of all calls take the values of hooks, with `put((name, rows))`.
         """
-        self._has_hooks = has_hooks
+        self.count = count
         self.metrics: dict[Hashable, KeyMetrics] = defaultdict(KeyMetrics)
-        self.runners = runners
+        self.stuck_s = STUCK_S
+        self._has_hooks = has_hooks
         self._name = name
         self._dispatch = Dispatch(config)
         self._lock = threading.Lock()
-        self._parked: list[_Seat] = []
-        self._watcher: _Seat | None = None
-        self._roused = 0
         self._is_stopping = False
         self._is_forked = False
         self._inside: dict[int, _Nested] = {}
         self._refusal: ServingCrashed | None = None
-        self._seats: dict[_Seat, None] = {}
-        self.stuck_s = STUCK_S
-        self._left = 0
-        self._held: dict[_Seat, None] = {}
-        self.replaced = 0
-        for runner in runners:
-            runner.watch(self._changed)
-        self._threads = [self._thread(runner, deque(), index) for index, runner in enumerate(runners)]
         _all.add(self)
 
-    def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
-
     @property
+    @abstractmethod
     def idle(self) -> int:
         """Partitions that wait for work."""
-        return len(self._parked)
+
+    @property
+    @abstractmethod
+    def replaced(self) -> int:
+        """Partitions that were given up, or lost, and replaced."""
 
     @property
     def waiting(self) -> int:
@@ -201,8 +162,7 @@ class Partitions:
             self._dispatch.offer(call, time.monotonic(), patient=patient)
             if nested is not None:
                 nested.call = call
-            if self._parked and not self._roused and (self._watcher is None or self._dispatch.is_pressing()):
-                self._rouse()
+            self._stir()
 
     def cancel(self, call: Submission) -> bool:
         """Forget a call; returns False if it is over already and its waiter was or will be woken."""
@@ -212,8 +172,7 @@ class Partitions:
                 self._look_for_called_off()
             if self._dispatch.is_feeding:
                 self._dispatch.feed(time.monotonic())
-                if self._parked and not self._roused and self._is_watch_needed():
-                    self._rouse()
+                self._stir()
             return was_open
 
     def stop(self, grace_s: float) -> None:
@@ -223,26 +182,14 @@ class Partitions:
         """
         if self._is_forked:
             return  # what runs is the parent's
-        stopped = self._stopped()
         with self._lock:
             self._is_stopping = True
-            calls = self._dispatch.close(stopped, running=False)
-            while self._parked:
-                self._rouse()
+            calls = self._dispatch.close(self._stopped(), running=False)
         wake(calls)
-        for runner in self.runners:
-            if not runner.is_ready:
-                runner.close()  # or its thread would wait for it
-        if self.is_inside:
-            return
-        patience = time.monotonic() + grace_s
-        for thread in list(self._threads):
-            thread.join(max(patience - time.monotonic(), 0.0))
-        with self._lock:
-            calls = self._dispatch.close(stopped, running=True)
-        wake(calls)
-        for runner in self.runners:
-            runner.close()
+        if self._let_end(grace_s):
+            with self._lock:
+                calls = self._dispatch.close(self._stopped(), running=True)
+            wake(calls)
 
     @property
     def is_inside(self) -> bool:
@@ -274,7 +221,7 @@ class Partitions:
         Raises:
             InvalidRequest: All others wait for calls of their own, too.
         """
-        me, count = threading.get_ident(), len(self.runners)
+        me, count = threading.get_ident(), self.count
         calls = [nested.call for thread, nested in list(self._inside.items()) if thread != me]
         if sum(call is not None and not call.done for call in calls) + 1 >= count:
             which = "its only partition" if count == 1 else f"each of its {count} partitions"
@@ -283,17 +230,166 @@ class Partitions:
                 "that: give it more partitions, or call the function"
             )
 
-    def _changed(self) -> None:
-        """A partition is gone or back; if none is left that could come back soon, nobody should wait."""
-        problems = [runner.problem for runner in self.runners if not runner.is_ready]
-        problem = problems[0] if problems else None
-        calls: list[Submission] = []
+    @property
+    @abstractmethod
+    def _is_watched(self) -> bool:
+        """Whether somebody looks again by himself when the queue's next moment is due."""
+
+    @abstractmethod
+    def _stir(self) -> None:
+        """Have a free partition look for work, if it could take some or has to watch; the caller holds the lock."""
+
+    @abstractmethod
+    def _let_end(self, grace_s: float) -> bool:
+        """Let what runs end within the time; returns whether it has, or was given up."""
+
+    @abstractmethod
+    def _look_for_called_off(self) -> None:
+        """Note which partitions run batches that nobody waits for any more; the caller holds the lock."""
+
+    def _is_watch_needed(self) -> bool:
+        return self._dispatch.is_pressing() or (not self._is_watched and self._dispatch.next_due() is not None)
+
+    def _next(self, rest: deque[Work]) -> Work | None:
+        """Return what is to run now: of the rest, or of what waits; the caller holds the lock."""
+        while rest:
+            work = rest.popleft()
+            if work.wanted():
+                return work
+        return self._dispatch.take(time.monotonic())
+
+    def _settle(
+        self, work: Work, executed: Executed | None, raised: BaseException | None, seconds: float
+    ) -> list[Submission]:
+        """Count a batch that has run, and give its callers their rows, or an error; the caller holds the lock.
+
+        Returns:
+            The calls to wake.
+        """
+        metrics = self.metrics[work.key]
+        metrics.took(work.rows, work.taken, [entry.arrived for entry in work.entries], seconds)
+        if executed is not None:
+            metrics.padding_rows += executed.rows - work.rows
+            return self._dispatch.finish(work, executed)
+        assert raised is not None
+        metrics.crashes += 1
+        if isinstance(raised, BadOutcome | ServingStopped):
+            error: ForebayError = raised
+        else:
+            error = ServingCrashed(f"the serving {self._name!r} crashed: {text_of(raised)}")
+            error.__cause__ = raised
+        calls = self._dispatch.fail(work, error)
+        self._look_for_called_off()  # whoever has rows in other batches does not wait for those either
+        return calls
+
+    def _guard(self, work: Work, act: Callable[..., object], *what: Any) -> None:
+        """Do something with a batch; a defect of ours must not leave its callers without an answer."""
+        try:
+            act(*what)
+        except Exception as error:
+            log.exception("a partition of %r failed to run a batch", self._name)
+            with self._lock:
+                calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
+            wake(calls)
+        finally:
+            del work, what  # what a batch has raised refers to this frame
+
+    def _sink(self, work: Work) -> Callable[[str, Any], None]:
+        def others_wait() -> bool:
+            """Return whether a caller that does not take its values would hold up anybody."""
+            is_pressed = self._dispatch.waiting > 0 and not self.idle
+            return is_pressed or self._is_stopping or sum(1 for _ in work.shares()) > 1
+
+        def sink(name: str, value: Any) -> None:
+            for call, start, stop in work.shares():
+                call.waiter.put((name, copy_rows(value, start, stop)), others_wait)
+
+        return sink
+
+
+class _Seat:
+    """Where the thread of one partition waits, and what it runs.
+
+    Attributes:
+        partition: Its number.
+        work: What it runs.
+        rest: What it is to run next, before it takes anything else.
+        timer: Gives the partition up; None while somebody waits for what it runs.
+        is_left: Whether it was left behind with that.
+    """
+
+    __slots__ = ("is_left", "is_roused", "lock", "partition", "rest", "thread", "timer", "work")
+
+    def __init__(self, partition: int, rest: deque[Work]) -> None:
+        self.partition = partition
+        self.rest = rest
+        self.thread = threading.current_thread()
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.is_roused = False
+        self.work: Work | None = None
+        self.timer: threading.Timer | None = None
+        self.is_left = False
+
+    def turn_to(self, work: Work | None) -> None:
+        """Note what is run from now on."""
+        self.work = work
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+_LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was called off; it is left behind"
+
+
+class ThreadPartitions(Partitions):
+    """Partitions in threads of this program."""
+
+    def __init__(
+        self, name: str, config: BatchConfig, execution: Execution, count: int, *, has_hooks: bool = False
+    ) -> None:
+        """Start the threads, which run the batches with `execution`."""
+        super().__init__(name, config, count, has_hooks=has_hooks)
+        self._execution = execution
+        self._parked: list[_Seat] = []
+        self._watcher: _Seat | None = None
+        self._roused = 0
+        self._seats: dict[_Seat, None] = {}
+        self._left = 0
+        self._replaced = 0
+        self._held: dict[_Seat, None] = {}
+        self._threads = [self._thread(partition, deque(), partition) for partition in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def idle(self) -> int:
+        """Partitions that wait for work."""
+        return len(self._parked)
+
+    @property
+    def replaced(self) -> int:
+        """Threads that were left behind and replaced."""
+        return self._replaced
+
+    @property
+    def _is_watched(self) -> bool:
+        return self._watcher is not None
+
+    def _stir(self) -> None:
+        if self._parked and not self._roused and self._is_watch_needed():
+            self._rouse()
+
+    def _let_end(self, grace_s: float) -> bool:
         with self._lock:
-            self._refusal = None
-            if problem is not None and len(problems) == len(self.runners) and all(problems):
-                self._refusal = ServingCrashed(f"the serving {self._name!r} has no process: {problem.message}")
-                calls = self._dispatch.close(self._refusal, running=False)
-        wake(calls)
+            while self._parked:
+                self._rouse()
+        if self.is_inside:
+            return False
+        patience = time.monotonic() + grace_s
+        for thread in list(self._threads):
+            thread.join(max(patience - time.monotonic(), 0.0))
+        return True
 
     def _rouse(self) -> None:
         seat = self._parked.pop()
@@ -303,21 +399,20 @@ class Partitions:
             self._watcher = None
         seat.lock.release()
 
-    def _thread(self, runner: BatchExecutor, rest: deque[Work], number: int) -> threading.Thread:
-        return threading.Thread(target=self._serve, args=(runner, rest), name=f"{self._name}-{number}", daemon=True)
+    def _thread(self, partition: int, rest: deque[Work], number: int) -> threading.Thread:
+        return threading.Thread(target=self._serve, args=(partition, rest), name=f"{self._name}-{number}", daemon=True)
 
-    def _serve(self, runner: BatchExecutor, rest: deque[Work]) -> None:
-        seat = _Seat(runner, rest)
+    def _serve(self, partition: int, rest: deque[Work]) -> None:
+        seat = _Seat(partition, rest)
         self._seats[seat] = None
         nested = self._inside[threading.get_ident()] = _Nested()
         try:
-            self._serve_on(runner, seat, nested)
+            self._serve_on(seat, nested)
         finally:
             if not seat.is_left:
                 del self._seats[seat], self._inside[threading.get_ident()]
 
     def _look_for_called_off(self) -> None:
-        """Note which partitions run batches that nobody waits for any more; the caller holds the lock."""
         for seat in list(self._seats):
             if seat.timer is None and seat.work is not None and not seat.work.wanted():
                 timer = threading.Timer(self.stuck_s, self._give_up, (seat, seat.work))
@@ -330,14 +425,12 @@ class Partitions:
                     seat.timer = timer
 
     def _give_up(self, seat: _Seat, work: Work) -> None:
-        """Stop a partition that goes on with a batch nobody waits for: end the batch, or leave the thread behind."""
+        """Leave the thread behind that goes on with a batch nobody waits for."""
         calls: list[Submission] = []
         with self._lock:
             if seat.work is not work or self._is_stopping:
                 return
-            if seat.runner.end_run():
-                log.warning(_REPLACED, self._name, self.stuck_s)
-            elif self._left < MAX_LEFT:
+            if self._left < MAX_LEFT:
                 self._leave(seat)
             else:
                 calls = self._hold(seat)
@@ -345,7 +438,7 @@ class Partitions:
 
     def _leave(self, seat: _Seat) -> None:
         """Have another thread take the place of one that hangs; the caller holds the lock."""
-        thread = self._thread(seat.runner, seat.rest, len(self.runners) + self.replaced)
+        thread = self._thread(seat.partition, seat.rest, self.count + self._replaced)
         try:
             thread.start()
         except RuntimeError as error:
@@ -353,7 +446,7 @@ class Partitions:
             return
         log.warning(_LEFT_BEHIND, self._name, self.stuck_s)
         self._left += 1
-        self.replaced += 1
+        self._replaced += 1
         self._threads[self._threads.index(seat.thread)] = thread
         seat.is_left = True
         del self._seats[seat]
@@ -368,7 +461,7 @@ class Partitions:
             "until one comes back"
         )
         log.error("%s", msg)
-        if len(self._held) < len(self.runners):
+        if len(self._held) < self.count:
             return []
         self._refusal = ServingCrashed(msg)
         return self._dispatch.close(self._refusal, running=False)
@@ -384,19 +477,14 @@ class Partitions:
             other, _ = self._held.popitem()
             self._leave(other)
 
-    def _serve_on(self, runner: BatchExecutor, seat: _Seat, nested: _Nested) -> None:
+    def _serve_on(self, seat: _Seat, nested: _Nested) -> None:
         while True:
-            if not runner.is_ready:
-                self._pass_on()
-                if not runner.ready():
-                    return
             timeout_s = -1.0
             with self._lock:
-                work = self._next_of(seat)
+                work = self._next(seat.rest)
                 if work is not None:
                     seat.turn_to(work)
-                    if self._parked and not self._roused and self._is_watch_needed():
-                        self._rouse()
+                    self._stir()
                 elif self._is_stopping:
                     return
                 else:
@@ -404,34 +492,13 @@ class Partitions:
             if work is None:
                 self._wait(seat, timeout_s)
                 continue
-            try:
-                self._run(runner, seat, work)
-            except Exception as error:
-                log.exception("a partition of %r failed to run a batch", self._name)
+            self._guard(work, self._run, seat, work)
+            if seat.work is not None:
                 with self._lock:
                     self._end(seat)
-                    calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
-                wake(calls)
             nested.call = work = None  # or its rows would stay in memory until the next batch
             if seat.is_left:
                 return
-
-    def _next_of(self, seat: _Seat) -> Work | None:
-        """Return what a partition is to run now; below the lock."""
-        while seat.rest:
-            work = seat.rest.popleft()
-            if work.wanted():
-                return work
-        return self._dispatch.take(time.monotonic())
-
-    def _pass_on(self) -> None:
-        """Rouse another partition in place of one that was roused but has lost its process."""
-        with self._lock:
-            if self._parked and not self._roused and self._is_watch_needed():
-                self._rouse()
-
-    def _is_watch_needed(self) -> bool:
-        return self._dispatch.is_pressing() or (self._watcher is None and self._dispatch.next_due() is not None)
 
     def _park(self, seat: _Seat) -> float:
         """Note that a partition waits; returns how many seconds it may wait, or -1 to wait until it is roused."""
@@ -462,7 +529,7 @@ class Partitions:
         if seat.is_left or seat in self._held:
             self._came_back(seat)
 
-    def _run(self, runner: BatchExecutor, seat: _Seat, work: Work) -> None:
+    def _run(self, seat: _Seat, work: Work) -> None:
         try:
             batch = work.batch()
         except BatchMismatch:
@@ -471,42 +538,18 @@ class Partitions:
             return
         probe.set(partial(_is_unwanted, work))
         started = time.perf_counter()
-        error: ForebayError | None = None
-        executed: Executed | None
-        executed, raised = caught(runner.run, batch, self._sink(work) if self._has_hooks else None)
-        if isinstance(raised, BadOutcome):
-            error = raised
-        elif raised is not None:
-            error = ServingCrashed(f"the serving {self._name!r} crashed: {text_of(raised)}")
-            error.__cause__ = raised
+        sink = self._sink(work) if self._has_hooks else None
+        executed, raised = caught(self._execute, batch, seat.partition, sink)
         seconds = time.perf_counter() - started
         probe.set(None)  # or the rows would stay in memory until the next batch
         with self._lock:
             self._end(seat)
-            metrics = self.metrics[work.key]
-            metrics.took(work.rows, work.taken, [entry.arrived for entry in work.entries], seconds)
-            if executed is not None:
-                metrics.padding_rows += executed.rows - work.rows
-                calls = self._dispatch.finish(work, executed)
-            else:
-                assert error is not None
-                metrics.crashes += 1
-                calls = self._dispatch.fail(work, error)
-                self._look_for_called_off()  # whoever has rows in other batches does not wait for those either
+            calls = self._settle(work, executed, raised, seconds)
         wake(calls)
-        del error, raised, work, calls  # what was raised refers to this frame, and the calls to that
+        del raised, work, calls  # what was raised refers to this frame, and the calls to that
 
-    def _sink(self, work: Work) -> Callable[[str, Any], None]:
-        def others_wait() -> bool:
-            """Return whether a caller that does not take its values would hold up anybody."""
-            is_pressed = self._dispatch.waiting > 0 and not self._parked
-            return is_pressed or self._is_stopping or sum(1 for _ in work.shares()) > 1
-
-        def sink(name: str, value: Any) -> None:
-            for call, start, stop in work.shares():
-                call.waiter.put((name, copy_rows(value, start, stop)), others_wait)
-
-        return sink
+    def _execute(self, batch: Batch, partition: int, sink: Sink | None) -> Executed:
+        return self._execution.run(batch, partition, sink).own()
 
 
 def missing(name: str) -> ServingNotFound:

@@ -16,22 +16,20 @@ from forebay.arrays.batch import Batch
 from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
-from forebay.observe.author_metrics import workers_of
 from forebay.observe.serving_metrics import KeyMetrics, ServingReading
 from forebay.serving.servings import client, registry
-from forebay.serving.servings.batch_executor import InThread
 from forebay.serving.servings.dispatch import NEVER, Submission
-from forebay.serving.servings.partitions import Partitions
+from forebay.serving.servings.partitions import ThreadPartitions
 from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.servings.stream import AHEAD, stream, stream_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Hashable, Mapping
     from types import TracebackType
     from typing import Self
 
-    from forebay.serving.servings.batch_executor import BatchExecutor
     from forebay.serving.servings.definition import Serving
+    from forebay.serving.servings.partitions import Partitions
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -210,7 +208,7 @@ class ServingProcess(Generic[In, Out]):
         partitions = self._partitions
         return Statistics(
             name=self.name,
-            partitions=len(partitions.runners),
+            partitions=partitions.count,
             idle=partitions.idle,
             waiting_rows=partitions.waiting,
             in_flight=partitions.in_flight,
@@ -236,7 +234,7 @@ class ServingProcess(Generic[In, Out]):
                 "batches": batches,
                 "mean_batch_size": round(rows / batches, 2) if batches else None,
             },
-            "workers": {"slots": len(partitions.runners), "idle": partitions.idle},
+            "workers": {"slots": partitions.count, "idle": partitions.idle},
             "in_flight": partitions.in_flight,
             "waiting": partitions.waiting,
         }
@@ -269,7 +267,7 @@ class ServingProcess(Generic[In, Out]):
         await asyncio.to_thread(self.stop)
 
     def __repr__(self) -> str:
-        return f"ServingProcess({self.name!r}, {len(self._partitions.runners)} partitions, {self.options})"
+        return f"ServingProcess({self.name!r}, {self._partitions.count} partitions, {self.options})"
 
     def _started(self, serving: Serving[In, Out]) -> Partitions:
         options = self.options
@@ -279,22 +277,15 @@ class ServingProcess(Generic[In, Out]):
             capacity=max(options.capacity, options.batch_size),
             idle="wait",
         )
-        has_hooks = bool(self._settings.streaming)
-        partitions = Partitions(self.name, config, self._runners(serving), has_hooks=has_hooks)
-        partitions.start()
-        return partitions
-
-    def _runners(self, serving: Serving[In, Out]) -> Sequence[BatchExecutor]:
-        options = self.options
         partitions = partitions_of(self._settings, options)
-        pad_to = options.batch_size if options.pad_to_batch_size else None
         if options.worker_kind == "process":
-            from forebay.serving.servings.process_partition import process_partitions
+            from forebay.serving.servings.process_partitions import ProcessPartitions
 
-            with workers_of(serving=self.name):
-                return process_partitions(serving, options, len(partitions))
+            return ProcessPartitions(self.name, config, serving, options, len(partitions))
+        pad_to = options.batch_size if options.pad_to_batch_size else None
         execution = serving.initialise("process", partitions, pad_to)
-        return [InThread(execution, index) for index in range(len(partitions))]
+        has_hooks = bool(self._settings.streaming)
+        return ThreadPartitions(self.name, config, execution, len(partitions), has_hooks=has_hooks)
 
     def _check_key(self, batch: Batch) -> Batch:
         if batch.batch_key not in self._keys:
