@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from forebay.runtimes.signature import Feed, Signature, Value
 
 
-class _Face(Protocol):
-    """One server by one of its two faces."""
-
-    def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> GeneralResponse: ...
-
-    def close(self) -> None: ...
-
-
 class GeneralModelBackend:
     """The same model on several servers."""
 
@@ -50,7 +42,7 @@ class GeneralModelBackend:
             ConfigError: If one is asked over gRPC, and grpcio is not installed.
         """
         faces = [_Grpc(endpoint) if endpoint.scheme.startswith("grpc") else _Http(endpoint) for endpoint in endpoints]
-        self._servers = Servers[_Face](endpoints, faces, timeout_s)
+        self._servers = Servers[_Http | _Grpc](endpoints, faces, timeout_s)
 
     def signature(self) -> Signature | None:
         """Return None: these servers do not say what they take."""
