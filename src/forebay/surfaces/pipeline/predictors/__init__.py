@@ -10,7 +10,7 @@ local           models in this process; function is a callable as a model
 watching        clients whose model is replaced when its files change
 general_servers the original's model servers; general_model is what they are asked in JSON, rpc_tensors in protobuf
 chained         another pipeline as a model
-model_processes processes that are started for a model; model_runner is what they do
+model_processes processes that are started for a model; prediction_runner is what they do
 handler         a local model as scripts of the original make one; general_face is the port that it has then
 """
 

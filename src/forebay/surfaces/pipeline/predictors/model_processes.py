@@ -20,7 +20,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
 from forebay.runtimes.signature import LOD, Value, named
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.pipeline.predictors import model_runner
+from forebay.surfaces.pipeline.predictors import prediction_runner
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.local import is_reference
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
@@ -55,7 +55,7 @@ class ModelHost:
             # The process runs in another folder.
             conf = msgspec.structs.replace(conf, model_config=str(Path(conf.model_config).absolute()))
         indices = list(range(max(1, len(conf.device_ids)))) if index is None else [index]
-        factory = f"{model_runner.__name__}:{model_runner.ModelRunner.__name__}"
+        factory = f"{prediction_runner.__name__}:{prediction_runner.PredictionRunner.__name__}"
         spec = RunnerSpec(factory=factory, kwargs={"conf": msgspec.to_builtins(conf), "indices": indices})
         path = [str(Path(folder or ".").absolute()) for folder in sys.path]
         self._workdir = conf.workdir

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.workers.runner import WorkerContext
 
 
-class ModelRunner(Runner):
+class PredictionRunner(Runner):
     """Runs predictions of one model; a `Runner`."""
 
     def __init__(self, conf: Mapping[str, Any], indices: Sequence[int]) -> None:
