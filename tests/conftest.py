@@ -284,9 +284,9 @@ def models():
     return MODELS
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def launch():
-    """Starts servers that live as long as the session: `launch("zoo.py", "--workers", "2")`."""
+    """Starts servers that the tests of a file share: `launch("zoo.py", "--workers", "2")`."""
     with contextlib.ExitStack() as stack:
         running = {}
 

@@ -47,7 +47,7 @@ class Way:
         return self.client.get(f"/models/{model}").json()
 
 
-@pytest.fixture(scope="session", params=["fast", "behind", "asgi"])
+@pytest.fixture(scope="module", params=["fast", "behind", "asgi"])
 def way(request, launch):
     headers = {}
     if request.param == "fast":

@@ -27,7 +27,7 @@ class Inverse(forebay.Model):
 """
 
 
-@pytest.fixture(scope="session", params=["process", "thread", "inline"])
+@pytest.fixture(scope="module", params=["process", "thread", "inline"])
 def server(request, launch):
     return launch("buckets.py", "--worker-kind", request.param)
 

@@ -36,7 +36,7 @@ def write(tmp_path):
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def zoo(launch):
     return launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
 

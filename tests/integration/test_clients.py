@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="session", params=["process", "thread"])
+@pytest.fixture(scope="module", params=["process", "thread"])
 def zoo(request, launch):
     return launch("zoo.py", "--worker-kind", request.param, "--max-body-bytes", "200000")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def impatient(launch):
     """A server whose limits on time are two seconds each, of which each passes when it is told so."""
     command = (sys.executable, str(Path(__file__).parent / "impatient.py"))

@@ -9,7 +9,7 @@ import pytest
 from tests.browser import PROGRAM, Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def zoo(launch):
     return launch("zoo.py", "--worker-kind", "thread", "--max-body-bytes", "200000")
 

@@ -31,7 +31,7 @@ def files(authority, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secure(launch, authority, files):
     return launch(
         "zoo.py",
@@ -40,7 +40,7 @@ def secure(launch, authority, files):
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def guarded(launch, tmp_path_factory):
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(

@@ -17,12 +17,12 @@ from tests.processes import freeze
 SRC = str(Path(__file__).parents[2] / "src")
 
 
-@pytest.fixture(scope="session", params=["process", "thread"])
+@pytest.fixture(scope="module", params=["process", "thread"])
 def zoo(request, launch):
     return launch("zoo.py", "--worker-kind", request.param, "--max-body-bytes", "200000")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def processes(launch):
     return launch("zoo.py:Failing", "--worker-kind", "process")
 
