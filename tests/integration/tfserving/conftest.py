@@ -29,12 +29,12 @@ class Client:
         self.channel.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server(launch):
     return launch("tfserving.py", "--worker-kind", "thread", "--grpc-port", "0")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def client(server):
     found = Client(server)
     yield found

@@ -10,7 +10,7 @@ from tests.models.saved_models import saved_models
 ROW = [1, 2, 3, 4]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def files(launch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     model_files.texts(folder / "texts.onnx")
