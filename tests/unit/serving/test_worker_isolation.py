@@ -8,8 +8,9 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.types.batch import Done, EntryBatch
+from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
+from forebay.workers.seating import Seating
 from forebay.workers.slot_pool import SlotPool
 
 
@@ -18,22 +19,22 @@ class Slot:
 
     worker = None
     owes_since = None
-    seating = None
     streamed = False
 
     def __init__(self, pool, killers):
         self.pool = pool
         self.killers = killers
-        self.batch: EntryBatch | None = None
-        self.done: Done | None = None
+        self.seating = Seating(0, self.leave, self.leave)
         self.cancelled = 0
 
-    def run(self, batch, done):
-        self.batch, self.done = batch, done
-        batch.attempts += 1
-        batch.on_cancel = self.cancel
+    @property
+    def batch(self) -> EntryBatch | None:
+        return next((sitting.batch for sitting in self.seating.open.values()), None)
 
-    def cancel(self):
+    def run(self, batch, done):
+        self.seating.join(batch, done)
+
+    def leave(self, *_):
         self.cancelled += 1
 
     def stop(self):
@@ -44,15 +45,13 @@ class Slot:
 
     def work(self):
         """Runs what it was given; returns whether it survived."""
-        batch, done = self.batch, self.done
-        assert batch is not None
-        assert done is not None
-        bodies = [entry.body for entry in batch.entries]
+        (sitting,) = self.seating.open.values()
+        bodies = [entry.body for entry in sitting.batch.entries]
         if self.killers & set(bodies):
             self.pool.gone(self)
             return False
-        self.batch = self.done = None
-        self.pool.ready(self, lambda: done(batch, bodies))
+        self.seating.end(sitting.name)
+        self.pool.ready(self, lambda: sitting.done(sitting.batch, bodies))
         return True
 
 
