@@ -44,6 +44,9 @@ _usual.connect = _usual.read = _usual.write = _usual.pool = PATIENCE_S
 # Tests that make models with OpenVINO import it before forebay does, which keeps it from reporting that to its maker.
 sys.modules.setdefault("openvino_telemetry", cast("Any", None))
 
+# Who starts the tests with nohup has them ignore it, and what they start as well; servers are to hear it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 MODELS = Path(__file__).parent / "models"
 FOREBAY = COMMAND
 
