@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S
 
 LENGTH = "Inference-Header-Content-Length"
 JSON = "application/json"
-CLIENT = httpx.Client(trust_env=False, timeout=PATIENCE_S)
+CLIENT: httpx.Client
 
 
 def serve_all(launch, folder, kind, *targets):
@@ -27,14 +27,15 @@ def serve_all(launch, folder, kind, *targets):
 @pytest.fixture(scope="module")
 def server(launch, tmp_path_factory, models):
     """Models of all kinds."""
+    global CLIENT  # opened with the server, which comes again where tests are not run in a row
     folder = tmp_path_factory.mktemp("tensors")
     files = [
         model_files.linear(folder / "price.onnx"),
         model_files.linear(folder / "two.onnx", rows=2),
         model_files.texts(folder / "texts.onnx"),
     ]
-    yield serve_all(launch, folder, "thread", models / "tensors.py", models / "measured.py", *files)
-    CLIENT.close()
+    with httpx.Client(trust_env=False, timeout=PATIENCE_S) as CLIENT:
+        yield serve_all(launch, folder, "thread", models / "tensors.py", models / "measured.py", *files)
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])

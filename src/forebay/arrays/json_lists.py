@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forebay.errors import ValidationError
+from forebay.types.first_use import known
 from forebay.types.json_segments import cut
 from forebay.types.tensor import Data, Tensor
 
@@ -91,7 +92,7 @@ def _read(text: Data, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any]:
         if b"NaN" not in text and b"Infinity" not in text:  # a protocol that has them lets them through
             raise
     try:
-        return msgspec.convert(json.loads(text), type=decoder.type)
+        return msgspec.convert(json.loads(text), type=known(decoder.type))
     except ValueError as error:
         raise msgspec.DecodeError(str(error)) from None
 

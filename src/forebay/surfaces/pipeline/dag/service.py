@@ -241,7 +241,8 @@ class PipelineService(Predictions):
     def _give_up(self, asked: Prediction, error: ForebayError) -> None:
         """Answer a request whose error cannot be written: with a number and words that every answer can carry."""
         text = f"({_name_of(asked)}) {error.message}"
-        self._end(asked, self.error(codes.CustomExceptionCode.UNKNOW.value, text), ok=False)
+        number = codes.CustomExceptionCode.UNKNOW.value
+        self._end(asked, packing.pack_error(number, text, self.response_class), ok=False)
 
     def _end(self, asked: Prediction, answer: Any, *, ok: bool) -> None:
         if asked not in self._open:  # a step failed after it had answered
