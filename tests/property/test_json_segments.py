@@ -7,7 +7,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forebay.arrays.tensors import as_raw
@@ -144,6 +144,7 @@ def answered(read, body, face):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example({"instances": {}, "signature_name": "Inf"}, FACES[0], {"ensure_ascii": False}, [])
 @given(BODIES, st.sampled_from(FACES), LAYOUTS, EDITS | st.just([]))
 def test_long_bodies_of_tensorflow_serving_are_read_like_short_ones(short_steps, value, face, layout, edits):
     body = edited(json.dumps(value, **layout), edits)

@@ -174,7 +174,7 @@ def predict_in_steps(body: bytes | memoryview, limit: int) -> Steps[LongPredictB
             if instances is None:
                 raise _too_many(limit)
     except msgspec.DecodeError as error:
-        if (yield from holds(body, b"NaN", b"Inf")):
+        if not isinstance(error, msgspec.ValidationError) and (yield from holds(body, b"NaN", b"Inf")):
             raise _too_odd() from None
         raise InvalidRequest(f"{_NO_PREDICT}: {error}") from None
     found = PredictBody(None if instances is None else [*map(msgspec.Raw, instances)], msgspec.Raw(columns), signature)
