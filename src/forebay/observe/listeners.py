@@ -26,7 +26,7 @@ class Listeners(Generic[T]):
         told: All of them; replaced as a whole, so that a loop over them needs no lock.
     """
 
-    subject: ClassVar = "spans"
+    subject: ClassVar[str]
 
     def __init__(self) -> None:
         """Begin without any."""

@@ -27,7 +27,11 @@ class Span(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
-_spans: Final[Listeners[Span]] = Listeners()
+class _SpanListeners(Listeners[Span]):
+    subject = "spans"
+
+
+_spans: Final = _SpanListeners()
 listening: Final = _spans.listening
 """Hands every span that ends in the block to a function, on the thread where it ended."""
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from forebay.transports.states import Event, State
+from forebay.transports.state_table import Event, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

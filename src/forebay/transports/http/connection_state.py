@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
-from forebay.transports.states import Event, State
+from forebay.transports.state_table import Event, State
 
 MAX_DROPPED_BYTES: Final = 64 * 1024
 """A body that nobody wants is read to its end if it is no longer than this, so that the connection can go on."""

@@ -19,7 +19,7 @@ from forebay.transports.grpc.states import (
     OPEN,
     RECEIVING,
 )
-from forebay.transports.states import Event, State
+from forebay.transports.state_table import Event, State
 
 ASSIGNED = re.compile(r"\bstate = (.+)")
 
