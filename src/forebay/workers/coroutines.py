@@ -39,13 +39,11 @@ class Coroutines:
         """
         # The caller's context goes along, so that `forebay.is_cancelled()` works in coroutines as well.
         context = contextvars.copy_context()
-        found, error = self._runner().run(_bounded(awaitable, asks=self._asks), context=context)
-        if error is None:
-            return cast("T", found)
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
+        failures: list[Exception] = []
+        found = self._runner().run(_bounded(awaitable, failures, asks=self._asks), context=context)
+        if failures:
+            raise failures.pop()  # its traceback refers to this frame, which must not refer to it
+        return cast("T", found)
 
     def waiting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that waits for what this one returns; where a loop runs, one of its tasks has to."""
@@ -78,14 +76,15 @@ def is_on_loop() -> bool:
     return True
 
 
-async def _bounded(awaitable: Awaitable[T], *, asks: bool) -> tuple[T | None, Exception | None]:
-    """Return what an awaitable gives, and what it raises, whose traceback would refer to a task that raised it."""
+async def _bounded(awaitable: Awaitable[T], failures: list[Exception], *, asks: bool) -> T | None:
+    """Return what an awaitable gives, or put there what it raises: the task must not hold what refers to it."""
     asked = probe.get() if asks else None
     question = None if asked is None else _Question(asked)
     try:
-        return await awaitable, None
+        return await awaitable
     except Exception as error:  # noqa: BLE001 - raised again by who waits for it
-        return None, error
+        failures.append(error)
+        return None
     finally:
         if question is not None:
             question.stop()
