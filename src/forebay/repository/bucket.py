@@ -259,8 +259,16 @@ def _aws() -> dict[str, Any]:
 
 def _other(scheme: str) -> dict[str, Any]:
     """Return that nobody signs, where nobody is named and no machine of the cloud could be asked for a role."""
-    by_gcloud = scheme == "gs" and Path("~/.config/gcloud/application_default_credentials.json").expanduser().exists()
-    return {} if _says_who_signs(scheme) or by_gcloud or _has_metadata() else {"config": {"skip_signature": True}}
+    is_signed = _says_who_signs(scheme) or (scheme == "gs" and _is_known_to_gcloud()) or _has_metadata()
+    return {} if is_signed else {"config": {"skip_signature": True}}
+
+
+def _is_known_to_gcloud() -> bool:
+    """Tell whether gcloud has left credentials of this user, who may have no home, or none that they can look into."""
+    try:
+        return os.access(Path("~/.config/gcloud/application_default_credentials.json").expanduser(), os.R_OK)
+    except RuntimeError:
+        return False
 
 
 def _says_who_signs(scheme: str) -> bool:
