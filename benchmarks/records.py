@@ -97,4 +97,4 @@ def line(curve: dict[int, float]) -> tuple[float, float]:
 
 def spread(values: Iterable[float]) -> float:
     values = list(values)
-    return (max(values) - min(values)) / median(values)
+    return (max(values) - min(values)) / (median(values) or 1.0)  # a server may not answer at all
