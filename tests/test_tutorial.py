@@ -58,6 +58,8 @@ class Reader:
         path = f"{folder / 'venv/bin'}:{os.environ['PATH']}"
         self.env = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(folder / "venv")}
         self.env.pop("PYTHONPATH", None)
+        if not os.access(Path("~").expanduser(), os.W_OK):  # the Makefile has installers do the same
+            self.env["XDG_CACHE_HOME"] = str(Path(sys.prefix, "cache"))
         self.stopped: list[int] = []
 
     def run(self, command):

@@ -592,21 +592,15 @@ def test_what_a_function_raises_is_what_its_caller_sees():
 
 
 class Relayed(Model):
-    """Has its samples doubled by a task that `load` begins."""
+    """Waits for its results on the loop that has loaded it, which is the only one where they come."""
 
     async def load(self):
-        self.waiting = asyncio.Queue()
-        self.task = asyncio.create_task(self.work())
-
-    async def work(self):
-        while True:
-            sample, doubled = await self.waiting.get()
-            doubled.set_result(2 * sample)
+        self.loop = asyncio.get_running_loop()
 
     async def predict(self, batch: list[int]) -> list[int]:
-        doubled = [asyncio.get_running_loop().create_future() for _ in batch]
-        for pair in zip(batch, doubled, strict=True):
-            self.waiting.put_nowait(pair)
+        doubled = [self.loop.create_future() for _ in batch]
+        for sample, future in zip(batch, doubled, strict=True):
+            self.loop.call_soon(future.set_result, 2 * sample)
         return await asyncio.gather(*doubled)
 
 
