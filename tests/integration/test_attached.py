@@ -640,7 +640,7 @@ def test_a_model_that_does_not_load_ends_its_worker_and_not_the_server(common, a
     assert server.call("heavy", 0).status_code == 404
     assert server.client.get("/healthz").status_code == 200
     keyed = attach(server, "it", settings="batch_key = staticmethod(len)")
-    assert "It.batch_key runs in the server" in sentence(keyed)
+    assert "it.batch_key runs in the server" in sentence(keyed)
 
 
 def test_strangers_at_the_door_disturb_nobody(own, eventually):
@@ -761,11 +761,15 @@ def test_what_is_wrong_with_worker_is_one_sentence(mistake, options, cure, monke
         ("models:\n  - target: it.py\nhtpp: {}\n", "forebay.yaml:3: htpp: there is no such key; did you mean http?"),
         (
             "models:\n  - target: it.py\n    workers: 0\n",
-            "forebay.yaml:3: workers is 0; a whole number from 1 to 1024 is needed",
+            "forebay.yaml:2: workers is 0, so workers dial in, and they need a door: --attach ADDRESS",
+        ),
+        (
+            "models:\n  - target: it.py\n    workers: -1\n",
+            "forebay.yaml:3: workers is -1; a whole number from 0 to 1024 is needed",
         ),
         (
             "models:\n  - target: it.py\n    workers: two\n",
-            "forebay.yaml:3: workers is 'two'; a whole number from 1 to 1024 is needed",
+            "forebay.yaml:3: workers is 'two'; a whole number from 0 to 1024 is needed",
         ),
         ("models:\n  - workers: 2\n", "forebay.yaml:2: target: a Python file is needed"),
         ("models: []\n", "forebay.yaml:1: models is []; a list with at least one model is needed"),

@@ -267,7 +267,7 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
             "1: http.cors_origins is 'a.example'; 'a.example' is no origin as browsers",
         ),
         ("http: 9000\n", "1: http is 9000; a mapping of keys to values is needed"),
-        ("workers: yes\n", "1: workers is true; a whole number from 1 to 1024 is needed"),
+        ("workers: yes\n", "1: workers is true; a whole number from 0 to 1024 is needed"),
         ("max_wait_ms: -1\n", "1: max_wait_ms is -1; milliseconds of at least 0 are needed"),
         ("idle: gahter\n", "1: idle is 'gahter'; 'gather' or 'go' or 'wait' is needed; did you mean 'gather'?"),
         ("max_batchsize: 3\n", "1: max_batchsize: there is no such key; did you mean max_batch_size?"),
@@ -341,7 +341,7 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
         ("iris.py --http-port 65536", "argument --http-port: '65536' is not possible, a whole number from 0 to 65535"),
         (
             "iris.py --workers 1000000",
-            "argument --workers: '1000000' is not possible, a whole number from 1 to 1024 is",
+            "argument --workers: '1000000' is not possible, a whole number from 0 to 1024 is",
         ),
         (
             "iris.py --threads 1000000",

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DESCRIPTION = """\
 Run a model in this environment for a server that was started with --attach. The server needs neither the file nor what
@@ -18,6 +21,7 @@ EPILOG = """\
 examples:
   forebay serve --attach unix:workers.socket                  the server, in one environment
   forebay worker model.py --connect unix:workers.socket       a worker, in another one
+  forebay serve model.py --workers 0 --attach unix:workers.socket      the same, with the queue as model.py says
   forebay worker model.py:Iris --connect tcp:10.0.0.5:9100 --secret @secret.txt
 """
 
@@ -44,6 +48,8 @@ def add_parser(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until told to leave."""
+    import msgspec
+
     from forebay.errors import ConfigError
     from forebay.serving.models.model import models_in
     from forebay.serving.models.model_runner import runner_for
@@ -59,15 +65,20 @@ def run(parsed: argparse.Namespace) -> int:
     secret = read_secret(parsed.secret, "--secret")
     if parsed.device is not None:
         move_to(parsed.device)
-    path, name = split_target(parsed.target)
-    models = models_in(import_file(path), name)
+    path, class_name = split_target(parsed.target)
+    models = models_in(import_file(path), class_name)
     if len(models) > 1:
         names = ", ".join(model.__name__ for model in models)
         msg = f"{path} has {len(models)} models ({names}) and a worker runs one: {path}:{models[0].__name__}"
         raise ConfigError(msg)
     (model,) = models
     told = describe(model)
-    spec = RunnerSpec("", local=lambda: runner_for(model, isolate_errors=told.isolate_errors))
+    name, version = parsed.name or told.name, parsed.model_version or told.version
+    told = msgspec.structs.replace(told, name=name, version=version)
+
+    def spec_of(options: Mapping[str, Any]) -> RunnerSpec:
+        isolates = options.get("isolate_errors", told.isolate_errors)
+        return RunnerSpec("", local=lambda: runner_for(model, isolate_errors=isolates))
 
     def tell(line: str) -> None:
         sys.stderr.write(f"forebay: worker of '{told.name}': {line}\n")
@@ -76,4 +87,4 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.secret is not None and not parsed.secret.startswith("@"):
         tell("warning: --secret shows its value in the process list; give @FILE or FOREBAY_SECRET")
     worker = JoiningWorker(address, told, secret=secret, threads=parsed.threads, once=parsed.once, tell=tell)
-    return worker.run(spec)
+    return worker.run(spec_of)

@@ -22,6 +22,7 @@ from forebay.types.settings import (
     SomeMilliseconds,
     SomeSeconds,
     Workers,
+    WorkersOrNone,
     Written,
 )
 from forebay.workers.devices import existing, existing_one
@@ -222,7 +223,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
             one gets all.
         env: Variables of the environment of its worker processes, beside those of the server.
         worker_kind: Where models run.
-        workers: Workers of each model.
+        workers: Workers of each model; with 0 the server starts none, and workers dial in (`--attach`).
         devices: What they run on, one after the other, and again from the first where there are more workers:
             `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
         threads: Threads of each worker that call its model.
@@ -248,7 +249,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"
-    workers: Annotated[Workers | None, Written("--workers", "N", "1, or one for each device")] = None
+    workers: Annotated[WorkersOrNone | None, Written("--workers", "N", "1, or one for each device")] = None
     devices: Annotated[tuple[str, ...], Written("--devices", "DEVICE,..."), Checked(existing)] = ()
     threads: Annotated[Workers, Written("--threads", "N")] = 1
     python: Annotated[str | None, Written("--python", "PATH", "this one", is_path=True)] = None
@@ -368,6 +369,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         connect: Where the server lets workers attach, unix:PATH or tcp:HOST:PORT.
         secret: What the server asks for, or @FILE, or in FOREBAY_SECRET.
         threads: Batches to run at a time, in as many threads.
+        name: Name of the endpoint that it serves.
+        version: Its version.
         device: What it runs on: cuda:1, or a set of processors, cpu:0-3; told to the model before it is imported.
         once: End when the server goes away or is not there, instead of waiting for it.
     """
@@ -375,6 +378,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
     secret: Annotated[str | None, Written("--secret", "SECRET", is_secret=True)] = None
     threads: Annotated[Workers, Written("--threads", "N")] = 1
+    name: Annotated[str | None, Written("--name", "NAME", "its own"), Checked(endpoint_name)] = None
+    version: Annotated[str | None, Written("--model-version", "VERSION", "its own"), Checked(version_name)] = None
     device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
     once: Annotated[bool, Written("--once")] = False
 

@@ -91,6 +91,8 @@ def _surface_for(target: str | None, options: Options) -> Surface:
         theirs = f"for forebay's own models; {target} is a {surface.name} project"
         if options.attach.address or options.overrides.python:
             raise ConfigError(f"--attach and --python are {theirs}")
+        if options.overrides.workers == 0:
+            raise ConfigError(f"--workers 0 is {theirs}")
         if options.reload:
             raise ConfigError(f"--reload is {theirs}")
         own = {"name", "version", "env", "devices"} - ({"name"} if surface.name == "ovms" else set())

@@ -39,6 +39,7 @@ MAX_WORKERS: Final = 1024
 
 Count = Annotated[int, Meta(ge=1)]
 Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+WorkersOrNone = Annotated[int, Meta(ge=0, le=MAX_WORKERS)]
 Seconds = Annotated[float, Meta(ge=0)]
 Milliseconds = Annotated[float, Meta(ge=0)]
 SomeSeconds = Annotated[float, Meta(gt=0)]

@@ -45,7 +45,10 @@ class AttachedPool(SlotPool[S]):
         joined: Workers that ever asked for work.
         left: Those of them that are gone.
         left_at: When the last of them went.
+        grace_s: How long requests wait for a worker when there is none before they are answered; None lets their own
+            deadlines decide.
         hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None waits.
+        shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
     """
 
     def __init__(
@@ -63,11 +66,10 @@ class AttachedPool(SlotPool[S]):
 
         Args:
             name: The endpoint's, for the log.
-            grace_s: How long requests wait for a worker when there is none before they are answered; None lets their
-                own deadlines decide.
+            grace_s: See the attribute.
             hang_s: See the attribute.
             on_first: Called once, when the first worker asks for work.
-            shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
+            shared: See the attribute.
             isolates: Hand on the entries of a batch that lost its worker each alone.
             seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
         """
@@ -77,7 +79,7 @@ class AttachedPool(SlotPool[S]):
         self.joined = 0
         self.left = 0
         self.left_at = 0.0
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self.hang_s = hang_s
         self._on_first = on_first
         self.shared = shared
@@ -168,7 +170,11 @@ class AttachedPool(SlotPool[S]):
         """A worker that speaks the worker protocol said hello; it knows by itself what to run."""
         slot.worker = str(about["worker"])
         self._greeted.add(slot)
-        slot.open({})
+        slot.open(self.options())
+
+    def options(self) -> Mapping[str, Any]:
+        """Return what a worker is told in the answer to its hello."""
+        return {}
 
     def failed(self, slot: worker_slot.WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner; it says so itself to whoever started it."""
@@ -221,15 +227,15 @@ class AttachedPool(SlotPool[S]):
             self._be_quiet()
 
     def _begin_vacancy(self) -> None:
-        if self._grace_s is not None and self._vacancy is None:
-            self._vacancy = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
+        if self.grace_s is not None and self._vacancy is None:
+            self._vacancy = asyncio.get_running_loop().call_later(self.grace_s, self._give_up)
 
     def _give_up(self) -> None:
         """Nobody came: answer what waits, and from now on whatever comes."""
         self._vacancy = None
         if self._slots or self._stopping:
             return
-        log.warning("no worker has come for '%s' in %g s; its requests are refused", self.name, self._grace_s)
+        log.warning("no worker has come for '%s' in %g s; its requests are refused", self.name, self.grace_s)
         self._refuse(Unavailable(f"no worker of '{self.name}' is attached; try again when one has joined"))
 
     def _watch_over(self) -> None:

@@ -29,7 +29,7 @@ from forebay.workers.user_code import close_runner, user_code
 from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from forebay.workers.address import Address
     from forebay.workers.runner import Runner, RunnerSpec
@@ -82,8 +82,11 @@ class JoiningWorker:
         self._refused: WorkerRefused | None = None
         self._says_waiting = True
 
-    def run(self, spec: RunnerSpec) -> int:
+    def run(self, spec_of: Callable[[Mapping[str, Any]], RunnerSpec]) -> int:
         """Join, serve and leave; returns the exit status. Signals end it: once gently, twice at once.
+
+        Args:
+            spec_of: Given what the server answers to the hello, says how the runner is built.
 
         Raises:
             Refused: If the server does not let it in.
@@ -94,7 +97,7 @@ class JoiningWorker:
         keep_freed_memory()
         connection = self._dial()
         assert connection is not None
-        runner = self._open(spec, connection)
+        runner = self._open(spec_of(connection.options), connection)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         sigterm.keep_from_children(self._leave)

@@ -27,9 +27,9 @@ from forebay.serving.models.model import models_in, settings_of
 from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
-from forebay.surfaces.native.attached import Lobby
+from forebay.surfaces.native.attached import Lobby, ProjectPool
 from forebay.surfaces.native.check_line import summary
-from forebay.surfaces.native.describe import describe_in, faces_of, served_by
+from forebay.surfaces.native.describe import describe, describe_in, faces_of, served_by
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import (
@@ -86,27 +86,29 @@ class NativeSurface:
             ConfigError: If a file cannot be read or imported or a model is not well-formed.
         """
         entries = _entries(target, options)
-        built = [_serve_entry(entry) for entry in entries]
+        attaches = options.attach.address is not None
+        built = [_serve_entry(entry, attaches=attaches) for entry in entries]
         _require_names(entries, built)
         project = project_of(built, options.http, options.repository)
+        lobby = _lobby(project.app, options) if attaches else None
+
+        def govern(served: list[Served]) -> list[Served]:
+            for one in served:
+                if lobby is not None:
+                    lobby.govern(one.endpoint)
+            return served
+
         reloading = Reloading(
             project.app,
             options,
             entries,
             lambda options: _entries(target, options),
-            lambda one: _warned(serve_target(*one[:3])),
+            lambda entry: govern(_warned(_serve_entry(entry, attaches=attaches))),
         )
         for entry, one in zip(entries, built, strict=True):
-            reloading.made(entry, one.served)
+            reloading.made(entry, govern(one.served))
         project.app.source, project.app.load_timeout_s = _finder(project.app, reloading), options.load_timeout_s
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
-        if options.attach.address is not None:
-            Lobby(
-                project.app,
-                options.attach,
-                lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
-                lambda told: seats_of(told.settings, options.overrides),
-            )
         return project
 
     def recipe(self, target: str, options: Options) -> Recipe:
@@ -114,6 +116,16 @@ class NativeSurface:
         from forebay.surfaces.native.packing import recipe  # reads YAML, which workers elsewhere need not have
 
         return recipe(target, options, lambda: self.build(target, options))
+
+
+def _lobby(app: App, options: Options) -> Lobby:
+    """Give the app a door where workers attach."""
+    return Lobby(
+        app,
+        options.attach,
+        lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
+        lambda told: seats_of(told.settings, options.overrides),
+    )
 
 
 def _warned(built: Built) -> list[Served]:
@@ -149,9 +161,11 @@ def _require_names(entries: Sequence[TargetEntry], built: Sequence[Built]) -> No
             seen.add((name, version))
 
 
-def _serve_entry(entry: TargetEntry) -> Built:
+def _serve_entry(entry: TargetEntry, *, attaches: bool) -> Built:
     """Serve a target; what is wrong with it and has no place in a file of its own has that where it was named."""
     try:
+        if entry.overrides.workers == 0 and not attaches:
+            raise ConfigError("workers is 0, so workers dial in, and they need a door: --attach ADDRESS")
         if entry.overrides.timeout_ms is not None:  # models of repositories come later
             times_of(entry.target, entry.overrides.timeout_ms, 0, entry.overrides.max_timeout_ms)
         return serve_target(*entry[:3])
@@ -264,6 +278,11 @@ def _built_elsewhere(python: str, target: str, file: Path, overrides: Overrides)
         told = named(its_own, overrides)
         is_isolating = isolates(class_name, told.settings, overrides)
         spec = _spec(file, class_name, isolate_errors=is_isolating)
+        seats = seats_of(told.settings, overrides)
+        if overrides.workers == 0:
+            pool: Pool = ProjectPool(told, isolates=is_isolating, seats=seats)
+            served.append(served_by(told, endpoint_of(class_name, told.settings, pool, overrides)))
+            continue
         devices = devices_of(class_name, overrides.devices or told.devices, "process")
         wanted = Workers(
             what=class_name,
@@ -271,7 +290,7 @@ def _built_elsewhere(python: str, target: str, file: Path, overrides: Overrides)
             count=workers_of(overrides.workers, devices),
             threads=overrides.threads,
             devices=devices,
-            seats=seats_of(told.settings, overrides),
+            seats=seats,
             isolates=is_isolating,
         )
         pool = pool_of(spec, wanted, overrides)
@@ -338,7 +357,7 @@ def serve_model(
     endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec, files), overrides, keys)
     typed = [(one, io_types(model, one)) for one in settings.methods]
     methods = [(one, types, codec_for(model, *types, one.name).face) for one, types in typed]
-    face, further = faces_of(settings, (given, answer), methods, shares_disk=True)
+    face, further = faces_of(settings, (given, answer), methods, shares_disk=overrides.workers != 0)
     tensors = codec_for(model, given, answer).face
     return Served(endpoint, face.contract, face.described, methods=further, tensors=tensors)
 
@@ -389,6 +408,9 @@ def _pool(
     model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None, files: Path | None
 ) -> Pool:
     is_isolating = isolates(model.__qualname__, settings, overrides)
+    if overrides.workers == 0 and spec is None and files is None and not model.repository:
+        described = named(describe(model), overrides)
+        return ProjectPool(described, isolates=is_isolating, seats=seats_of(settings, overrides))
     devices = devices_of(model.__qualname__, overrides.devices or settings.devices, overrides.worker_kind)
     if spec is None:
         file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")

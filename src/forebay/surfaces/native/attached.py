@@ -4,6 +4,8 @@
 A name belongs to one description at a time. Workers that describe their model alike share its endpoint; one that
 describes it otherwise is refused as long as any of the others is here, and takes the name over once they have left.
 An endpoint stays without workers, for they come back; but not any number of them, for any name may be said once.
+A model of the project that has no workers of its own (`workers: 0`) has its endpoint from the start, with the queue and
+the limits that the project says; the door only finds its pool.
 Workers that speak the batching protocol cannot say what they serve: they share the endpoint `batching`.
 """
 
@@ -20,7 +22,7 @@ from forebay.errors import ConfigError, ForebayError, InvalidRequest
 from forebay.server.served import Served
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TENSORS, check_outcome
-from forebay.surfaces.native.describe import Description, WireSchema, check, served_by
+from forebay.surfaces.native.describe import Description, WireSchema, check, require_no_batch_key, served_by
 from forebay.types.call import ROWS, Failure, Media
 from forebay.types.first_use import known
 from forebay.workers.address import parse_address
@@ -66,6 +68,15 @@ JOBS = Description(
 """What workers of the batching protocol serve."""
 
 
+DECIDED_BY_PROJECT: Final = frozenset(
+    {
+        *("description", "devices", "has_batch_key", "is_async", "isolate_errors", "latency_objective_ms"),
+        *("max_batch_size", "max_queue", "max_wait_ms", "policy", "split", "timeout_ms"),
+    }
+)
+"""What a worker of a model of the project may say as it likes: what the project says holds."""
+
+
 class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says about itself.
 
@@ -83,6 +94,26 @@ class Guest(msgspec.Struct, frozen=True):
 
     description: Description
     pool: AttachedPool[Any]
+
+
+class ProjectPool(AttachedPool[WorkerSlot]):
+    """Workers that dial in for a model of the project."""
+
+    def __init__(self, described: Description, *, isolates: bool, seats: int) -> None:
+        """Describe the pool; a `Lobby` tells it what holds for workers.
+
+        Args:
+            described: What a worker must say of the model.
+            isolates: Whether its workers isolate errors.
+            seats: Streams that may be open in each slot.
+        """
+        super().__init__(described.name, isolates=isolates, seats=seats)
+        self.described = check(msgspec.to_builtins(described))  # as it arrives from a worker
+        self._options = {"isolate_errors": isolates}
+
+    def options(self) -> Mapping[str, Any]:
+        """Return what the project decides of what a worker does."""
+        return self._options
 
 
 class Lobby:
@@ -125,6 +156,15 @@ class Lobby:
         )
         self._door = app.door = door
 
+    def govern(self, endpoint: Endpoint) -> None:
+        """Say to the pool of an endpoint what holds for workers that dial in, if it has them."""
+        pool, config = endpoint.pool, endpoint.config
+        if isinstance(pool, AttachedPool):
+            pool.labels = {"model": config.name, "version": config.version}
+            pool.grace_s = self._config.grace_s
+            pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
+            pool.shared = self._door.shared
+
     def _receive(self, about: Mapping[str, Any]) -> WorkerSlot:
         try:
             hello = msgspec.convert(about, known(WorkerDescription))
@@ -144,10 +184,10 @@ class Lobby:
             ConfigError: If the name is taken.
         """
         name = description.name
-        guest = self._guests.get(name)
         if self._is_own(name):
-            msg = f"the name '{name}' is taken by a model of the server's own; give the worker's another `name`"
-            raise ConfigError(msg)
+            return self._expected(description)
+        require_no_batch_key(name, description)
+        guest = self._guests.get(name)
         if guest is not None and guest.description != description:
             if not guest.pool.is_deserted:
                 raise ConfigError(
@@ -161,6 +201,32 @@ class Lobby:
             guest = self._guests[name] = self._invite(description)
         return guest
 
+    def _expected(self, described: Description) -> Guest:
+        """Return the pool of a model of the project that waits for such workers.
+
+        Raises:
+            ConfigError: If it has workers of its own, or the worker describes it otherwise.
+        """
+        name = described.name
+        versions = self._app.versions_of(name)
+        pools = {} if versions is None else {one: served.endpoint.pool for one, served in versions.ready.items()}
+        expected = {version: pool for version, pool in pools.items() if isinstance(pool, ProjectPool)}
+        if not expected:
+            raise ConfigError(
+                f"the name '{name}' is taken by a model of the server's own; give the worker's another `name`, or have "
+                "the server's start no workers (workers: 0)"
+            )
+        pool = expected.get(described.version)
+        if pool is None:
+            there = ", ".join(map(repr, expected))
+            raise ConfigError(
+                f"the project has workers dial in for version {there} of '{name}', not {described.version!r}"
+            )
+        if differences := pool.described.differences(described, DECIDED_BY_PROJECT):
+            msg = f"the project describes '{name}' otherwise ({differences}); start the worker with the project's file"
+            raise ConfigError(msg)
+        return Guest(pool.described, pool)
+
     def _is_own(self, name: str) -> bool:
         """Tell whether a model of the server's own answers by this name, or is about to."""
         served = self._app.served.get(name)
@@ -169,16 +235,12 @@ class Lobby:
     def _invite(self, description: Description) -> Guest:
         pool: AttachedPool[Any] = AttachedPool(
             description.name,
-            grace_s=self._config.grace_s,
             on_first=lambda: self._run(self._open(served)),
-            shared=self._door.shared,
             isolates=description.isolate_errors,
             seats=self._seats_of(description),
         )
         served = served_by(description, self._endpoint_of(description, pool))
-        config = served.endpoint.config
-        pool.labels = {"model": config.name, "version": config.version}
-        pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
+        self.govern(served.endpoint)
         return Guest(description, pool)
 
     def _forget_who_never_came(self) -> None:

@@ -28,7 +28,12 @@ def summary(app: App, name: str) -> str:
         several = ", versions " + ", ".join(f"{one['version']} ({one['weight']})" for one in about["versions"])
     size, slots = batching["max_batch_size"], about["workers"]["slots"]
     batches = f"batches of up to {size} ({waits}), " if size > 1 or not about["streams"] else ""
-    many = f"up to {slots} streams at a time" if about["streams"] else f"{slots} worker slot{'s' * (slots != 1)}"
+    if about["workers"]["slots"] == 0:
+        many = "workers dial in"
+    elif about["streams"]:
+        many = f"up to {slots} streams at a time"
+    else:
+        many = f"{slots} worker slot{'s' * (slots != 1)}"
     return (
         f"POST /models/{name}  version {about['version']}, {batches}"
         f"{many}{' on ' if devices else ''}{' and '.join(devices)}, timeout {about['timeout_ms']} ms"

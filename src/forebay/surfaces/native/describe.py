@@ -26,7 +26,7 @@ from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from forebay.protocols.openapi_components import Documented
     from forebay.serving.endpoint import Endpoint
@@ -75,6 +75,7 @@ class Description(PlainSettings, frozen=True, kw_only=True):
     is_named: bool = False
     methods: Annotated[tuple[DescribedMethod, ...], msgspec.Meta(max_length=256)] = ()
     tensors: TensorFace | None = None
+    has_batch_key: bool = False
 
     @property
     def settings(self) -> ModelSettings:
@@ -91,10 +92,10 @@ class Description(PlainSettings, frozen=True, kw_only=True):
             shares_disk=False,
         )
 
-    def differences(self, other: Description) -> str:
-        """Return how another description of the same name differs."""
+    def differences(self, other: Description, beside: Collection[str] = ()) -> str:
+        """Return how another description of the same name differs, beside these fields; empty if it does not."""
         found: list[str] = []
-        for field in self.__struct_fields__:
+        for field in [name for name in self.__struct_fields__ if name not in beside]:
             ours, theirs = getattr(self, field), getattr(other, field)
             if ours != theirs:
                 long = field in {"input", "output", "description", "methods", "tensors"}
@@ -155,14 +156,9 @@ def describe(model: type[Model]) -> Description:
     """Describe a model class.
 
     Raises:
-        ConfigError: If the class is not well-formed, or needs code of its own in the server.
+        ConfigError: If the class is not well-formed.
     """
     settings = settings_of(model)
-    if model.batch_key is not None:
-        raise ConfigError(
-            f"{model.__qualname__}.batch_key runs in the server, which does not import the file of a model in another "
-            "interpreter; leave it out, or serve the model in the server's own"
-        )
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in PlainSettings.__struct_fields__}
     methods: list[DescribedMethod] = []
@@ -172,7 +168,13 @@ def describe(model: type[Model]) -> Description:
         methods.append(DescribedMethod(one, _schema(types[0]), _schema(types[1]), face))
     tensors = codec_for(model, given, answer).face
     return Description(
-        input=_schema(given), output=_schema(answer), is_named=True, methods=tuple(methods), tensors=tensors, **plain
+        input=_schema(given),
+        output=_schema(answer),
+        is_named=True,
+        methods=tuple(methods),
+        tensors=tensors,
+        has_batch_key=model.batch_key is not None,
+        **plain,
     )
 
 
@@ -194,6 +196,19 @@ def check(given: Any) -> Description:
         msg = "the description of the model cannot be used: the schema of its input or output is no JSON Schema"
         raise ConfigError(msg) from error
     return description
+
+
+def require_no_batch_key(where: str, description: Description) -> None:
+    """Refuse a model whose file the server does not import, if it needs code of its own there.
+
+    Raises:
+        ConfigError: If it has a `batch_key`.
+    """
+    if description.has_batch_key:
+        raise ConfigError(
+            f"{where}.batch_key runs in the server, which does not import the file of a model in another "
+            "interpreter; leave it out, or name the model's file to the server, with workers: 0 if its workers dial in"
+        )
 
 
 def describe_in(python: str, target: str, env: Mapping[str, str]) -> list[tuple[str, Description]]:
@@ -229,7 +244,10 @@ def describe_in(python: str, target: str, env: Mapping[str, str]) -> list[tuple[
         found = msgspec.msgpack.decode(done.stdout)
         if "error" in found:
             raise revive(*found["error"])
-        return [(name, check(description)) for name, description in found["models"]]
+        described = [(name, check(description)) for name, description in found["models"]]
+        for name, description in described:
+            require_no_batch_key(name, description)
+        return described
     last = said.rpartition("\n")[2]
     if "No module named 'forebay" in last or "No module named 'msgspec'" in last:
         msg = f"{python} has no forebay, which a worker needs; install it there: {python} -m pip install forebay"

@@ -61,7 +61,16 @@ def devices_of(where: str, said: Sequence[str], kind: WorkerKind) -> tuple[Devic
 
 
 def workers_of(said: int | None, devices: Sequence[Device]) -> int:
-    """Return how many workers there are: one for each device if nobody says it."""
+    """Return how many workers the server starts: one for each device if nobody says it.
+
+    Raises:
+        ConfigError: If it is to start none.
+    """
+    if said == 0:
+        raise ConfigError(
+            "workers is 0, but only the models of a Python file can be served by workers that dial in; graphs, "
+            "servings, model files and models of a repository need at least 1"
+        )
     return said or len(devices) or 1
 
 
