@@ -143,7 +143,7 @@ def _as_part(field: Json, *, may_be_several: bool = True) -> Json:
     found = dict(field)
     for key in {"anyOf", "oneOf"} & found.keys():
         found[key] = [_as_part(member, may_be_several=may_be_several) for member in found[key]]
-    if may_be_several and "items" in found:
+    if may_be_several and isinstance(found.get("items"), dict):  # that of a tuple is false: no further elements
         found["items"] = _as_part(found["items"], may_be_several=False)
     return found
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import NotFound, Unavailable, UnknownModel
 from forebay.server.byte_budget import ByteBudget
@@ -40,6 +40,26 @@ LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
 
 
+class Links(Protocol):
+    """Connections with other servers, which live as long as the app."""
+
+    async def start(self) -> None:
+        """Begin, once the models of the app are up."""
+        ...
+
+    def leave(self) -> None:
+        """Take no further requests: the server drains."""
+        ...
+
+    def stop(self) -> None:
+        """Hang up."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Return why the server is not ready; empty if it is."""
+        ...
+
+
 class App:
     """The endpoints of a server by name."""
 
@@ -58,6 +78,8 @@ class App:
         self._locks: dict[str, asyncio.Lock] = {}
         self.door: WorkerListener | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
+        self.links: list[Links] = []
+        """Connections with other servers; opened and closed with the app."""
         self.stock: Stock | None = None
         """Models of repositories, which are loaded when they are asked for; started and stopped with the app."""
         self.on_left: Callable[[], None] = lambda: None
@@ -339,6 +361,8 @@ class App:
             telling.cancel()
         if self.stock is not None:
             await self.stock.start()
+        for links in self.links:
+            await links.start()
 
     async def _tell_what_loads(self) -> None:
         """Say now and then what the start waits for, so that a long load is no silence."""
@@ -360,6 +384,8 @@ class App:
         self.begin_drain()
         if self.door is not None:
             self.door.close()
+        for links in self.links:
+            links.leave()
         if self.stock is not None:
             self.stock.stop()
         changes = list(self._changes)
@@ -373,6 +399,8 @@ class App:
         for one, problem in zip(ending, await asyncio.gather(*drains, return_exceptions=True), strict=True):
             if isinstance(problem, Exception):  # the others are to end all the same
                 log.error("model '%s' did not stop as it should", one.endpoint.name, exc_info=problem)
+        for links in self.links:
+            links.stop()
         if self.door is not None:
             self.door.stop()
 
@@ -381,7 +409,8 @@ class App:
         if self.is_draining:
             return ["the server is draining"]
         found: list[str] = [] if self.stock is None else self.stock.problems()
-        if self.stock is None and not self._served:
+        found += [problem for links in self.links for problem in links.problems()]
+        if self.stock is None and not self._served and not found:
             found = ["no model is served yet: none of its workers has attached"]
         for name, versions in self._models.items():
             for version, one in versions.ready.items():

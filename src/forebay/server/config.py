@@ -273,7 +273,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers that somebody else starts and that attach to this server.
+    """Workers that somebody else starts and that attach to this server, and other servers that have models for it.
 
     Attributes:
         address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`.
@@ -284,6 +284,9 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_connections: Connections at a time; each thread of a worker has one.
         max_frame_bytes: Longest frame that is read from a worker.
         max_elements: The most values in such a frame.
+        owners: Servers whose models are served here as well, by the address of their --attach; requests are handed on
+            to them.
+        owner_grace_s: How long requests wait for an owner that is gone before they get 503.
     """
 
     address: Annotated[str | None, Written("--attach", "ADDRESS")] = None
@@ -296,6 +299,8 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[Count, Written("--max-worker-connections", "N")] = 256
     max_frame_bytes: Annotated[int, Meta(ge=1024), Written("--max-worker-frame-bytes", "N")] = 256 * 1024 * 1024
     max_elements: Annotated[Count, Written("--max-worker-elements", "N")] = MAX_ELEMENTS
+    owners: Annotated[tuple[str, ...], Written("--owner", "ADDRESS")] = ()
+    owner_grace_s: Annotated[Seconds, Written("--owner-grace-s", "S")] = 15.0
 
 
 class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,7 +216,7 @@ class Endpoint:
 
     def is_full(self) -> bool:
         """Tell whether the queue is so full that anything submitted now is refused."""
-        return self._queue.waiting >= self._capacity
+        return self._queue.waiting >= self._capacity or self.pool.is_full
 
     @property
     def spare(self) -> int:

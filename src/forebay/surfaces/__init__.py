@@ -80,8 +80,11 @@ def _surface_for(target: str | None, options: Options) -> Surface:
     if options.entries or target is None:
         from forebay.surfaces.native import NativeSurface
 
-        if not options.entries and options.attach.address is None:
-            msg = "nothing to serve: give a TARGET, such as model.py, or let workers attach with --attach ADDRESS"
+        if not (options.entries or options.owned or options.attach.address or options.attach.owners):
+            msg = (
+                "nothing to serve: give a TARGET, such as model.py, let workers attach with --attach ADDRESS, or name "
+                "a server that has models with --owner ADDRESS"
+            )
             raise ConfigError(msg)
         return NativeSurface()
     surface = surface_of(target)
@@ -89,8 +92,8 @@ def _surface_for(target: str | None, options: Options) -> Surface:
         raise ConfigError(_why_unknown(target))
     if surface.name != "native":
         theirs = f"for forebay's own models; {target} is a {surface.name} project"
-        if options.attach.address or options.overrides.python:
-            raise ConfigError(f"--attach and --python are {theirs}")
+        if options.attach.address or options.attach.owners or options.overrides.python:
+            raise ConfigError(f"--attach, --owner and --python are {theirs}")
         if options.overrides.workers == 0:
             raise ConfigError(f"--workers 0 is {theirs}")
         if options.reload:

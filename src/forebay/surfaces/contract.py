@@ -45,6 +45,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
         repository: What holds for models of repositories.
         attach: Where workers that somebody else starts may attach.
         entries: Targets that a file names instead of the command line.
+        owned: Other servers whose models are served, and which of them; None for all.
         warnings: What is odd about what was said.
         arguments: What a script that is the target finds in `sys.argv`.
         source: The configuration that was read, if there is one.
@@ -59,6 +60,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     repository: RepositoryConfig = RepositoryConfig()
     attach: AttachConfig = AttachConfig()
     entries: Sequence[TargetEntry] = ()
+    owned: Sequence[tuple[str, str | None]] = ()
     warnings: Sequence[str] = ()
     arguments: tuple[str, ...] = ()
     source: Path | None = None

@@ -65,7 +65,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
     rest = None if found is not None else target
     entries: list[TargetEntry] = []
     if file is not None:
-        entries = entries_of(file, rest, person[Overrides], attaches="address" in attach)
+        entries = entries_of(file, rest, person[Overrides], has_others="address" in attach or "owners" in attach)
     return Options(
         target=rest,
         http=HttpConfig(**http),
@@ -75,6 +75,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         repository=RepositoryConfig(**told[RepositoryConfig]),
         attach=AttachConfig(**attach),
         entries=entries,
+        owned=[] if file is None else file.owned,
         source=path,
         again=lambda: options_of(target, *sides, **more),
         **told[ProcessConfig],

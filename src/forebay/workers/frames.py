@@ -34,11 +34,56 @@ _PLACE: Final = Struct(">QQQ")
 HEADER = 4
 """Bytes of the length before each message."""
 
+LONG_BYTES: Final = 1 << 16
+"""Bytes that are written as they are, after what announces them, from this length on."""
+
 
 def encode(message: Any) -> bytes:
     """Return one frame."""
     payload = _encoder.encode(message)
     return len(payload).to_bytes(HEADER, "big") + payload
+
+
+def pieces(*message: Any) -> list[Any]:
+    """Return the pieces of one frame: long bytes in the last element of the message are pieces as they are."""
+    *first, bodies = message
+    if not any(map(_is_long, bodies)):
+        return [encode(message)]
+    found: list[Any] = [bytearray(_array(len(message)))]
+    for value in first:
+        found[0] += _encoder.encode(value)
+    _lay_out(bodies, found)
+    length = sum(map(len, found))
+    if length > MAX_FRAME_BYTES:
+        raise TooLarge(f"a frame would have {length} bytes, at most {MAX_FRAME_BYTES} are possible")
+    found[0][:0] = length.to_bytes(HEADER, "big")
+    return found
+
+
+def _is_long(body: Any) -> bool:
+    if isinstance(body, list | tuple):
+        return any(map(_is_long, cast("list[Any]", body)))
+    return isinstance(body, bytes | bytearray | memoryview) and len(cast("bytes", body)) >= LONG_BYTES
+
+
+def _lay_out(value: Any, found: list[Any]) -> None:
+    """Add what a value is written as: to the last piece, or where it is long as a piece of its own."""
+    if not _is_long(value):
+        found[-1] += _encoder.encode(value)
+    elif isinstance(value, list | tuple):
+        values = cast("list[Any]", value)
+        found[-1] += _array(len(values))
+        for one in values:
+            _lay_out(one, found)
+    else:
+        data = memoryview(value).cast("B")
+        found[-1] += b"\xc6" + len(data).to_bytes(4, "big")
+        found += [data, bytearray()]
+
+
+def _array(count: int) -> bytes:
+    """Return what begins an array."""
+    return b"\xdd" + count.to_bytes(4, "big")
 
 
 def encode_part(value: Any) -> bytes:
@@ -93,6 +138,7 @@ class FrameReader:
         max_bytes: Longest frame taken.
         view_landed: Turns path and inode of a file, an offset and a length into a buffer.
         max_elements: The most values in a frame; None where the other side is forebay's own.
+        kind: What a message is made into.
     """
 
     def __init__(
@@ -101,13 +147,14 @@ class FrameReader:
         max_bytes: int = MAX_FRAME_BYTES,
         view_landed: Callable[[str, int, int, int], Any] | None = None,
         max_elements: int | None = None,
+        kind: Any = Any,
     ) -> None:
         self._buffer = bytearray()
         self._view = view
         self._view_landed = view_landed
         self._max_bytes = max_bytes
         self._max_elements = max_elements
-        self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
+        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._extension)
 
     @property
     def is_inside(self) -> bool:

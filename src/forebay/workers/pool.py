@@ -86,6 +86,11 @@ class Pool:
         return None
 
     @property
+    def is_full(self) -> bool:
+        """Whether it would refuse what it is given now, because a queue behind it is full."""
+        return False
+
+    @property
     def standing(self) -> int:
         """Rows that wait in workers for a seat."""
         return 0

@@ -91,6 +91,8 @@ class SlotPool(Pool, Generic[S]):
     """Lowest level of the lines that its workers send; None if they keep them."""
     seats: int
     """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
+    holder: str = "worker"
+    """What its errors call the other side of a slot."""
     ahead: int
     """Further rows that a slot is given, which wait there until seats are free; `idle` counts them as well."""
 
@@ -202,7 +204,7 @@ class SlotPool(Pool, Generic[S]):
             if not batch.cancelled and not all(entry.done for entry in batch.entries):
                 return batch, done
             self._orphans.popleft()
-            done(batch, lost(batch))
+            done(batch, lost(batch, holder=self.holder))
         return None
 
     def _refuse(self, why: ForebayError) -> None:
@@ -248,7 +250,7 @@ class SlotPool(Pool, Generic[S]):
 
     def _lost(self, batch: EntryBatch, done: Done, how: str) -> None:
         if not self._hands_on or batch.has_streamed or batch.cancelled or self._stopping or batch.attempts > 1:
-            done(batch, lost(batch, None if self._hands_on else how))
+            done(batch, lost(batch, None if self._hands_on else how, self.holder))
             return
         isolates = self._isolates and len(batch.entries) > 1 and batch.attempts > 0
         orphans = apart(batch, done) if isolates else [(batch, done)]
@@ -267,7 +269,7 @@ class SlotPool(Pool, Generic[S]):
             if orphan in self._orphans:
                 self._orphans.remove(orphan)
                 batch, done = orphan
-                done(batch, lost(batch))
+                done(batch, lost(batch, holder=self.holder))
 
     def _stop_slots(self) -> None:
         """Take no more work."""
@@ -282,7 +284,7 @@ class SlotPool(Pool, Generic[S]):
         while self._orphans:
             batch, done = self._orphans.popleft()
             refused = None if self._refusal is None else [Failure(self._refusal)] * len(batch.entries)
-            done(batch, refused or lost(batch))
+            done(batch, refused or lost(batch, holder=self.holder))
 
 
 def running(slot: Slot) -> list[EntryBatch]:
@@ -315,13 +317,13 @@ def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
     return [(single, one_done) for single in singles]
 
 
-def lost(batch: EntryBatch, how: str | None = None) -> list[Any]:
+def lost(batch: EntryBatch, how: str | None = None, holder: str = "worker") -> list[Any]:
     """Return the outcomes of a batch whose worker is gone; the detail of one not handed on is how that ended."""
     deaths = batch.attempts + batch.unread
     times = f"{deaths} times" if deaths > 2 else "twice" if deaths > 1 else "once"
     error: Unavailable
     if how is None:
-        error = Unavailable(f"the worker that held the request died ({times}); try again")
+        error = Unavailable(f"the {holder} that held the request died ({times}); try again")
     else:
-        error = WorkerLost("the worker that held the request died; what it had begun is not run again", detail=how)
+        error = WorkerLost(f"the {holder} that held the request died; what it had begun is not run again", detail=how)
     return [Failure(error)] * len(batch.entries)

@@ -41,6 +41,7 @@ from forebay.surfaces.native.model_options import (
     times_of,
     workers_of,
 )
+from forebay.surfaces.native.owned import serve_owners
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
@@ -109,6 +110,7 @@ class NativeSurface:
             reloading.made(entry, govern(one.served))
         project.app.source, project.app.load_timeout_s = _finder(project.app, reloading), options.load_timeout_s
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
+        serve_owners(project, options)
         return project
 
     def recipe(self, target: str, options: Options) -> Recipe:

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest
+from forebay.owners.callers import Callers
+from forebay.owners.wire import CALLER
 from forebay.server.served import Served
+from forebay.server.wire_schema import WireSchema
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TENSORS, check_outcome
-from forebay.surfaces.native.describe import Description, WireSchema, check, require_no_batch_key, served_by
+from forebay.surfaces.native.describe import Description, check, require_no_batch_key, served_by
 from forebay.types.call import ROWS, Failure, Media
 from forebay.types.first_use import known
 from forebay.workers.address import parse_address
@@ -34,6 +37,7 @@ from forebay.workers.worker_slot import WorkerSlot
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from forebay.owners.caller_link import CallerLink
     from forebay.protocols.native import Contract
     from forebay.server.app import App
     from forebay.server.config import AttachConfig
@@ -155,6 +159,8 @@ class Lobby:
             address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, limits=limits
         )
         self._door = app.door = door
+        self._callers = Callers(app, config.max_frame_bytes, config.max_elements)
+        app.links.append(self._callers)
 
     def govern(self, endpoint: Endpoint) -> None:
         """Say to the pool of an endpoint what holds for workers that dial in, if it has them."""
@@ -165,7 +171,9 @@ class Lobby:
             pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
             pool.shared = self._door.shared
 
-    def _receive(self, about: Mapping[str, Any]) -> WorkerSlot:
+    def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink:
+        if about.get("role") == CALLER:
+            return self._callers.receive()
         try:
             hello = msgspec.convert(about, known(WorkerDescription))
         except msgspec.ValidationError as error:

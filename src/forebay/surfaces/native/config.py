@@ -7,6 +7,7 @@
       - target: language.py
         python: old-environment/bin/python
         max_batch_size: 16
+      - owner: tcp:clip:9100
     workers: 4
     http:
       port: 9000
@@ -56,12 +57,14 @@ class ConfigFile(NamedTuple):
     Attributes:
         told: The settings of the server and of all models.
         targets: What is to be served, each with the settings of its own and its place.
+        owned: Owners whose models are served as well, and which of them; None for all.
         document: The file, for messages.
     """
 
     told: Told
     targets: list[tuple[str, dict[str, Any], str]]
     document: Document
+    owned: list[tuple[str, str | None]]
 
 
 def find_config(target: str | None) -> Path | None:
@@ -106,16 +109,18 @@ def read_config(path: Path) -> ConfigFile:
         reader.fail(("name",), f"name: it holds for one model, and there are {len(targets)}; put it beside each target")
     told: Told = {struct: found.pop(key, {}) for key, struct in _SECTIONS.items()}
     told[ProcessConfig] = {**found.pop("log", {}), **{name: found.pop(name) for name in _PROCESS if name in found}}
-    return ConfigFile({**told, Overrides: found}, targets, reader.document)
+    owned = [(own["owner"], own.get("name")) for _, own, _ in targets if "owner" in own]
+    targets = [one for one in targets if "owner" not in one[1]]
+    return ConfigFile({**told, Overrides: found}, targets, reader.document, owned)
 
 
-def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *, attaches: bool) -> list[TargetEntry]:
+def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *, has_others: bool) -> list[TargetEntry]:
     """Return what of a file is served.
 
     Args:
         target: What the command line names beside it.
         told: What person and environment tell about all models.
-        attaches: Whether workers may attach, so that there need not be anything else.
+        has_others: Whether workers may attach, or other servers have models, so that there need not be anything else.
 
     Raises:
         ConfigError: If both name something, or the file has nothing to serve.
@@ -125,7 +130,7 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
             message = f"models: the file says what is served, and {target} was given as well; leave one of them out"
             raise file.document.error(("models",), message)
         return []
-    if not file.targets and not attaches:
+    if not file.targets and not file.owned and not has_others:
         message = "models: a list with at least one model is needed, each with a target"
         raise file.document.error(("models",), message)
     entries: list[TargetEntry] = []
@@ -148,11 +153,14 @@ def _target(value: Any) -> str:
 
 
 _TARGET: Final = "a Python file is needed, or file.py:Name"
-_MODELS: Final = "a list with at least one model is needed, each with a target"
+_MODELS: Final = "a list with at least one model is needed, each with a target or an owner"
+_OWNED: Final = ("owner", "name")
+"""What may be said about models of another server."""
 
 
 class _File(Overrides, frozen=True, kw_only=True):
     target: Annotated[Any, Checked(_target)] = None
+    owner: str | None = None
     models: Any = None
     log: Any = None
     http: Any = None
@@ -164,8 +172,8 @@ class _File(Overrides, frozen=True, kw_only=True):
 _PROCESS: Final = {
     name: one for name, one in declared(ProcessConfig).items() if name != "config" and name[:4] != "log_"
 }
-_TOP: Final = {**declared(_File), **_PROCESS}
-_MODEL: Final = {name: declared(_File)[name] for name in (*Overrides.__struct_fields__, "target")}
+_TOP: Final = {**{name: one for name, one in declared(_File).items() if name != "owner"}, **_PROCESS}
+_MODEL: Final = {name: declared(_File)[name] for name in (*Overrides.__struct_fields__, "target", "owner")}
 _INNER: Final = {
     "log": {name: one for name, one in declared(ProcessConfig).items() if name[:4] == "log_"},
     **{
@@ -199,8 +207,10 @@ class _Reader(StructReader):
         if name in _INNER:
             return self._section(path, value, _INNER[name])
         found = super().value(path, value, setting)
-        if name == "address":
+        if name in {"address", "owner"}:
             return self._address(path, found)
+        if name == "owners":
+            return tuple(self._address((*path, index), one) for index, one in enumerate(found))
         if (name == "target" and is_address(found)) or (name == "python" and "/" not in found):
             return found  # a bare interpreter is looked up in PATH
         if setting.written.is_path or name == "target":
@@ -211,6 +221,10 @@ class _Reader(StructReader):
 
     def _model(self, path: Place, given: Any) -> tuple[str, dict[str, Any], str]:
         found = self.fields(path, {"target": given} if isinstance(given, str) else given, _MODEL)
+        if "owner" in found:
+            for other in (name for name in found if name not in _OWNED):
+                self.fail((*path, other), f"{other}: what holds for a model of another server, its owner says")
+            return "", found, self.document.where(path)
         if "target" not in found:
             self.fail(path, f"target: {_TARGET}")
         return found.pop("target"), found, self.document.where(path)
@@ -228,7 +242,7 @@ class _Reader(StructReader):
         try:
             found = parse_address(address)
         except ConfigError as error:
-            self.fail(path, f"attach: {error.message}")
+            self.fail(path, f"{'attach' if path[-1] == 'address' else self.dotted(path)}: {error.message}")
         return str(UnixAddress(self._below(found.path))) if isinstance(found, UnixAddress) else address
 
     def _key(self, key: str) -> str:

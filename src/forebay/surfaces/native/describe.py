@@ -17,6 +17,7 @@ from forebay.errors import ConfigError, ForebayError, revive
 from forebay.protocols.openapi import Described
 from forebay.protocols.openapi import document as openapi_document
 from forebay.server.served import Served, ServedMethod, contract_of
+from forebay.server.wire_schema import WireSchema, wire_schema_of
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, PlainSettings, models_in, settings_of
@@ -26,36 +27,11 @@ from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from forebay.protocols.openapi_components import Documented
     from forebay.serving.endpoint import Endpoint
     from forebay.serving.models.model import Model
-    from forebay.serving.models.schema import WireType
-
-_REF = "#/components/schemas/{name}"
-
-
-class WireSchema(msgspec.Struct, frozen=True):
-    """A wire type without its codec: all that is needed to document it.
-
-    Attributes:
-        raw: Whether it is bytes.
-        schema: JSON Schema; references are those of an OpenAPI document.
-        parts: The schemas it refers to, by name.
-        has_media: Whether there are answers that bring a media type of their own.
-        openai: The path at which it is asked in OpenAI's protocol; empty if there is none.
-    """
-
-    raw: bool
-    schema: dict[str, Any]
-    parts: dict[str, Any]
-    has_media: bool = False
-    openai: Annotated[str, msgspec.Meta(max_length=64)] = ""
-
-    def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the schema and its parts, as `WireType.json_schema`."""
-        return self.schema, self.parts
 
 
 class DescribedMethod(msgspec.Struct, frozen=True):
@@ -165,11 +141,11 @@ def describe(model: type[Model]) -> Description:
     for one in settings.methods:
         types = io_types(model, one)
         face = codec_for(model, *types, one.name).face
-        methods.append(DescribedMethod(one, _schema(types[0]), _schema(types[1]), face))
+        methods.append(DescribedMethod(one, wire_schema_of(types[0]), wire_schema_of(types[1]), face))
     tensors = codec_for(model, given, answer).face
     return Description(
-        input=_schema(given),
-        output=_schema(answer),
+        input=wire_schema_of(given),
+        output=wire_schema_of(answer),
         is_named=True,
         methods=tuple(methods),
         tensors=tensors,
@@ -282,10 +258,3 @@ def main() -> None:
         found = {"error": [error.kind, error.message]}
     answer.write(msgspec.msgpack.encode(found))
     answer.close()
-
-
-def _schema(wire_type: WireType) -> WireSchema:
-    schema, parts = wire_type.json_schema(_REF)
-    # Through JSON, so that it is equal to what arrives on the other side: keys are strings, and tuples lists.
-    plain: Sequence[Any] = msgspec.json.decode(msgspec.json.encode([schema, parts], enc_hook=str))
-    return WireSchema(wire_type.raw, *plain, has_media=wire_type.has_media, openai=wire_type.openai)

@@ -292,6 +292,8 @@ class Reloading:
             for name, one in declared(struct).items()
             if getattr(old, name) != getattr(new, name)
         ]
+        if list(before.owned) != list(options.owned):
+            changed.append("owner")
         if changed:
             log.warning("changed, and holds from the next start on: %s", ", ".join(changed))
 

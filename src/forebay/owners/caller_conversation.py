@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner's side of a link with a front. Sans-I/O.
+
+Bytes go in and messages come out; `caller_link.py` drives it. A front has proven that it knows the secret, and is only
+half trusted all the same: what does not fit the state or the types of the protocol ends the link before any part of it
+is acted on. Whatever arrives, nothing is raised.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import InvalidRequest
+from forebay.owners.states import CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS
+from forebay.owners.wire import CallerHello, FromCaller, HandedRequests
+from forebay.types.first_use import known
+from forebay.workers import frames
+from forebay.workers.plain_data import require_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from forebay.transports.state_table import State
+
+MAX_PARAMS: Final = 256
+"""Different params that are remembered."""
+MAX_PARAM_BYTES: Final = 1 << 20
+"""Longest params of a request; headers may stand in them."""
+MAX_PARAM_ELEMENTS: Final = 10_000
+"""Values in them."""
+
+_MESSAGES: Final = known(FromCaller)
+
+
+class CallerConversation:
+    """What a front has said, and what it may say next.
+
+    Attributes:
+        state: Where the link is in `CALLERS`.
+        problem: Why the link is given up; empty while it is not.
+    """
+
+    def __init__(self, max_frame_bytes: int, max_elements: int) -> None:
+        """Wait for the front to speak."""
+        self.state: State = GREETING
+        self.problem = ""
+        self._reader = frames.FrameReader(None, max_frame_bytes, max_elements=max_elements, kind=_MESSAGES)
+        self._params: dict[bytes, Mapping[str, Any]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the front may send requests, even if they are handed back."""
+        return REQUESTS in CALLERS[self.state]
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether requests are taken."""
+        return self.is_open and CALLERS[self.state][REQUESTS] is not CALLERS[self.state][DRAIN]
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[HandedRequests]:
+        """Read bytes and yield bundles; a violation ends that, and is the `problem`."""
+        if HANG_UP in CALLERS[self.state] and not self.problem:
+            try:
+                for message in self._reader.feed(data):
+                    is_hello = isinstance(message, CallerHello)
+                    event = HELLO if is_hello else REQUESTS
+                    if event not in CALLERS[self.state]:
+                        kind = "hello" if is_hello else "requests"
+                        raise InvalidRequest(f"'{kind}' is not a message of the protocol while it is {self.state}")
+                    self.state = CALLERS[self.state][event]
+                    if not is_hello:
+                        yield self._checked(message)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
+                self.problem = f"it does not speak the protocol: {error}"
+                self.state = CALLERS[self.state][HANG_UP]
+
+    def params_of(self, packed: bytes) -> Mapping[str, Any]:
+        """Return the params of a request: equal ones are one mapping, so that a batch of equals is seen at once.
+
+        Raises:
+            InvalidRequest: They are none.
+        """
+        found = self._params.get(packed)
+        if found is None:
+            if len(packed) > MAX_PARAM_BYTES:
+                raise InvalidRequest(f"the params of a request have {len(packed)} bytes, more than {MAX_PARAM_BYTES}")
+            frames.require_few(packed, MAX_PARAM_ELEMENTS)
+            try:
+                told = msgspec.msgpack.decode(packed, type=dict[str, Any])
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"the params of a request cannot be read: {error}") from error
+            require_plain(told)
+            if len(self._params) >= MAX_PARAMS:
+                self._params.clear()
+            found = self._params[packed] = told
+        return found
+
+    def drain(self) -> None:
+        """Hand back requests from now on."""
+        if DRAIN in CALLERS[self.state]:
+            self.state = CALLERS[self.state][DRAIN]
+
+    def close(self) -> None:
+        """Read nothing more."""
+        self.state = CALLERS[self.state][HANG_UP]
+
+    @staticmethod
+    def _checked(message: HandedRequests) -> HandedRequests:
+        count = sum(len(bundle.seats) for bundle in message.bundles)
+        if count != len(message.bodies):
+            raise InvalidRequest(f"a bundle has {count} requests and {len(message.bodies)} bodies")
+        for bundle in message.bundles:
+            for one in bundle.seats:
+                if not one.left_s == one.left_s:
+                    raise InvalidRequest("what is left of the time of a request is no number")
+        return message

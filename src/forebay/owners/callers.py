@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all fronts of an owner have in common: which models they are told of, by which numbers, and when that changes.
+
+Theory of operation. A number stands for one description of a version of a model. When a version is loaded anew that
+describes itself otherwise, it gets another number. The numbers before it go on to stand for it where requests that were
+read for them can be answered by it: a front that has not heard of the change may still send some. All fronts are told
+at the end of the turn in which something has changed. What the server itself hands on to another owner is not among it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from forebay.observe.refusal_log import RefusalLog
+from forebay.owners.caller_link import CallerLink
+from forebay.owners.model_description import WeighedModel, description_of
+from forebay.owners.owner_pool import OwnerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.owners.model_description import ModelDescription
+    from forebay.server.app import App
+    from forebay.server.served import Served
+
+MAX_NUMBERS: Final = 8
+"""Numbers of a version that are known: the last ones."""
+
+
+class Callers:
+    """The fronts of a server.
+
+    Attributes:
+        links: Their connections.
+        is_up: Whether the server has started.
+        described: Numbers and descriptions of what is served.
+        max_frame_bytes: Longest frame that is read from a front.
+        max_elements: The most values in one.
+    """
+
+    def __init__(self, app: App, max_frame_bytes: int, max_elements: int) -> None:
+        """Serve the models of an app to fronts."""
+        self.links: set[CallerLink] = set()
+        self.is_up = False
+        self.described: list[tuple[int, WeighedModel]] = []
+        self.max_frame_bytes = max_frame_bytes
+        self.max_elements = max_elements
+        self._app = app
+        self._served: dict[int, Served] = {}
+        self._takes_lists: dict[int, dict[str, bool]] = {}
+        self._known: dict[tuple[str, str], deque[tuple[int, ModelDescription]]] = {}
+        self._highest = 0
+        self._is_looking = False
+        self._log = RefusalLog("front", "hung up on")
+        app.watch(lambda _name: self._look_soon())
+
+    def receive(self) -> CallerLink:
+        """Make what talks to a front that the door lets in."""
+        return CallerLink(self)
+
+    async def start(self) -> None:
+        """Tell the fronts that are here already; called once all models are up."""
+        self.is_up = True
+        self._look()
+
+    def leave(self) -> None:
+        """Take no further requests."""
+        for link in self.links:
+            link.drain()
+
+    def stop(self) -> None:
+        """Hang up."""
+        for link in [*self.links]:
+            link.stop()
+        self._log.close()
+
+    def problems(self) -> list[str]:
+        """Return why the server is not ready: not for want of a front."""
+        return []
+
+    def has_named(self, number: int) -> bool:
+        """Tell whether a number ever stood for a model."""
+        return 1 <= number <= self._highest
+
+    def model(self, number: int) -> Served | None:
+        """Return what answers for a number; None if nothing does any more."""
+        return self._served.get(number)
+
+    def takes_lists(self, number: int) -> Mapping[str, bool]:
+        """Return the methods of a model, and whether each takes a list of samples."""
+        return self._takes_lists[number]
+
+    def room(self, number: int) -> int:
+        """Return for how many samples the queue of a model has room."""
+        served = self._served.get(number)
+        return 0 if served is None else served.endpoint.spare
+
+    def told(self, peer: tuple[str, int] | None, reason: str) -> None:
+        """Log why a front was hung up on."""
+        self._log.refused(int(time.monotonic()), peer, reason, reason)
+
+    def _look_soon(self) -> None:
+        if self.is_up and not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Find out what is served, and tell all fronts if that has changed."""
+        self._is_looking = False
+        served: dict[int, Served] = {}
+        known: dict[tuple[str, str], deque[tuple[int, ModelDescription]]] = {}
+        described: list[tuple[int, WeighedModel]] = []
+        for one in self._app.every:
+            is_handed_on = isinstance(one.endpoint.pool, OwnerPool)
+            model = None if is_handed_on else description_of(one)
+            if model is None:
+                continue
+            name, version = model.config.name, model.config.version
+            numbers = known[name, version] = self._known.get((name, version)) or deque(maxlen=MAX_NUMBERS)
+            if not numbers or numbers[-1][1] != model:
+                self._highest += 1
+                numbers.append((self._highest, model))
+            served |= {number: one for number, before in numbers if before.reads_as(model)}
+            weight = self._app.versions(name).weights.get(version, 0)
+            described.append((numbers[-1][0], WeighedModel(model, weight)))
+        self._served, self._known = served, known
+        self._takes_lists = {
+            number: {contract.call: contract.batchable for contract in one.contracts.values()}
+            for number, one in served.items()
+        }
+        if described != self.described or not described:
+            self.described = described
+            for link in self.links:
+                link.describe()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front's side of a link with an owner: the handshake, and what is heard. Sans-I/O.
+
+Bytes go in, messages come out, and so do frames to send. `owner_link.py` drives it. A front that has a secret talks to
+no owner that does not prove it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, InvalidRequest
+from forebay.owners.states import (
+    ANSWERS,
+    ASKING,
+    CHALLENGE,
+    LEAVE,
+    LOSE,
+    MODELS,
+    OPENING,
+    OWNERS,
+    REFUSAL,
+    TRUSTING,
+    WELCOME,
+)
+from forebay.owners.wire import (
+    CALLER,
+    FromOwner,
+    OwnedModels,
+    OwnerAnswers,
+    OwnerChallenge,
+    OwnerLeaving,
+    OwnerOpening,
+    OwnerRefusal,
+    OwnerWelcome,
+)
+from forebay.types.first_use import known
+from forebay.workers import frames, shared_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from forebay.transports.state_table import Event, State
+
+_MESSAGES: Final = known(FromOwner)
+_EVENTS: Final[Mapping[type, Event]] = {
+    OwnerChallenge: CHALLENGE,
+    OwnerWelcome: WELCOME,
+    OwnerRefusal: REFUSAL,
+    OwnerOpening: OPENING,
+    OwnedModels: MODELS,
+    OwnerAnswers: ANSWERS,
+    OwnerLeaving: LEAVE,
+}
+
+
+class OwnerConversation:
+    """What an owner has said, and what it may say next.
+
+    Attributes:
+        state: Where the link is in `OWNERS`.
+        problem: Why the link is of no use; empty while it is.
+        max_frame_bytes: Longest frame that the owner reads.
+    """
+
+    def __init__(self, name: str, secret: bytes | None, write: Callable[[bytes], object]) -> None:
+        """Describe it; `greet` begins.
+
+        Args:
+            name: What the front calls itself, and nobody else.
+            secret: What both sides must know.
+            write: Sends a frame.
+        """
+        self.state: State = TRUSTING if secret is None else ASKING
+        self.problem = ""
+        self.max_frame_bytes = 0
+        self._name = name
+        self._secret = secret
+        self._write = write
+        self._nonce = shared_secret.nonce()
+        self._theirs = b""
+        self._reader = frames.FrameReader(kind=_MESSAGES)
+
+    def greet(self) -> None:
+        """Say hello."""
+        about: dict[str, Any] = {"role": CALLER, "worker": self._name}
+        if self._secret is not None:
+            about["nonce"] = self._nonce
+        self._write(frames.encode(["hello", frames.VERSION, about]))
+
+    def feed(
+        self, data: bytes | bytearray | memoryview
+    ) -> Iterator[OwnedModels | OwnerAnswers | OwnerLeaving | OwnerOpening]:
+        """Read bytes and yield what the owner says once it has let the front in; see `problem` at the end."""
+        if self.problem:
+            return
+        try:
+            for message in self._reader.feed(data):
+                event = _EVENTS[type(message)]
+                if event not in OWNERS[self.state]:
+                    raise InvalidRequest(f"'{event.meaning}' is not part of the protocol while it is {self.state}")
+                self.state = OWNERS[self.state][event]
+                match message:
+                    case OwnerChallenge(nonce):
+                        self._prove(nonce)
+                    case OwnerWelcome(proof):
+                        self._check(proof)
+                    case OwnerRefusal(reason):
+                        self.problem = f"it refuses this server: {reason}"
+                        return
+                    case OwnerOpening(options):
+                        self.max_frame_bytes = int(options.get("max_frame", frames.MAX_FRAME_BYTES))
+                        yield message
+                    case _:
+                        yield message
+        except ConfigError as error:
+            self._give_up(error.message)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
+            if self.state in (ASKING, TRUSTING):
+                self._give_up(
+                    "it does not ask for the secret that this server has, or is no owner"
+                    if self.state is ASKING
+                    else f"it is no owner: {error}"
+                )
+            else:
+                self._give_up(f"it does not speak the protocol: {error}")
+
+    def lose(self) -> None:
+        """Read nothing more."""
+        self.state = OWNERS[self.state][LOSE]
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self.lose()
+
+    def _prove(self, nonce: bytes) -> None:
+        assert self._secret is not None
+        self._theirs = nonce
+        self._write(frames.encode(["proof", shared_secret.proof(self._secret, "worker", nonce, self._nonce)]))
+
+    def _check(self, proof: bytes) -> None:
+        assert self._secret is not None
+        if not shared_secret.is_proof(proof, self._secret, "server", self._theirs, self._nonce):
+            raise ConfigError("its secret is not this server's; give both the same one: --attach-secret @FILE")

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front's end of a connection to an owner: what came in a turn of the loop leaves at its end, in one frame."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from forebay.errors import ForebayError, InvalidRequest, TooLarge, revive
+from forebay.observe.naming import id_of
+from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.wire import (
+    HandedOn,
+    ModelRequests,
+    OwnedModels,
+    OwnerAnswers,
+    OwnerLeaving,
+    bytes_of,
+)
+from forebay.types.call import Failure, Media
+from forebay.types.failures import without_frames
+from forebay.workers import frames
+from forebay.workers.address import stranger_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.owners.owner_pool import OwnerSlot
+    from forebay.owners.wire import EndedSeat
+    from forebay.types.call import Request
+    from forebay.workers.seating import Sitting
+
+GREET_S: Final = 5.0
+"""Time in which an owner must have let this server in; what it serves it may say later, when that is loaded."""
+HEAD_BYTES: Final = 1 << 10
+"""What a request takes in a frame beside its body and its params, at most."""
+
+
+class OwnerLink(asyncio.Protocol):
+    """One connection to an owner.
+
+    Attributes:
+        greeted: Done once the owner has described its models, or does not.
+        ended: Done once the owner takes no further requests, with the reason.
+        slots: The models that are asked by it, by their numbers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        secret: bytes | None,
+        on_models: Callable[[OwnerLink, Sequence[tuple[int, Any]]], object],
+        on_end: Callable[[OwnerLink], object],
+    ) -> None:
+        """Make the front's end.
+
+        Args:
+            name: What this server calls itself.
+            secret: What both sides must know.
+            on_models: Called with what the owner serves, whenever that changes.
+            on_end: Called once when it takes no further requests.
+        """
+        loop = asyncio.get_running_loop()
+        self.greeted: asyncio.Future[str] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.slots: dict[int, OwnerSlot] = {}
+        self._conversation = OwnerConversation(name, secret, self._write)
+        self._has_secret = secret is not None
+        self._on_models = on_models
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._new: dict[OwnerSlot, None] = {}
+        self._new_bytes = 0
+        self._is_speaking = False
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello."""
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._has_secret and (stranger := stranger_at(transport.get_extra_info("socket"))):
+            self.give_up(
+                f"it belongs to {stranger}, and a server without a secret cannot know it; "
+                "give both the same one: --attach-secret @FILE"
+            )
+            return
+        self._waiting = asyncio.get_running_loop().call_later(
+            GREET_S, self.give_up, f"it has not let this server in within {GREET_S:g} s"
+        )
+        self._conversation.greet()
+
+    def data_received(self, data: bytes) -> None:
+        """Act on what the owner says."""
+        conversation = self._conversation
+        for message in conversation.feed(data):
+            try:
+                match message:
+                    case OwnedModels(models):
+                        self._on_models(self, models)
+                        _settle(self.greeted, "")
+                    case OwnerAnswers():
+                        self._hear(message)
+                    case OwnerLeaving():
+                        self._end("it is being stopped")
+                    case _:  # this server is let in
+                        self._wait_no_longer()
+            except (ForebayError, ValueError, TypeError) as error:
+                self.give_up(f"it does not speak the protocol: {error}")
+        if conversation.problem:
+            self.give_up(conversation.problem)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Have what was handed on sent once more."""
+        self._transport = None
+        self._conversation.lose()
+        self._end(self._conversation.problem or "the connection was closed")
+        for slot in [*self.slots.values()]:
+            slot.pool.gone(slot)
+        self.slots.clear()
+
+    def give_up(self, reason: str) -> None:
+        """Hang up."""
+        self._conversation.problem = self._conversation.problem or reason
+        self._conversation.lose()
+        self._end(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Hang up once what was said has been sent."""
+        self._say()
+        self._conversation.lose()
+        if self._transport is not None:
+            self._transport.close()
+
+    def forget(self, slot: OwnerSlot) -> None:
+        """Ask for a model no more."""
+        if self.slots.get(slot.number) is slot:
+            del self.slots[slot.number]
+
+    def hand_on(self, slot: OwnerSlot, sitting: Sitting, request: Request) -> None:
+        """Send a request at the end of this turn, or fail it if it cannot be sent."""
+        try:
+            params = frames.encode_part(request.params)
+            size = bytes_of(request.body) + len(params) + HEAD_BYTES
+            if size > self._conversation.max_frame_bytes:
+                most = self._conversation.max_frame_bytes
+                raise TooLarge(f"the request cannot be sent to its owner: it has {size} bytes, at most {most} are read")
+        except (ForebayError, TypeError) as error:
+            failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
+            failure = Failure(without_frames(failed))
+            asyncio.get_running_loop().call_soon(self._fail, slot, sitting.name, failure)
+            return
+        if self._new_bytes + size > self._conversation.max_frame_bytes:
+            self._say()
+        self._new_bytes += size
+        slot.joins.append((sitting, params))
+        self.speak(slot)
+
+    def speak(self, slot: OwnerSlot) -> None:
+        """Have what is new of a model sent at the end of this turn."""
+        self._new[slot] = None
+        if not self._is_speaking:
+            self._is_speaking = True
+            asyncio.get_running_loop().call_soon(self._say)
+
+    @staticmethod
+    def _fail(slot: OwnerSlot, name: int, failure: Failure) -> None:
+        if name in slot.seating.open:
+            sitting = slot.seating.end(name)
+            slot.pool.freed(slot, sitting.batch.rows)
+            sitting.done(sitting.batch, [failure])
+
+    def _say(self) -> None:
+        self._is_speaking = False
+        new, self._new, self._new_bytes = self._new, {}, 0
+        now = time.monotonic()
+        bundles: list[ModelRequests] = []
+        bodies: list[Any] = []
+        for slot in new:
+            seats: list[HandedOn] = []
+            for sitting, params in slot.joins:
+                request = sitting.batch.entries[0]
+                left_s = request.deadline - now
+                seats.append(HandedOn(sitting.name, params, request.size, left_s, id_of(request)))
+                bodies.append(request.body)
+            bundles.append(ModelRequests(slot.number, seats, slot.leaves, slot.allows))
+            slot.joins, slot.leaves, slot.allows = [], [], []
+        if bundles:
+            self._write(*frames.pieces("requests", bundles, bodies))
+
+    def _hear(self, message: OwnerAnswers) -> None:
+        results = iter(message.results)
+        for told in message.models:
+            parts = [[next(results) for _ in range(count)] for _, count in told.parts]
+            outcomes = [_outcome(one, next(results)) for one in told.ended]
+            slot = self.slots.get(told.model)
+            if slot is not None:
+                slot.hear(told, parts, outcomes)
+
+    def _wait_no_longer(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _end(self, reason: str) -> None:
+        """Hand nothing more on."""
+        self._wait_no_longer()
+        _settle(self.greeted, reason)
+        if not self.ended.done():
+            self.ended.set_result(reason)
+            for slot in self.slots.values():
+                slot.pool.retire(slot)
+            self._on_end(self)
+
+    def _write(self, *pieces: Any) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if len(pieces) == 1:
+            transport.write(pieces[0])
+        else:
+            transport.writelines(pieces)
+
+
+def _settle(future: asyncio.Future[str], result: str) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _outcome(told: EndedSeat, result: Any) -> Any:
+    """Return what came of a request."""
+    if told.failure is not None:
+        kind, message, detail = told.failure
+        return Failure(revive(kind, message, detail))
+    return result if told.media is None else Media(result, told.media)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a front and an owner say to each other, as docs/reference/worker-protocol.md has it. Sans-I/O.
+
+Each message is one frame of the worker protocol. Bodies and results stand at the end of theirs, so that long ones are
+written as they are, after what announces them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+
+CALLER: Final = "caller"
+"""The role in the hello of a front; a worker says `worker`, or nothing."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request on its way to its owner; its body follows.
+
+    What stands after these is not read: there is room for a tenant and a class.
+
+    Attributes:
+        seat: What both sides call it, until it has ended.
+        params: What the protocol says about the body, as msgpack: most requests have the same.
+        size: Samples in it.
+        left_s: What is left of its time; clocks differ, so it is a duration.
+        id: What the client and the logs call it.
+        parent: The caller's `traceparent`; empty if there is none.
+    """
+
+    seat: _Count
+    params: bytes
+    size: _Count
+    left_s: float
+    id: str
+    parent: str = ""
+
+
+class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is new about the requests to one model.
+
+    Attributes:
+        model: Its number, as the owner has told it.
+        seats: HandedRequests that are handed on.
+        leaves: Seats that nobody waits for any more.
+        allows: Seats of streamed answers, and for how many more parts there is room.
+    """
+
+    model: _Number
+    seats: list[HandedOn]
+    leaves: list[int]
+    allows: list[tuple[int, _Count]]
+
+
+class HandedRequests(msgspec.Struct, frozen=True, array_like=True, tag="requests", gc=False):
+    """All that came in one turn of the front's loop.
+
+    Attributes:
+        bundles: One for each model.
+        bodies: Those of all seats, in order.
+    """
+
+    bundles: list[ModelRequests]
+    bodies: list[Any]
+
+
+class CallerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first message of a front; the door has read it already."""
+
+    version: int
+    about: dict[str, Any]
+
+
+class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that has ended; its result follows, nil if it failed.
+
+    Attributes:
+        seat: Which.
+        media: The media type of a result that has one of its own.
+        failure: Kind, message and detail of an error.
+    """
+
+    seat: int
+    media: str | None = None
+    failure: tuple[str, str, Any] | None = None
+
+
+class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is new about the requests to one model.
+
+    Attributes:
+        model: Its number.
+        heard: Samples of this link that the owner has read so far, so that the front knows what `room` counts.
+        room: Samples for which the owner's queue has room.
+        parts: Seats of streamed answers, and how many parts of each follow.
+        ended: HandedRequests that have ended.
+        returned: Seats of requests that the owner has not taken.
+    """
+
+    model: _Number
+    heard: _Number
+    room: int
+    parts: list[tuple[int, _Count]]
+    ended: list[EndedSeat]
+    returned: list[int]
+
+
+class OwnerAnswers(msgspec.Struct, frozen=True, array_like=True, tag="answers", gc=False):
+    """All that became known in one turn of the owner's loop.
+
+    Attributes:
+        models: What is new, for each model.
+        results: Of each model first the parts of its streams, then the results of what has ended.
+    """
+
+    models: list[ModelAnswers]
+    results: list[Any]
+
+
+class OwnerOpening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """The owner lets the front in.
+
+    Attributes:
+        options: `max_frame` is the longest frame that the owner reads.
+    """
+
+    options: dict[str, Any]
+
+
+class OwnedModels(msgspec.Struct, frozen=True, array_like=True, tag="models"):
+    """All that the owner serves from now on: numbers and descriptions, see `model_description.py`."""
+
+    models: list[tuple[_Number, Any]]
+
+
+class OwnerLeaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
+    """The owner takes no further requests, and answers those that it has."""
+
+
+class OwnerChallenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+    """The owner's nonce."""
+
+    nonce: bytes
+
+
+class OwnerWelcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """The owner's proof that it knows the secret."""
+
+    proof: bytes
+
+
+class OwnerRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """Why the front is not let in."""
+
+    reason: str
+
+
+FromCaller = CallerHello | HandedRequests
+FromOwner = OwnerChallenge | OwnerWelcome | OwnerRefusal | OwnerOpening | OwnedModels | OwnerAnswers | OwnerLeaving
+
+
+def bytes_of(body: Any) -> int:
+    """Return how long the bytes are that a body is made of."""
+    if isinstance(body, list | tuple):
+        return sum(map(bytes_of, cast("list[Any]", body)))
+    return memoryview(cast("bytes", body)).nbytes if isinstance(body, bytes | bytearray | memoryview) else 0

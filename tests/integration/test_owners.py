@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that hand requests on to the server that owns a model: what clients of the front see, whatever ends."""
+
+import json
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from tests.waiting import PATIENCE_S, eventually
+
+SECRET = "the secret of these tests, of 32 bytes"
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory):
+    """Where an owner lets fronts in that several tests share."""
+    return f"unix:{tmp_path_factory.mktemp('owner')}/owner.socket"
+
+
+@pytest.fixture(scope="module")
+def owner(launch, socket_path):
+    """A server with models of its own."""
+    return launch("owned.py", "--attach", socket_path)
+
+
+@pytest.fixture(scope="module")
+def front(launch, owner, socket_path):
+    """A server that has the models of the other one, and none of its own."""
+    return launch(None, "--owner", socket_path)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def state_of(server, model):
+    return server.client.get(f"/models/{model}").json()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What clients see
+
+
+def test_a_request_is_answered_by_the_owner(front, owner):
+    answer = front.call("clip", 1.5)
+    assert answer.status_code == 200
+    sample, pid, size = answer.json()
+    assert (sample, size) == (1.5, 1)
+    assert pid != front.process.pid
+    assert owner.call("clip", 1.5).json()[1] == pid
+
+
+def test_requests_of_front_and_owner_share_a_queue(front, owner, tmp_path):
+    """While one request of the front holds the worker, others of both wait behind it, in one queue."""
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(front.call, "gate", str(gate))
+        eventually((tmp_path / "gate.begun").exists)
+        others = [pool.submit(server.call, "gate", str(gate)) for server in (front, owner)]
+        eventually(lambda: state_of(owner, "gate")["waiting"] == 2)
+        gate.touch()
+        assert [one.result().status_code for one in (first, *others)] == [200, 200, 200]
+
+
+def test_over_tcp_with_a_secret(serve):
+    port = free_port()
+    owner = serve("owned.py", "--attach", f"tcp:127.0.0.1:{port}", "--attach-secret", SECRET)
+    front = serve(None, "--owner", f"tcp:127.0.0.1:{port}", "--attach-secret", SECRET)
+    assert front.call("clip", 2.0).json()[0] == 2.0
+    assert owner.call("clip", 2.0).json()[0] == 2.0
+
+
+@pytest.mark.parametrize("length", [10, 70_000, 3_000_000])
+def test_bodies_and_answers_of_any_length_arrive_whole(front, length):
+    sample = "ab" * length
+    assert front.call("fails", sample).json() == sample
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/v2/models/clip", "/v2/models/clip/config", "/v2/models/gate"])
+def test_a_model_is_described_as_its_owner_does(front, owner, path):
+    assert front.client.get(path).content == owner.client.get(path).content
+
+
+@pytest.mark.parametrize("sample", ["refuse", "break"])
+def test_an_error_is_that_of_the_owner(front, owner, sample):
+    ours, theirs = (server.call("fails", sample, x_request_id="of-the-test") for server in (front, owner))
+    assert ours.status_code == theirs.status_code != 200
+    assert ours.content == theirs.content
+
+
+def test_the_logs_of_both_call_a_request_alike(front, owner):
+    assert front.call("fails", "break", x_request_id="called-alike").status_code == 500
+    eventually(lambda: "called-alike" in owner.log)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clients that go away, and queues that are full
+
+
+def test_a_client_that_goes_away_frees_its_place_at_the_owner(front, owner, tmp_path):
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(1) as pool, front.connect() as client:
+        first = pool.submit(owner.call, "gate", str(gate))
+        eventually((tmp_path / "gate.begun").exists)
+        client.send(client.request("POST", "/models/gate", f'"{gate}"'.encode()))
+        eventually(lambda: state_of(owner, "gate")["waiting"] == 1)
+        client.socket.close()
+        eventually(lambda: state_of(owner, "gate")["waiting"] == 0)
+        gate.touch()
+        assert first.result().status_code == 200
+
+
+def test_a_full_queue_is_that_of_the_owner(front, owner, tmp_path):
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(owner.call, "gate", str(gate))
+        eventually((tmp_path / "gate.begun").exists)
+        waiting = [pool.submit(front.call, "gate", str(gate)) for _ in range(4)]
+        eventually(lambda: state_of(owner, "gate")["waiting"] == 4)
+        ours, theirs = (server.call("gate", str(gate), x_request_id="one-too-many") for server in (front, owner))
+        gate.touch()
+        assert {one.result().status_code for one in (first, *waiting)} == {200}
+    assert (ours.status_code, ours.headers["retry-after"]) == (429, "1")
+    assert ours.content == theirs.content
+
+
+def test_a_front_that_dies_has_its_requests_cancelled(serve, owner, socket_path, tmp_path):
+    gate = tmp_path / "gate"
+    front = serve(None, "--owner", socket_path)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(owner.call, "gate", str(gate))
+        eventually((tmp_path / "gate.begun").exists)
+        second = pool.submit(front.call, "gate", str(gate))
+        eventually(lambda: state_of(owner, "gate")["waiting"] == 1)
+        front.signal(signal.SIGKILL)
+        eventually(lambda: state_of(owner, "gate")["waiting"] == 0)
+        gate.touch()
+        assert first.result().status_code == 200
+        with pytest.raises(httpx.TransportError):
+            second.result()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Owners that go away, and come back
+
+
+def test_kill_9_of_an_owner_under_load_fails_nothing(serve, tmp_path):
+    path = f"unix:{tmp_path}/owner.socket"
+    owner = serve("owned.py", "--attach", path)
+    front = serve(None, "--owner", path)
+    answers, stop = [], threading.Event()
+
+    def ask(number):
+        with httpx.Client(base_url=front.url, timeout=PATIENCE_S) as client:
+            count = 0
+            while not stop.is_set():
+                sample = number * 1_000_000.0 + count
+                answer = client.post("/models/clip", json=sample)
+                answers.append(
+                    (answer.status_code, answer.json()[0] if answer.status_code == 200 else answer.text, sample)
+                )
+                count += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, number) for number in range(8)]
+        eventually(lambda: len(answers) > 200)
+        owner.signal(signal.SIGKILL)
+        owner.wait()
+        serve("owned.py", "--attach", path)
+        before = len(answers)
+        eventually(lambda: len(answers) > before + 200)
+        stop.set()
+        for one in asking:
+            one.result()
+    assert [one for one in answers if one[0] != 200 or one[1] != one[2]] == []
+
+
+def test_an_owner_that_stays_away_is_told_and_comes_back(serve, tmp_path):
+    path = f"unix:{tmp_path}/owner.socket"
+    owner = serve("owned.py", "--attach", path)
+    front = serve(None, "--owner", path, "--owner-grace-s", "0.5")
+    assert front.client.get("/readyz").status_code == 200
+    owner.signal(signal.SIGKILL)
+    owner.wait()
+    eventually(lambda: front.client.get("/readyz").status_code == 503)
+    assert path in front.client.get("/readyz").text
+    assert not front.client.get("/v2/models/clip/ready").is_success
+    answer = front.call("clip", 1.0)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert path in answer.text
+    serve("owned.py", "--attach", path)
+    eventually(lambda: front.client.get("/readyz").status_code == 200)
+    assert front.call("clip", 1.0).status_code == 200
+
+
+def test_an_owner_that_stops_answers_what_it_has_and_its_successor_takes_the_rest(serve, tmp_path):
+    path = f"unix:{tmp_path}/owner.socket"
+    owner = serve("owned.py", "--attach", path)
+    front = serve(None, "--owner", path)
+    gate = tmp_path / "gate"
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(front.call, "gate", str(gate))
+        eventually((tmp_path / "gate.begun").exists)
+        owner.signal(signal.SIGTERM)
+        eventually(lambda: front.client.get("/readyz").status_code == 503)
+        second = pool.submit(front.call, "clip", 3.0)
+        gate.touch()
+        assert first.result().status_code == 200
+        assert owner.wait() == 0
+        serve("owned.py", "--attach", path)
+        assert second.result().json()[0] == 3.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Owners that change what they serve
+
+CHANGING = """
+import forebay
+
+class Changing(forebay.Model):
+    \"\"\"{text}\"\"\"
+
+    def predict(self, batch: list[{kind}]) -> list[str]:
+        return ["{text}"] * len(batch)
+"""
+
+
+@pytest.mark.parametrize("kind", ["float", "str"])
+def test_a_reload_of_the_owner_reaches_its_fronts(serve, tmp_path, kind):
+    file, path = tmp_path / "changing.py", f"unix:{tmp_path}/s"
+    file.write_text(CHANGING.format(text="first edition", kind="float"))
+    owner = serve(file, "--attach", path)
+    front = serve(None, "--owner", path)
+    answers, stop = [], threading.Event()
+
+    def ask():
+        with httpx.Client(base_url=front.url, timeout=PATIENCE_S) as client:
+            while not stop.is_set():
+                answers.append(client.post("/models/changing", json=1.0))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask) for _ in range(4)]
+        eventually(lambda: len(answers) > 50)
+        file.write_text(CHANGING.format(text="second edition", kind=kind))
+        owner.signal(signal.SIGHUP)
+        eventually(lambda: "second edition" in front.client.get("/openapi.json").text)
+        before = len(answers)
+        eventually(lambda: len(answers) > before + 50)
+        stop.set()
+        for one in asking:
+            one.result()
+    assert front.client.get("/openapi.json").content == owner.client.get("/openapi.json").content
+    if kind == "float":  # what was read for the one can be answered by the other
+        assert {one.status_code for one in answers} == {200}
+    texts = [one.text for one in answers if one.status_code == 200]
+    assert (texts[0], front.call("changing", 1.0 if kind == "float" else "x").text) == (
+        '"first edition"',
+        '"second edition"',
+    )
+
+
+def test_a_model_that_the_owner_serves_no_longer_leaves_its_fronts(serve, tmp_path, models):
+    clip, fails = ({"target": str(models / f"owned.py:{name}")} for name in ("Clip", "Fails"))
+    file = tmp_path / "owner.yaml"
+    file.write_text(json.dumps({"models": [clip, fails], "attach": "unix:s"}))
+    owner = serve(None, "--config", str(file))
+    front = serve(None, "--owner", f"unix:{tmp_path}/s")
+    assert front.call("fails", "a").status_code == 200
+    file.write_text(json.dumps({"models": [clip], "attach": "unix:s"}))
+    owner.signal(signal.SIGHUP)
+    eventually(lambda: front.call("fails", "a").status_code == 404)
+    file.write_text(json.dumps({"models": [clip, fails], "attach": "unix:s"}))
+    owner.signal(signal.SIGHUP)
+    eventually(lambda: front.call("fails", "a").status_code == 200)
+    assert front.call("clip", 1.0).status_code == 200
+
+
+def test_only_the_model_that_is_named_is_served(serve, owner, socket_path, tmp_path):
+    (tmp_path / "forebay.yaml").write_text(json.dumps({"models": [{"owner": socket_path, "name": "clip"}]}))
+    front = serve(tmp_path)
+    assert [one["name"] for one in front.client.get("/models").json()["models"]] == ["clip"]
+    (tmp_path / "forebay.yaml").write_text(json.dumps({"models": [{"owner": socket_path, "name": "clop"}]}))
+    front = serve(tmp_path)
+    (problem,) = front.client.get("/readyz").json()["problems"]
+    assert problem == f"the owner {socket_path} has no model 'clop'; did you mean 'clip'?"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What does not fit together
+
+
+def test_a_wrong_secret_is_said_and_what_is_served_stays_served(serve, models):
+    port = free_port()
+    serve("owned.py", "--attach", f"tcp:127.0.0.1:{port}", "--attach-secret", SECRET)
+    front = serve("single.py", "--owner", f"tcp:127.0.0.1:{port}", "--attach-secret", SECRET[::-1])
+    problem = front.client.get("/readyz").json()["problems"][0]
+    assert f"the owner tcp:127.0.0.1:{port} is away" in problem
+    assert "secret" in problem
+    assert front.client.get("/models").json()["models"]
+
+
+def test_a_name_that_is_taken_is_said_and_stays_with_whom_it_belongs(serve, owner, socket_path):
+    front = serve("owned.py", "--owner", socket_path)
+    assert "has a model 'clip', version '1', and so has this server" in front.log
+    assert front.call("clip", 1.0).json()[1] != owner.call("clip", 1.0).json()[1]
+
+
+def test_a_name_of_two_owners_belongs_to_one(serve, owner, socket_path, tmp_path):
+    other = serve("owned.py", "--attach", f"unix:{tmp_path}/s")
+    front = serve(None, "--owner", socket_path, "--owner", f"unix:{tmp_path}/s")
+    assert "which was first" in front.log
+    assert front.call("clip", 1.0).json()[1] in {server.call("clip", 1.0).json()[1] for server in (owner, other)}
+
+
+def test_who_is_no_owner_is_told_what_it_is(serve, tmp_path):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{tmp_path}/s")
+        listening.listen()
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.recv(65536)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        front = serve("single.py", "--owner", f"unix:{tmp_path}/s")
+        thread.join()
+        eventually(lambda: "it is no owner" in front.log)
+
+
+def test_an_owner_that_is_named_twice_is_refused(cli):
+    result = cli("check", "--owner", "tcp:127.0.0.1:9", "--owner", "tcp:127.0.0.1:9")
+    assert result.returncode == 2
+    assert "the owner tcp:127.0.0.1:9 is named twice" in result.stderr
+
+
+def test_an_address_that_is_none_is_refused(cli):
+    result = cli("check", "--owner", "clip:9100")
+    assert result.returncode == 2
+    assert "--owner: 'clip:9100' is no address" in result.stderr

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of links between fronts and owners, and that the code goes nowhere else."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from forebay.errors import InvalidRequest
+from forebay.owners import caller_conversation, caller_link, owner_conversation, states
+from forebay.owners.caller_conversation import CallerConversation
+from forebay.owners.caller_link import require_form
+from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.states import (
+    ASKING,
+    CALLERS,
+    DRAIN,
+    GONE,
+    GREETING,
+    HANG_UP,
+    LEAVING,
+    LOSE,
+    LOST,
+    OWNERS,
+    RUNNING,
+    SEATS,
+    SERVING,
+    TRUSTING,
+)
+from forebay.transports.state_table import Event, State
+from forebay.workers import frames, shared_secret
+
+SECRET = b"a secret of the tests of links"
+HELLO = ["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}]
+SEAT = [1, frames.encode_part({"in": "json", "out": "json"}), 1, 2.5, "id"]
+REQUESTS = ["requests", [[1, [SEAT], [], []]], [b"1"]]
+FROM_OWNER = {
+    "challenge": ["challenge", b"n" * 32],
+    "welcome": ["welcome", b"?"],
+    "open": ["open", {"max_frame": 4096}],
+    "models": ["models", []],
+    "answers": ["answers", [], []],
+    "leaving": ["leaving"],
+    "refused": ["refused", "no"],
+}
+EVENTS = {
+    "challenge": states.CHALLENGE,
+    "welcome": states.WELCOME,
+    "open": states.OPENING,
+    "models": states.MODELS,
+    "answers": states.ANSWERS,
+    "leaving": states.LEAVE,
+    "refused": states.REFUSAL,
+}
+ODD = [None, True, -1, 0, 2**63, 1.5, float("nan"), "", "x", b"", [], [[]], {}, {0: 1}, [1], [[1, [], [], []]]]
+
+
+@pytest.mark.parametrize("table, firsts", [(CALLERS, {GREETING}), (OWNERS, {ASKING, TRUSTING}), (SEATS, {RUNNING})])
+def test_every_state_of_a_table_can_be_reached(table, firsts):
+    reached, new = set(), set(firsts)
+    while new:
+        reached |= new
+        new = {to for state in new for to in table[state].values()} - reached
+    assert reached == set(table)
+
+
+def test_every_state_and_every_event_is_in_a_table():
+    rows = [*CALLERS.items(), *OWNERS.items(), *SEATS.items()]
+    told = [each for each in vars(states).values() if isinstance(each, (State, Event))]
+    assert {state for state, _ in rows} == {each for each in told if isinstance(each, State)}
+    assert {event for _, row in rows for event in row} == {each for each in told if isinstance(each, Event)}
+
+
+def test_the_code_goes_where_the_tables_say():
+    source = "".join(
+        Path(inspect.getfile(module)).read_text() for module in (caller_conversation, caller_link, owner_conversation)
+    )
+    assigned = set(re.findall(r"\.state = (.+)", source))
+    assert assigned
+    assert [one for one in assigned if not re.fullmatch(r"(CALLERS|OWNERS|SEATS)\[\w+(\.\w+)?\]\[\w+\]", one)] == []
+
+
+def fed(conversation, *messages):
+    return list(conversation.feed(b"".join(map(frames.encode, messages))))
+
+
+@pytest.mark.parametrize("state", CALLERS)
+@pytest.mark.parametrize("message, event", [(HELLO, states.HELLO), (REQUESTS, states.REQUESTS)])
+def test_a_caller_says_what_its_table_has_and_nothing_else(state, message, event):
+    conversation = CallerConversation(1 << 20, 10_000)
+    if state is not GREETING:
+        fed(conversation, HELLO)
+    if state is LEAVING:
+        conversation.drain()
+    if state is GONE:
+        conversation.close()
+    assert conversation.state is state
+    heard = fed(conversation, message)
+    if event in CALLERS[state]:
+        assert (conversation.state, conversation.problem) == (CALLERS[state][event], "")
+        assert len(heard) == (event is states.REQUESTS)
+    else:
+        assert (heard, conversation.state) == ([], GONE)
+
+
+@pytest.mark.parametrize("state", OWNERS)
+@pytest.mark.parametrize("kind", FROM_OWNER)
+def test_an_owner_says_what_its_table_has_and_nothing_else(state, kind):
+    sent = []
+    conversation = OwnerConversation("x" * 16, None if state is TRUSTING else SECRET, sent.append)
+    conversation.state = state
+    conversation.greet()
+    fed(conversation, FROM_OWNER[kind])
+    if EVENTS[kind] not in OWNERS[state]:
+        assert (conversation.state, bool(conversation.problem)) == (LOST, True) or state is LOST
+    elif kind == "welcome":  # it is no proof
+        assert (conversation.state, "secret" in conversation.problem) == (LOST, True)
+    else:
+        assert conversation.state is OWNERS[state][EVENTS[kind]]
+        assert bool(conversation.problem) == (kind == "refused")
+
+
+def test_an_owner_that_proves_the_secret_is_let_in():
+    sent = []
+    conversation = OwnerConversation("x" * 16, SECRET, sent.append)
+    conversation.greet()
+    (hello,) = frames.FrameReader().feed(sent[-1])
+    theirs, ours = b"n" * 32, hello[2]["nonce"]
+    fed(conversation, ["challenge", theirs])
+    (proof,) = frames.FrameReader().feed(sent[-1])
+    assert shared_secret.is_proof(proof[1], SECRET, "worker", theirs, ours)
+    fed(conversation, ["welcome", shared_secret.proof(SECRET, "server", theirs, ours)], ["open", {"max_frame": 7}])
+    assert (conversation.problem, conversation.max_frame_bytes) == ("", 7)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_a_caller_sends_nothing_is_raised(seed):
+    chance = random.Random(seed)
+    conversation = CallerConversation(1 << 16, 500)
+    fed(conversation, HELLO)
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(REQUESTS))
+    place, holder, at = message, None, 0
+    while isinstance(place, list) and place and chance.random() < 0.8:
+        holder, at = place, chance.randrange(len(place))
+        place = holder[at]
+    if holder is not None:
+        holder[at] = chance.choice(ODD)
+    data = frames.encode(message)
+    if chance.random() < 0.3:
+        data = bytes(chance.choice([byte, byte, byte, chance.randrange(256)]) for byte in data)
+    heard = list(conversation.feed(data))
+    assert conversation.state is (GONE if conversation.problem else SERVING)
+    for one in heard:
+        assert sum(len(bundle.seats) for bundle in one.bundles) == len(one.bodies)
+
+
+def test_frames_and_params_are_bounded():
+    conversation = CallerConversation(1000, 500)
+    fed(conversation, HELLO, ["requests", [], [b"x" * 1001]])
+    assert "1000" in conversation.problem
+    conversation = CallerConversation(1 << 20, 500)
+    fed(conversation, HELLO, ["requests", [], [0] * 501])
+    assert "500" in conversation.problem
+    conversation = CallerConversation(1 << 20, 500)
+    for params in ({str(at): at for at in range(6000)}, [1], {1: 2}, {"a": b"x"}):
+        with pytest.raises(InvalidRequest):
+            conversation.params_of(frames.encode_part(params))
+    assert conversation.params_of(SEAT[1]) is conversation.params_of(bytes(SEAT[1]))
+
+
+@pytest.mark.parametrize(
+    "body, size, params",
+    [
+        (b"1", 2, {}),
+        ([b"1"], 2, {"call": "many"}),
+        (b"12", 2, {"call": "many"}),
+        ({}, 1, {"call": "many"}),
+        (b"1", 1, {"rows": True}),
+        (b"1", 1, {"in": "tensors", "given": [["a", "FP32", [1], False]]}),
+        ([b"1", b"2"], 1, {"in": "tensors", "given": [["a", "FP32", [1], False]]}),
+        (b"1", 1, {"call": "none"}),
+    ],
+)
+def test_a_body_has_the_form_that_is_said(body, size, params):
+    with pytest.raises(InvalidRequest):
+        require_form(body, size, params, {"": False, "many": True})
+
+
+@pytest.mark.parametrize("lengths", [[0], [1, 70_000], [70_000], [[5, 70_000], 3], [[[200_000]], [], 9]])
+def test_the_pieces_of_a_frame_are_the_frame(lengths):
+    def body(length):
+        return [body(one) for one in length] if isinstance(length, list) else bytes(length)
+
+    bodies = [body(length) for length in lengths]
+    pieces = frames.pieces("requests", [1, {"a": "b"}], bodies)
+    (message,) = frames.FrameReader().feed(b"".join(pieces))
+    assert message == ["requests", [1, {"a": "b"}], bodies]
+    flat = [one for one in bodies if isinstance(one, bytes) and len(one) >= frames.LONG_BYTES]
+    assert all(any(getattr(piece, "obj", None) is one for piece in pieces) for one in flat), "it was copied"
+
+
+def test_what_drains_stays_so():
+    conversation = CallerConversation(1 << 20, 500)
+    fed(conversation, HELLO)
+    assert conversation.is_taking
+    conversation.drain()
+    conversation.drain()
+    assert (conversation.is_taking, conversation.is_open) == (False, True)
+    assert CALLERS[LEAVING][DRAIN] is LEAVING
+    assert all(row.get(HANG_UP) is GONE for row in CALLERS.values())
+    assert all(row.get(LOSE) is LOST for row in OWNERS.values())
