@@ -71,8 +71,8 @@ class Plain(forebay.Model):
 class Worker:
     """A `forebay worker` with what it says."""
 
-    def __init__(self, file, address, *options, python=sys.executable, env=None):
-        command = [str(python), "-c", RUN, "worker", str(file), "--connect", address, *options]
+    def __init__(self, file, address, *options, python=sys.executable, env=None, prefix=()):
+        command = [*prefix, str(python), "-c", RUN, "worker", str(file), "--connect", address, *options]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, **(env or {})}
         )

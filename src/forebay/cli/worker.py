@@ -55,14 +55,23 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.serving.models.model_runner import runner_for
     from forebay.surfaces.native.describe import describe
     from forebay.surfaces.native.target_file import import_file, split_target
-    from forebay.workers.address import parse_address
+    from forebay.workers.address import TcpAddress, UnixAddress, parse_address
     from forebay.workers.devices import move_to
     from forebay.workers.joining import JoiningWorker
+    from forebay.workers.pulse import Pulse
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.shared_secret import read_secret
+    from forebay.workers.tls_files import client_context
+    from forebay.workers.worker_connection import DialledServer
 
     address = parse_address(parsed.connect)
     secret = read_secret(parsed.secret, "--secret")
+    tls = client_context(parsed.cafile, parsed.certfile, parsed.keyfile)
+    if tls is not None and isinstance(address, UnixAddress):
+        raise ConfigError(f"{address} stays on this machine and is not encrypted; leave out --cafile")
+    server = DialledServer(address, secret, tls)
+    # It is forked off before there is any code of the user's.
+    pulse = Pulse(server.dial) if isinstance(address, TcpAddress) else None
     if parsed.device is not None:
         move_to(parsed.device)
     path, class_name = split_target(parsed.target)
@@ -86,5 +95,5 @@ def run(parsed: argparse.Namespace) -> int:
 
     if parsed.secret is not None and not parsed.secret.startswith("@"):
         tell("warning: --secret shows its value in the process list; give @FILE or FOREBAY_SECRET")
-    worker = JoiningWorker(address, told, secret=secret, threads=parsed.threads, once=parsed.once, tell=tell)
+    worker = JoiningWorker(server, told, pulse=pulse, threads=parsed.threads, once=parsed.once, tell=tell)
     return worker.run(spec_of)

@@ -277,11 +277,14 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`.
-        secret: What they must know, or @FILE; needed where other machines can connect.
+        secret: What they must know, or @FILE; needed where other machines can connect, unless `cafile` is given.
+        certfile: TLS certificate chain in PEM; with it workers must speak TLS.
+        keyfile: Its private key, if it is not in the same file.
+        cafile: Authorities in PEM; workers must then show a certificate of one of them.
         hello_s: Time in which a connection must have said what it is.
         grace_s: How long requests wait for a worker when the last one has left, before they get 503.
         hang_s: A worker that owes an answer for this time is dropped and its batch handed on.
-        max_connections: Connections at a time; each thread of a worker has one.
+        max_connections: Connections at a time; each thread of a worker has one, and over TCP the worker one more.
         max_frame_bytes: Longest frame that is read from a worker.
         max_elements: The most values in such a frame.
         owners: Servers whose models are served here as well, by the address of their --attach; requests are handed on
@@ -293,6 +296,9 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret: Annotated[bytes | None, Written("--attach-secret", "SECRET", variable="FOREBAY_SECRET", is_secret=True)] = (
         None
     )
+    certfile: Annotated[str | None, Written("--attach-certfile", "PEM", is_path=True)] = None
+    keyfile: Annotated[str | None, Written("--attach-keyfile", "PEM", is_path=True)] = None
+    cafile: Annotated[str | None, Written("--attach-cafile", "PEM", is_path=True)] = None
     hello_s: Annotated[Seconds, Written("--worker-hello-s", "S")] = 5.0
     grace_s: Annotated[Seconds, Written("--worker-grace-s", "S")] = 5.0
     hang_s: Annotated[Seconds | None, Written("--worker-hang-s", "S", "half of the timeout")] = None
@@ -373,6 +379,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         connect: Where the server lets workers attach, unix:PATH or tcp:HOST:PORT.
         secret: What the server asks for, or @FILE, or in FOREBAY_SECRET.
+        cafile: Authorities in PEM, one of which must have signed the certificate of the server; with it the worker
+            speaks TLS.
+        certfile: TLS certificate chain in PEM that the server is shown, where it asks for one.
+        keyfile: Its private key, if it is not in the same file.
         threads: Batches to run at a time, in as many threads.
         name: Name of the endpoint that it serves.
         version: Its version.
@@ -382,6 +392,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
     secret: Annotated[str | None, Written("--secret", "SECRET", is_secret=True)] = None
+    cafile: Annotated[str | None, Written("--cafile", "PEM")] = None
+    certfile: Annotated[str | None, Written("--certfile", "PEM")] = None
+    keyfile: Annotated[str | None, Written("--keyfile", "PEM")] = None
     threads: Annotated[Workers, Written("--threads", "N")] = 1
     name: Annotated[str | None, Written("--name", "NAME", "its own"), Checked(endpoint_name)] = None
     version: Annotated[str | None, Written("--model-version", "VERSION", "its own"), Checked(version_name)] = None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
-from forebay.transports.tls_files import server_context
 from forebay.workers.address import TcpAddress, require_place
+from forebay.workers.tls_files import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable

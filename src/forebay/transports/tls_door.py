@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.transports.acceptor import Acceptor
+from forebay.workers.peeking import peek
 
 if TYPE_CHECKING:
     import ssl
@@ -118,7 +119,7 @@ class TlsDoor:
         is_taken = False
         try:
             async with asyncio.timeout(patience_s):
-                first = await _peek(accepted)
+                first = await peek(accepted)
                 if first[:1] == bytes([_HANDSHAKE]):
                     is_taken = True
                     await loop.connect_accepted_socket(
@@ -141,18 +142,6 @@ class TlsDoor:
             port.greeted -= 1
             if not is_taken:
                 accepted.close()
-
-
-async def _peek(accepted: socket.socket) -> bytes:
-    """Wait for the first bytes and leave them where they are."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(accepted, lambda: readable.done() or readable.set_result(None))
-    try:
-        await readable
-    finally:
-        loop.remove_reader(accepted)
-    return accepted.recv(8, socket.MSG_PEEK)
 
 
 async def _answer(accepted: socket.socket, answer: bytes) -> None:

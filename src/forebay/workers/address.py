@@ -18,9 +18,11 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import nearest
+from forebay.workers.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
     import asyncio
+    import ssl
 
 MAX_PATH_BYTES = 107
 """What the kernel takes as the path of a socket."""
@@ -110,11 +112,16 @@ def checked_host(host: str) -> str:
     return host
 
 
-def dial(address: Address, timeout_s: float) -> socket.socket:
+def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket | TlsSocket:
     """Connect, waiting at most `timeout_s`; the socket blocks without a limit afterwards.
 
+    Args:
+        address: Where to.
+        timeout_s: How long it may take.
+        tls: How the connection is encrypted; None if it is not.
+
     Raises:
-        OSError: If nobody listens there.
+        OSError: If nobody listens there; `ssl.SSLError` if TLS cannot be agreed on.
     """
     if isinstance(address, UnixAddress):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -129,6 +136,15 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
         tune(connection)
         with contextlib.suppress(AttributeError, OSError):  # nobody asks who owes a receipt whether it is there
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNRECEIVED_MS)
+    if tls is not None and isinstance(address, TcpAddress):
+        try:
+            connection.settimeout(min(timeout_s, CONNECT_S))
+            encrypted = TlsSocket(connection, tls, address.host)
+        except BaseException:
+            connection.close()
+            raise
+        encrypted.settimeout(None)
+        return encrypted
     connection.settimeout(None)
     return connection
 

@@ -174,7 +174,7 @@ class AttachedPool(SlotPool[S]):
 
     def options(self) -> Mapping[str, Any]:
         """Return what a worker is told in the answer to its hello."""
-        return {}
+        return {"beats": True}
 
     def failed(self, slot: worker_slot.WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner; it says so itself to whoever started it."""
@@ -183,6 +183,15 @@ class AttachedPool(SlotPool[S]):
     def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
         """Say what was done to a worker, and why, at most once a second for each reason."""
         self._rebukes[what].refused(int(time.monotonic()), peer, reason, reason)
+
+    def drop_worker(self, worker: Hashable, reason: str) -> None:
+        """Drop all slots of a worker, those that are idle first: they would only collect the batches of the others."""
+        slots = [slot for slot, whose in self._slots.items() if whose == worker]
+        for slot in sorted(slots, key=lambda one: len(running(one))):
+            slot.drop(reason)
+            self.gone(slot)
+        for loading in [slot for slot in self._greeted if slot.worker == worker]:
+            loading.drop(reason)
 
     def called_off(self, slot: worker_slot.WorkerSlot, batch_id: int) -> None:
         """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""

@@ -24,21 +24,20 @@ from forebay.workers import sigterm
 from forebay.workers.child import serve, wire_error
 from forebay.workers.devices import device_in
 from forebay.workers.memory import keep_freed_memory
+from forebay.workers.redialling import MAX_PAUSE_S, Pauses
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import close_runner, user_code
-from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
+from forebay.workers.worker_connection import WorkerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from forebay.workers.address import Address
+    from forebay.workers.pulse import Pulse
     from forebay.workers.runner import Runner, RunnerSpec
+    from forebay.workers.worker_connection import DialledServer, WorkerConnection
 
 log = logging.getLogger("forebay.workers")
 
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 1.0
-"""Longest pause between two attempts to reach the server."""
 _LOST = (EOFError, OSError, InvalidRequest)
 
 
@@ -51,10 +50,10 @@ class JoiningWorker:
 
     def __init__(
         self,
-        address: Address,
+        server: DialledServer,
         model: Any,
         *,
-        secret: bytes | None = None,
+        pulse: Pulse | None = None,
         threads: int = 1,
         once: bool = False,
         tell: Callable[[str], None] = lambda _line: None,
@@ -62,16 +61,18 @@ class JoiningWorker:
         """Describe the worker; `run` is its life.
 
         Args:
-            address: Where the server lets workers attach.
+            server: Where workers attach.
             model: What it serves, described as plain data for the server.
-            secret: What the server must know, and asks for.
+            pulse: Beats for it, if there is a network between it and the server.
             threads: Slots.
             once: End when the server goes away, or is not there, instead of dialling again.
             tell: Takes sentences for whoever started it.
         """
-        self._address = address
-        self._about = {"pid": os.getpid(), "worker": secrets.token_hex(16), "model": model, "phases": True}
-        self._secret = secret
+        self._server = server
+        self._address = server.address
+        name = secrets.token_hex(16) if pulse is None else pulse.worker
+        self._about = {"pid": os.getpid(), "worker": name, "model": model, "phases": True}
+        self._pulse = pulse
         self._threads = threads
         self._once = once
         self._tell = tell
@@ -97,6 +98,8 @@ class JoiningWorker:
         keep_freed_memory()
         connection = self._dial()
         assert connection is not None
+        if self._pulse is not None and connection.options.get("beats"):
+            self._pulse.begin(self._cut)
         runner = self._open(spec_of(connection.options), connection)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
@@ -138,7 +141,7 @@ class JoiningWorker:
         return runner
 
     def _work(self, runner: Runner, connection: WorkerConnection | None) -> None:
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         while not self._leaving.is_set():
             try:
                 connection = connection or self._dial()
@@ -165,8 +168,14 @@ class JoiningWorker:
                 connection = None
             if self._once:
                 return
-            pause_s = FIRST_PAUSE_S if time.monotonic() - joined > MAX_PAUSE_S else min(pause_s * 2, MAX_PAUSE_S)
-            self._leaving.wait(pause_s)
+            if time.monotonic() - joined > MAX_PAUSE_S:
+                pauses.begin_again()
+            self._leaving.wait(pauses.next_s())
+
+    def _cut(self) -> None:
+        """Give up all connections: the server is not heard any more."""
+        for connection in list(self._connections):
+            connection.cut()
 
     def _tell_metrics(self, data: bytes) -> None:
         """Send metrics over one of the connections.
@@ -181,24 +190,33 @@ class JoiningWorker:
 
     def _dial(self) -> WorkerConnection | None:
         """Connect, however long it takes; None once the worker leaves."""
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         while not self._leaving.is_set():
             try:
-                connection = WorkerConnection(self._address, self._about, self._secret)
+                connection = self._server.dial(self._about)
             except _LOST as error:
+                why = getattr(error, "strerror", None) or self._why_closed()
                 if self._once:
-                    why = getattr(error, "strerror", None) or "the connection was closed"
                     msg = f"there is no server at {self._address}: {why}; start it with: forebay serve --attach ADDRESS"
                     raise ModelError(msg) from error
                 if self._says_waiting:
                     self._says_waiting = False
-                    self._tell(f"waiting for a server at {self._address}")
-                self._leaving.wait(pause_s)
-                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+                    hint = "" if isinstance(error, OSError) else f": {why}"
+                    self._tell(f"waiting for a server at {self._address}{hint}")
+                self._leaving.wait(pauses.next_s())
             else:
                 self._says_waiting = True
                 return connection
         return None
+
+    def _why_closed(self) -> str:
+        """Say why a server may hang up before it has answered a hello."""
+        if self._server.tls is None:
+            return "the connection was closed before it answered"
+        return (
+            "the connection was closed before it answered; if it asks for certificates, this worker's must be signed "
+            "by an authority in its --attach-cafile (--certfile, --keyfile)"
+        )
 
     def _give_up(self, error: WorkerRefused | ModelError) -> None:
         if isinstance(error, WorkerRefused):

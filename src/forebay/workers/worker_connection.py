@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
 import socket
+import ssl
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.errors import BadOutcome, ConfigError, InvalidRequest
 from forebay.observe.model_log import DROPPING, LineBudget, line_of, told_dropped
 from forebay.workers import frames, shared_secret
-from forebay.workers.address import dial, stranger_at
+from forebay.workers.address import UnixAddress, dial, stranger_at
 from forebay.workers.landing import LandedFiles
 from forebay.workers.shm import open_arenas
 
@@ -30,8 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(DROPPING)
 HANDSHAKE_S = 60.0
 """Time in which a server must have answered a hello."""
+REMOTE_HANDSHAKE_S = 10.0
+"""The same where a relay may be between, which takes what is sent and forwards nothing."""
 LAST_WORDS_S = 5.0
 """How long hanging up waits until what was said last is sent."""
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+"""What the library says of a server that answers without TLS."""
 MAX_COLLECTED: Final = 4
 """How often the collector looks for what a model no longer needs of a batch; if that is not enough, it gets copies."""
 _RECEIVE_BYTES = 1 << 18
@@ -50,20 +56,31 @@ class WorkerConnection:
             landed arrives as views that may be kept, which the server is told of, and other large bodies as copies.
     """
 
-    def __init__(self, address: Address, about: Mapping[str, Any], secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        about: Mapping[str, Any],
+        secret: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Dial and say hello.
 
         Args:
             address: Where the server listens.
             about: What the hello says.
             secret: What the server must know as well.
+            tls: How the connection is encrypted; None if it is not.
 
         Raises:
             OSError, EOFError: If nobody is there, or goes away.
             Refused: With the server's reason.
         """
         self._address = address
-        self._socket = dial(address, HANDSHAKE_S)
+        try:
+            answer_s = HANDSHAKE_S if isinstance(address, UnixAddress) else REMOTE_HANDSHAKE_S
+            self._socket = dial(address, answer_s, tls)
+        except ssl.SSLError as error:
+            raise WorkerRefused(f"the server at {address} {why_no_tls(error)}") from error
         self._sending = threading.Lock()
         self._aside: deque[bytes] = deque()
         self._landed = LandedFiles()
@@ -80,8 +97,9 @@ class WorkerConnection:
         self._max_frame_bytes = frames.MAX_FRAME_BYTES
         self.lends = False
         try:
-            self._socket.settimeout(HANDSHAKE_S)
-            if secret is None and (stranger := stranger_at(self._socket)):
+            self._socket.settimeout(answer_s)
+            plain = self._socket if isinstance(self._socket, socket.socket) else None  # else it has proven who it is
+            if secret is None and plain is not None and (stranger := stranger_at(plain)):
                 raise WorkerRefused(
                     f"{address} belongs to {stranger}, and a worker without a secret cannot know it; "
                     "give both sides the same one: --secret @FILE here, --attach-secret @FILE there"
@@ -93,6 +111,10 @@ class WorkerConnection:
         except BaseException:
             self.close()
             raise
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, for whoever waits until the server has said something."""
+        return self._socket.fileno()
 
     def send(self, message: Sequence[Any]) -> None:
         """Write one frame, however long that takes: the server always reads."""
@@ -202,7 +224,7 @@ class WorkerConnection:
 
     def watch(self, tell: Callable[[], object]) -> Callable[[], object]:
         """Have this called on the running loop once the server has said something; see `Watch`."""
-        loop, descriptor = asyncio.get_running_loop(), self._socket.fileno()
+        loop, descriptor = asyncio.get_running_loop(), self.fileno()
         loop.add_reader(descriptor, tell)
         # Whoever asks whether a batch is called off may read what was said before the loop sees it.
         self._tell = functools.partial(loop.call_soon_threadsafe, tell)
@@ -248,6 +270,11 @@ class WorkerConnection:
         finally:
             self._receiving.release()
 
+    def cut(self) -> None:
+        """Have the thread that uses it find it closed; for any thread."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def place(self, outcomes: Sequence[Any]) -> Sequence[Any]:
         """Move large results into the arena."""
         return outcomes if self._outgoing is None else self._outgoing.place(list(outcomes))
@@ -288,6 +315,8 @@ class WorkerConnection:
             if kind != "open":
                 raise InvalidRequest(f"{kind!r} is no answer to a hello")
             return rest[0]
+        except ssl.SSLError as error:
+            raise WorkerRefused(f"the server at {self._address} {why_no_tls(error)}") from error
         except (InvalidRequest, LookupError, TypeError, ValueError) as error:
             msg = f"what listens at {self._address} does not speak the worker protocol; is it where workers attach?"
             raise WorkerRefused(msg) from error
@@ -333,6 +362,40 @@ class WorkerConnection:
                 return False
         self._may_keep = False
         return True
+
+
+class DialledServer(NamedTuple):
+    """A server, as its workers dial it; see `WorkerConnection`."""
+
+    address: Address
+    secret: bytes | None = None
+    tls: ssl.SSLContext | None = None
+
+    def dial(self, about: Mapping[str, Any]) -> WorkerConnection:
+        """Connect and say hello; raises as `WorkerConnection`."""
+        return WorkerConnection(self.address, about, self.secret, self.tls)
+
+
+def why_no_tls(error: ssl.SSLError) -> str:
+    """Return why TLS was not agreed on with a server, as the end of a sentence about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that is not believed ({error.verify_message}); it must be signed by an authority in "
+            "--cafile and name the host of --connect"
+        )
+    reason = str(error.reason or error)
+    if reason in _NO_TLS:
+        return "does not speak TLS; start it with --attach-certfile, or leave out --cafile"
+    if "ALERT" in reason:
+        return (
+            f"does not believe the certificate of this worker ({_spelled(reason)}); it must be signed by an authority "
+            "in the server's --attach-cafile: --certfile, --keyfile"
+        )
+    return f"does not agree on TLS: {_spelled(reason)}"
+
+
+def _spelled(reason: str) -> str:
+    return reason.replace("_", " ").lower()
 
 
 def calls_off(message: Any, batch_id: int) -> bool:

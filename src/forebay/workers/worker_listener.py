@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import functools
 import logging
+import ssl
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -27,9 +28,11 @@ from forebay.observe.refusal_log import RefusalLog
 from forebay.types.first_use import known
 from forebay.workers import frames, shared_secret, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, peer_of, tune
+from forebay.workers.peeking import peek
 from forebay.workers.plain_data import require_plain
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.workers.address import Address
@@ -43,6 +46,10 @@ HELLO_BYTES = 1 << 20
 HELLO_ELEMENTS = 100_000
 """Values in one."""
 BACKLOG = 128
+TLS = b"\x16"
+"""What TLS begins with."""
+GOODBYE_S = 1.0
+"""How long a TLS connection that closes waits for the other side's goodbye."""
 
 
 class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +68,31 @@ class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int = 256 * 1024 * 1024
 
 
+class Acceptor(Protocol):
+    """Takes the connections of one address."""
+
+    async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
+        """Bind and accept; returns the address; raises `OSError` if it cannot be bound."""
+        ...
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        ...
+
+
+class TlsPort(NamedTuple):
+    """How a port that speaks TLS is opened.
+
+    Attributes:
+        context: How connections are encrypted.
+        acceptor: Given what takes each connection and the address of its client, makes what accepts them: the event
+            loop's own server knows a connection only once its handshake is over.
+    """
+
+    context: ssl.SSLContext
+    acceptor: Callable[[Callable[[socket.socket, tuple[str, int]], object]], Acceptor]
+
+
 class WorkerListener:
     """Listens for workers and hands each to the dialect it speaks."""
 
@@ -71,6 +103,7 @@ class WorkerListener:
         native: Callable[[Mapping[str, Any]], asyncio.Protocol] | None = None,
         jobs: Callable[[], asyncio.Protocol] | None = None,
         secret: bytes | None = None,
+        tls: TlsPort | None = None,
         limits: VisitorLimits = VisitorLimits(),  # noqa: B008 - immutable
     ) -> None:
         """Describe the door; `start` opens it.
@@ -81,23 +114,30 @@ class WorkerListener:
                 raises a `ForebayError` with a sentence to refuse it. None where the worker protocol is not spoken.
             jobs: Makes what talks to a worker that speaks the batching protocol. None where that is not spoken.
             secret: What workers must know.
+            tls: How connections are encrypted; None if they are not.
             limits: What they may take.
 
         Raises:
-            ConfigError: If other machines could connect without a secret.
+            ConfigError: If other machines could connect without a secret or a certificate, or a Unix socket is to be
+                encrypted.
         """
-        if isinstance(address, TcpAddress) and not address.is_loopback and secret is None and native is not None:
+        is_proven = secret is not None or (tls is not None and tls.context.verify_mode is ssl.CERT_REQUIRED)
+        self._is_open = isinstance(address, TcpAddress) and not address.is_loopback
+        if self._is_open and not is_proven and native is not None:
             raise ConfigError(
                 f"{address} lets other machines attach workers, so a secret is needed: --attach-secret @FILE; "
                 "or listen on tcp:127.0.0.1:PORT"
             )
+        if tls is not None and isinstance(address, UnixAddress):
+            raise ConfigError(f"{address} stays on this machine and is not encrypted; leave out --attach-certfile")
         self.address = address
         self.native = native
         self.jobs = jobs
         self.secret = secret
+        self.tls = tls
         self.limits = limits
         self.told = RefusalLog("worker")
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Acceptor | None = None
         self._inode: tuple[int, int] | None = None
         self._visitors: dict[Visitor, None] = {}  # by the time they came
         self._connections: set[asyncio.Transport] = set()
@@ -116,14 +156,29 @@ class WorkerListener:
             self._server = await loop.create_unix_server(lambda: Visitor(self), sock=listening, backlog=BACKLOG)
         else:
             try:
-                self._server = await loop.create_server(
-                    lambda: Visitor(self), address.host, address.port, backlog=BACKLOG
-                )
+                port = await self._open(address)
             except OSError as error:
                 msg = f"{address} cannot be bound: {error.strerror or error}; choose another address or port"
                 raise ConfigError(msg) from error
-            self.address = TcpAddress(address.host, self._server.sockets[0].getsockname()[1])
+            self.address = TcpAddress(address.host, port)
         log.info("workers may attach at %s", self.shown)
+        if self._is_open and self.tls is None:
+            log.warning(
+                "what workers at %s send and get is not encrypted, and others may read it on its way; give a "
+                "certificate: --attach-certfile PEM",
+                self.shown,
+            )
+
+    async def _open(self, address: TcpAddress) -> int:
+        """Listen on a port; returns its number."""
+        if self.tls is None:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(lambda: Visitor(self), address.host, address.port, backlog=BACKLOG)
+            self._server = server
+            return int(server.sockets[0].getsockname()[1])
+        context = self.tls.context
+        self._server = self.tls.acceptor(lambda accepted, _peer: Visitor(self).greet(accepted, context))
+        return (await self._server.open(address.host, address.port, BACKLOG))[1]
 
     @property
     def shown(self) -> str:
@@ -212,13 +267,52 @@ class Visitor(asyncio.Protocol):
         self._hello = b""
         self._nonce = b""
         self._theirs = b""
+        self._peer: tuple[str, int] | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self._is_plain = door.tls is None
+        """Whether it does not speak TLS."""
+
+    def greet(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
+        """Shake hands before anything else; it is a visitor meanwhile."""
+        with contextlib.suppress(OSError):  # it has hung up
+            self._peer = accepted.getpeername()[:2]
+        self._begin(accepted)
+        self._handshake = asyncio.get_running_loop().create_task(self._encrypt(accepted, context))
+
+    async def _encrypt(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
+        """Make a connection of a socket. Who speaks without TLS is told why that is refused, in its own words."""
+        loop, hello_s = asyncio.get_running_loop(), self._door.limits.hello_s
+        is_taken = False
+        try:
+            self._is_plain = not (await peek(accepted)).startswith(TLS)
+            is_taken = True
+            if self._is_plain:
+                await loop.connect_accepted_socket(lambda: self, accepted)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: self,
+                    accepted,
+                    ssl=context,
+                    ssl_handshake_timeout=hello_s,
+                    ssl_shutdown_timeout=GOODBYE_S,
+                )
+        except OSError as error:
+            self._handshake = None
+            self.refuse(_why_no_tls(error))
+        finally:
+            if not is_taken:
+                accepted.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for words that count."""
         self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("socket")
-        if peer is not None:
-            tune(peer)
+        self._peer = peer_of(transport)
+        if self._timer is None:
+            self._begin(transport.get_extra_info("socket"))
+
+    def _begin(self, connection: socket.socket | None) -> None:
+        if connection is not None:
+            tune(connection)
         self._door.enter(self)
         hello_s = self._door.limits.hello_s
         self._timer = asyncio.get_running_loop().call_later(
@@ -240,6 +334,10 @@ class Visitor(asyncio.Protocol):
         if len(self._raw) < len(JOBS):
             return
         try:
+            if self._door.tls is not None and self._is_plain:
+                raise InvalidRequest("it does not speak TLS, and this server does: --cafile names its authority")
+            if self._door.tls is None and self._raw.startswith(TLS):
+                raise InvalidRequest("it speaks TLS, and this server does not")
             if self._raw.startswith(JOBS):
                 self._speak_jobs()
             else:
@@ -325,17 +423,36 @@ class Visitor(asyncio.Protocol):
         """Close the connection now."""
         if self._transport is not None:
             self._transport.abort()
+        elif self._handshake is not None:
+            self._handshake.cancel()
 
     def refuse(self, reason: str) -> None:
         """Close the connection, with the reason in the log and, where it speaks the worker protocol, to the peer."""
         self._door.leave(self)
-        self._door.told.refused(int(time.monotonic()), peer_of(self._transport), reason, reason)
+        self._door.told.refused(int(time.monotonic()), self._peer, reason, reason)
         if self._timer is not None:
             self._timer.cancel()
+        if self._transport is None:
+            self.hang_up()
+            return
         if self._door.native is not None and not self._raw.startswith(JOBS):
             self._send(["refused", reason])
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
+
+
+def _why_no_tls(error: OSError) -> str:
+    """Return why TLS was not agreed on with a worker."""
+    reason = str(getattr(error, "reason", None) or error.strerror or error or "it hung up")
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        return "its certificate is not of an authority in --attach-cafile"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it has no certificate, and --attach-cafile asks for one: --certfile, --keyfile"
+    spelled = reason.replace("_", " ").lower()
+    if "ALERT" in reason:
+        return (
+            f"it does not believe this server's certificate ({spelled}), of which its --cafile must have the authority"
+        )
+    return f"the TLS handshake failed: {spelled}"
 
 
 def _told_in(frame: bytes) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from tests.waiting import PATIENCE_S
 from forebay.workers import address
 from forebay.workers.address import TcpAddress, UnixAddress
 from forebay.workers.joining import JoiningWorker
-from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
+from forebay.workers.worker_connection import DialledServer, WorkerConnection, WorkerRefused
 
 
 def test_a_worker_that_is_refused_several_slots_says_once_that_it_leaves():
-    worker = JoiningWorker(UnixAddress("socket"), {}, threads=3)
+    worker = JoiningWorker(DialledServer(UnixAddress("socket")), {}, threads=3)
     connection = Mock(spec=WorkerConnection)
     worker._connections.add(connection)
     for _ in range(2):
@@ -37,7 +37,7 @@ def test_a_worker_without_a_secret_sends_a_stranger_nothing(tmp_path, monkeypatc
         server = socket.create_server(("127.0.0.1", 0))
         there, owner = TcpAddress(*server.getsockname()), "another machine"
     with server, pytest.raises(WorkerRefused) as refused:
-        JoiningWorker(there, {}, once=True)._dial()
+        JoiningWorker(DialledServer(there), {}, once=True)._dial()
     assert refused.value.message.startswith(f"{there} belongs to {owner}, and a worker without a secret")
     assert "--secret @FILE" in refused.value.message
 

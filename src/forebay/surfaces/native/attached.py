@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import weakref
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
@@ -26,12 +28,16 @@ from forebay.server.wire_schema import WireSchema
 from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TENSORS, check_outcome
 from forebay.surfaces.native.describe import Description, check, require_no_batch_key, served_by
+from forebay.transports.acceptor import Acceptor
 from forebay.types.call import ROWS, Failure, Media
 from forebay.types.first_use import known
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
-from forebay.workers.worker_listener import VisitorLimits, WorkerListener
+from forebay.workers.pulse import ROLE as PULSE
+from forebay.workers.pulse_link import SILENCE, PulseLink
+from forebay.workers.tls_files import server_context
+from forebay.workers.worker_listener import TlsPort, VisitorLimits, WorkerListener
 from forebay.workers.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
@@ -113,11 +119,11 @@ class ProjectPool(AttachedPool[WorkerSlot]):
         """
         super().__init__(described.name, isolates=isolates, seats=seats)
         self.described = check(msgspec.to_builtins(described))  # as it arrives from a worker
-        self._options = {"isolate_errors": isolates}
+        self._isolate_errors = isolates
 
     def options(self) -> Mapping[str, Any]:
-        """Return what the project decides of what a worker does."""
-        return self._options
+        """Return also what the project decides of what a worker does."""
+        return {**super().options(), "isolate_errors": self._isolate_errors}
 
 
 class Lobby:
@@ -139,13 +145,15 @@ class Lobby:
             seats_of: Says how many streams may be open in a slot of it.
 
         Raises:
-            ConfigError: If the address is none, or lets other machines in without a secret.
+            ConfigError: If the address is none, or lets other machines in without a secret; if TLS files cannot be
+                used.
         """
         self._app = app
         self._config = config
         self._endpoint_of = endpoint_of
         self._seats_of = seats_of
         self._guests: dict[str, Guest] = {}
+        self._pools: weakref.WeakSet[AttachedPool[Any]] = weakref.WeakSet()
         self._opened: dict[str, Served] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         limits = VisitorLimits(
@@ -155,8 +163,10 @@ class Lobby:
             address = parse_address(config.address or "")
         except ConfigError as error:  # not one of a file, where it is looked at with its line
             raise ConfigError(f"--attach: {error.message}") from error
+        context = server_context(config.certfile, config.keyfile, config.cafile, flag="--attach-")
+        tls = None if context is None else TlsPort(context, Acceptor)
         door = WorkerListener(
-            address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, limits=limits
+            address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, tls=tls, limits=limits
         )
         self._door = app.door = door
         self._callers = Callers(app, config.max_frame_bytes, config.max_elements)
@@ -164,16 +174,20 @@ class Lobby:
 
     def govern(self, endpoint: Endpoint) -> None:
         """Say to the pool of an endpoint what holds for workers that dial in, if it has them."""
-        pool, config = endpoint.pool, endpoint.config
-        if isinstance(pool, AttachedPool):
+        config = endpoint.config
+        if isinstance(endpoint.pool, AttachedPool):
+            pool = cast("AttachedPool[Any]", endpoint.pool)
             pool.labels = {"model": config.name, "version": config.version}
             pool.grace_s = self._config.grace_s
             pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
             pool.shared = self._door.shared
+            self._pools.add(pool)
 
-    def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink:
+    def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink | PulseLink:
         if about.get("role") == CALLER:
             return self._callers.receive()
+        if about.get("role") == PULSE:
+            return PulseLink(functools.partial(self._silent, about.get("worker")))
         try:
             hello = msgspec.convert(about, known(WorkerDescription))
         except msgspec.ValidationError as error:
@@ -181,6 +195,11 @@ class Lobby:
         guest = self._guest(check(hello.model))
         config = self._config
         return WorkerSlot(guest.pool, config.max_frame_bytes, fitting(guest.description), config.max_elements)
+
+    def _silent(self, worker: object) -> None:
+        """The heartbeat of a worker has ceased: what it runs is handed on."""
+        for pool in list(self._pools):
+            pool.drop_worker(worker, SILENCE)
 
     def _receive_jobs(self) -> JobSlot:
         return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes, self._config.max_elements)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long whoever lost a server waits before it dials again."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+FIRST_PAUSE_S: Final = 0.05
+MAX_PAUSE_S: Final = 1.0
+"""Longest pause between two attempts to reach a server."""
+
+_chance: Final = secrets.SystemRandom()
+
+
+class Pauses:
+    """Pauses that double up to a bound, each shortened by chance, so that many who lost one server do not keep step."""
+
+    def __init__(self) -> None:
+        self._longest_s = FIRST_PAUSE_S
+
+    def next_s(self) -> float:
+        """Return how long to wait now."""
+        longest_s, self._longest_s = self._longest_s, min(self._longest_s * 2, MAX_PAUSE_S)
+        return longest_s * _chance.uniform(0.5, 1.0)
+
+    def begin_again(self) -> None:
+        """The server was reached."""
+        self._longest_s = FIRST_PAUSE_S
