@@ -58,11 +58,11 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.workers.address import TcpAddress, UnixAddress, parse_address
     from forebay.workers.devices import move_to
     from forebay.workers.joining import JoiningWorker
-    from forebay.workers.pulse import Pulse
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.shared_secret import read_secret
     from forebay.workers.tls_files import client_context
     from forebay.workers.worker_connection import DialledServer
+    from forebay.workers.worker_pulse import WorkerPulse
 
     address = parse_address(parsed.connect)
     secret = read_secret(parsed.secret, "--secret")
@@ -71,7 +71,7 @@ def run(parsed: argparse.Namespace) -> int:
         raise ConfigError(f"{address} stays on this machine and is not encrypted; leave out --cafile")
     server = DialledServer(address, secret, tls)
     # It is forked off before there is any code of the user's.
-    pulse = Pulse(server.dial) if isinstance(address, TcpAddress) else None
+    pulse = WorkerPulse(server.dial) if isinstance(address, TcpAddress) else None
     if parsed.device is not None:
         move_to(parsed.device)
     path, class_name = split_target(parsed.target)

@@ -32,9 +32,9 @@ from forebay.workers.worker_connection import WorkerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from forebay.workers.pulse import Pulse
     from forebay.workers.runner import Runner, RunnerSpec
     from forebay.workers.worker_connection import DialledServer, WorkerConnection
+    from forebay.workers.worker_pulse import WorkerPulse
 
 log = logging.getLogger("forebay.workers")
 
@@ -53,7 +53,7 @@ class JoiningWorker:
         server: DialledServer,
         model: Any,
         *,
-        pulse: Pulse | None = None,
+        pulse: WorkerPulse | None = None,
         threads: int = 1,
         once: bool = False,
         tell: Callable[[str], None] = lambda _line: None,

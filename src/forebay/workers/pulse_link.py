@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of the connection on which a worker's heartbeat comes; `pulse.py` is the other end."""
+"""The server's end of the connection on which a worker's heartbeat comes; `worker_pulse.py` is the other end."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int = 256 * 1024 * 1024
 
 
-class Acceptor(Protocol):
+class PortAcceptor(Protocol):
     """Takes the connections of one address."""
 
     async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
@@ -80,7 +80,7 @@ class Acceptor(Protocol):
         ...
 
 
-class TlsPort(NamedTuple):
+class EncryptedPort(NamedTuple):
     """How a port that speaks TLS is opened.
 
     Attributes:
@@ -90,7 +90,7 @@ class TlsPort(NamedTuple):
     """
 
     context: ssl.SSLContext
-    acceptor: Callable[[Callable[[socket.socket, tuple[str, int]], object]], Acceptor]
+    acceptor: Callable[[Callable[[socket.socket, tuple[str, int]], object]], PortAcceptor]
 
 
 class WorkerListener:
@@ -103,7 +103,7 @@ class WorkerListener:
         native: Callable[[Mapping[str, Any]], asyncio.Protocol] | None = None,
         jobs: Callable[[], asyncio.Protocol] | None = None,
         secret: bytes | None = None,
-        tls: TlsPort | None = None,
+        tls: EncryptedPort | None = None,
         limits: VisitorLimits = VisitorLimits(),  # noqa: B008 - immutable
     ) -> None:
         """Describe the door; `start` opens it.
@@ -137,7 +137,7 @@ class WorkerListener:
         self.tls = tls
         self.limits = limits
         self.told = RefusalLog("worker")
-        self._server: asyncio.Server | Acceptor | None = None
+        self._server: asyncio.Server | PortAcceptor | None = None
         self._inode: tuple[int, int] | None = None
         self._visitors: dict[Visitor, None] = {}  # by the time they came
         self._connections: set[asyncio.Transport] = set()

@@ -34,10 +34,10 @@ from forebay.types.first_use import known
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
-from forebay.workers.pulse import ROLE as PULSE
 from forebay.workers.pulse_link import SILENCE, PulseLink
 from forebay.workers.tls_files import server_context
-from forebay.workers.worker_listener import TlsPort, VisitorLimits, WorkerListener
+from forebay.workers.worker_listener import EncryptedPort, VisitorLimits, WorkerListener
+from forebay.workers.worker_pulse import ROLE as PULSE
 from forebay.workers.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Lobby:
         except ConfigError as error:  # not one of a file, where it is looked at with its line
             raise ConfigError(f"--attach: {error.message}") from error
         context = server_context(config.certfile, config.keyfile, config.cafile, flag="--attach-")
-        tls = None if context is None else TlsPort(context, Acceptor)
+        tls = None if context is None else EncryptedPort(context, Acceptor)
         door = WorkerListener(
             address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, tls=tls, limits=limits
         )

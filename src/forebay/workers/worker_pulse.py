@@ -34,7 +34,7 @@ _SIGNAL: Final = b"!"
 _LOST: Final = (EOFError, OSError, InvalidRequest)
 
 
-class Pulse:
+class WorkerPulse:
     """The process that beats, as its worker sees it.
 
     Attributes:
