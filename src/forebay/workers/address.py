@@ -12,7 +12,7 @@ import socket
 import stat
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
 
 import msgspec
 
@@ -110,6 +110,14 @@ def checked_host(host: str) -> str:
     if not encoded.strip(b".") or not _NAME.fullmatch(encoded):
         raise ConfigError(f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two")
     return host
+
+
+@overload
+def dial(address: Address, timeout_s: float) -> socket.socket: ...
+
+
+@overload
+def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket | TlsSocket: ...
 
 
 def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket | TlsSocket:
