@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A front tells of the models of its owner what the owner tells, and answers as it does, in every protocol."""
 
+import functools
 import json
+import re
 import struct
 
+import grpc
+import numpy as np
 import pytest
+from tests.integration.kserve.served import request
 from tests.waiting import eventually
+
+from forebay.protocols.kserve.messages import SERVICE
 
 MODELS = [
     "methods.py",
@@ -30,8 +37,8 @@ def pair(launch, models, tmp_path_factory):
     wanted += [{**twice, "version": "1", "weight": 3}, {**twice, "version": "2", "weight": 1}]
     (folder / "owner.yaml").write_text(json.dumps({"models": wanted, "attach": "unix:s"}))
     (folder / "front.yaml").write_text(json.dumps({"models": [{"owner": "unix:s"}]}))
-    owner = launch(None, "--config", str(folder / "owner.yaml"))
-    return launch(None, "--config", str(folder / "front.yaml")), owner
+    owner = launch(None, "--config", str(folder / "owner.yaml"), "--grpc-port", "0")
+    return launch(None, "--config", str(folder / "front.yaml"), "--grpc-port", "0"), owner
 
 
 def pages(server):
@@ -104,6 +111,31 @@ def test_tensors_are_cut_by_the_owner(pair, rows):
     assert ours.status_code == 200, ours.text
     assert ours.content == theirs.content
     assert ours.content.endswith(struct.pack(f"<{3 * rows}f", *range(0, 6 * rows, 2)))
+
+
+def whole_stream(stream, message):
+    return list(stream(iter([message])))
+
+
+@pytest.mark.parametrize(
+    "method, rows, width", [("ModelInfer", 6, 3), ("ModelInfer", 2, 2), ("ModelStreamInfer", 6, 3)]
+)
+def test_tensors_over_grpc_are_answered_as_by_the_owner(pair, method, rows, width):
+    asked = request("doubled", np.arange(rows * width, dtype=np.float32).reshape(rows, width), id="7")
+    answers = []
+    for server in pair:
+        (address,) = {found for line in server.lines for found in re.findall(r"gRPC.*?(127\.0\.0\.1:\d+)", line)}
+        with grpc.insecure_channel(address) as channel:
+            if method == "ModelInfer":
+                call = channel.unary_unary(f"/{SERVICE}/{method}").with_call
+            else:
+                call = functools.partial(whole_stream, channel.stream_stream(f"/{SERVICE}/{method}"))
+            try:
+                answers.append(call(asked.SerializeToString())[0])
+            except grpc.RpcError as error:
+                answers.append((error.code(), error.details()))
+    assert answers[0] == answers[1]
+    assert isinstance(answers[0], bytes) == (width == 3)
 
 
 def test_versions_have_the_weights_of_the_owner(pair):

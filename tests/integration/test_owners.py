@@ -180,6 +180,37 @@ def test_kill_9_of_an_owner_under_load_fails_nothing(serve, tmp_path):
     assert [one for one in answers if one[0] != 200 or one[1] != one[2]] == []
 
 
+def test_a_stream_that_has_begun_ends_with_an_error_that_names_its_owner(serve, tmp_path):
+    path = f"unix:{tmp_path}/owner.socket"
+    owner = serve("owned.py", "--attach", path)
+    front = serve(None, "--owner", path)
+    with front.client.stream("POST", "/models/slow", json=[str(tmp_path / "gate"), 5]) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == 'data: "part 0"'
+        owner.signal(signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert rest[0] == "event: error"
+    assert f"the owner {path} that held the request died" in rest[1]
+
+
+def test_a_request_is_sent_no_more_than_twice(serve, tmp_path):
+    path = f"unix:{tmp_path}/owner.socket"
+    owner = serve("owned.py", "--attach", path)
+    front = serve(None, "--owner", path)
+    begun = tmp_path / "gate.begun"
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(front.call, "gate", str(tmp_path / "gate"))
+        for _ in range(2):
+            eventually(begun.exists)
+            owner.signal(signal.SIGKILL)
+            owner.wait()
+            begun.unlink()
+            owner = serve("owned.py", "--attach", path)
+        answer = asked.result()
+    assert answer.status_code == 503
+    assert f"the owner {path} that held the request died (twice)" in answer.text
+
+
 def test_an_owner_that_stays_away_is_told_and_comes_back(serve, tmp_path):
     path = f"unix:{tmp_path}/owner.socket"
     owner = serve("owned.py", "--attach", path)
