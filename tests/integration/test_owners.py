@@ -11,6 +11,8 @@ import httpx
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
+from forebay.workers import frames
+
 SECRET = "the secret of these tests, of 32 bytes"
 
 
@@ -245,6 +247,40 @@ def test_an_owner_that_stops_answers_what_it_has_and_its_successor_takes_the_res
         assert owner.wait() == 0
         serve("owned.py", "--attach", path)
         assert second.result().json()[0] == 3.0
+
+
+def test_what_comes_to_an_owner_that_stops_is_handed_back(serve, tmp_path):
+    """A front of the test, which sends a request after it was told that none is taken any more."""
+    owner = serve("owned.py", "--attach", f"unix:{tmp_path}/s")
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(f"{tmp_path}/s")
+        link.settimeout(PATIENCE_S)
+        reader, heard = frames.FrameReader(), []
+
+        def hear(kind):
+            while not any(one[0] == kind for one in heard):
+                heard.extend(reader.feed(link.recv(1 << 20)))
+            return next(one for one in heard if one[0] == kind)
+
+        def ask(seat, body):
+            params = frames.encode_part({"in": "json", "out": "json"})
+            bundle = [number, [[seat, params, 1, 60.0, "of-the-test"]], [], []]
+            link.sendall(frames.encode(["requests", [bundle], [body]]))
+
+        link.sendall(frames.encode(["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}]))
+        (number,) = [one[0] for one in hear("models")[1] if one[1]["model"]["config"]["name"] == "gate"]
+        ask(1, json.dumps(str(tmp_path / "gate")).encode())
+        eventually((tmp_path / "gate.begun").exists)
+        owner.signal(signal.SIGTERM)
+        hear("leaving")
+        ask(2, b'"x"')
+        (answers,) = hear("answers")[1]
+        assert answers[:2] == [number, 2]
+        assert answers[3:] == [[], [], [2]]
+        heard.clear()
+        (tmp_path / "gate").touch()
+        assert hear("answers")[2] == [b"1"]
+    assert owner.wait() == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
