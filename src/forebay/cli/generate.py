@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.cli.flags import flags_for, secrets_in, told_in
 from forebay.cli.serve import add_options, options_of
 from forebay.errors import ConfigError
+from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig
 
 if TYPE_CHECKING:
+    from forebay.server.setting_sources import Told
     from forebay.surfaces.container.recipe import Recipe
+    from forebay.surfaces.container.wanted import SplitFlags
 
 DESCRIPTION = """\
 Write what a project needs to run in containers: a Dockerfile, a Compose file, Kubernetes manifests with a
@@ -27,10 +30,16 @@ by a secret: docker build --secret id=pip.conf,src=pip.conf
 
 Settings of `forebay serve` that are given here are those of the server in the container, and so are their paths; but
 keys, and the certificate of --certfile, lie here, and become secrets.
+
+With --split the Kubernetes manifests have pods of three kinds: fronts for the clients, one owner with the queue of each
+model, and workers, of which there are more while requests wait long. TARGET is then a Python file with forebay.Model
+classes, or one of them.
 """
 
 _NEVER: Final = frozenset({"host", "config", "api_keys", "secret", "certfile", "keyfile"})
 """What containers are told in another way, or have no use for."""
+_POOL: Final = frozenset({"workers", "worker_kind", "devices", "threads", "python"})
+"""Settings of the workers that a server starts; in a split deployment each worker is a pod."""
 _IMPORTED: Final = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 
 
@@ -52,6 +61,8 @@ def add_parser(commands: Any) -> None:
     files.add_argument(
         "--replicas", type=_some, default=2, metavar="N", help="pods, and under load four times as many (2)"
     )
+    files.add_argument("--kubernetes", action="store_true", help="write the image and the Kubernetes manifests only")
+    files.add_argument("--split", action="store_true", help="fronts, owners and workers are pods of their own")
     add_options(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -76,7 +87,8 @@ def run(parsed: argparse.Namespace) -> int:
     import msgspec
 
     from forebay.surfaces import recipe as recipe_for
-    from forebay.surfaces.container.files import Wanted, files_of, next_commands, write
+    from forebay.surfaces.container.files import files_of, next_commands, write
+    from forebay.surfaces.container.wanted import Wanted
     from forebay.surfaces.native.config import read_config
 
     options = options_of(parsed, {})
@@ -91,7 +103,9 @@ def run(parsed: argparse.Namespace) -> int:
     keys = [(setting, text) for told in (told_in(parsed), in_file) for setting, text in secrets_in(told)]
     # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
     secrets = [text[1:] for setting, text in keys if setting.name == "api_keys" and text.startswith("@")]
-    wanted = Wanted(output, _image(parsed.image or recipe.name), parsed.replicas, secrets)
+    split = _split(told_in(parsed)) if parsed.split else None
+    image = _image(parsed.image or recipe.name)
+    wanted = Wanted(output, image, parsed.replicas, secrets, split, is_kubernetes_only=parsed.kubernetes)
     files = files_of(recipe, wanted)
     write(files, output, force=parsed.force)
     plain = [
@@ -104,6 +118,30 @@ def run(parsed: argparse.Namespace) -> int:
     sys.stdout.write(f"{output}: {', '.join(files)}\n\n")
     sys.stdout.writelines(f"  {command}\n" for command in next_commands(recipe, wanted))
     return 0
+
+
+def _split(told: Told) -> SplitFlags:
+    """Return the flags of each kind of pod.
+
+    Raises:
+        ConfigError: If a flag is about the workers that a server starts.
+    """
+    from forebay.surfaces.container.wanted import SplitFlags
+
+    of_models = told.get(Overrides, {})
+    for name in ("workers", "worker_kind", "python"):
+        if name in of_models:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag}: with --split each worker is a pod of its own, of the image; see --replicas")
+    fronts: Told = {one: told[one] for one in (HttpConfig, GrpcConfig, ProcessConfig) if one in told}
+    own = {name: value for name, value in of_models.items() if name in {"name", "threads"}}
+    return SplitFlags(
+        fronts=flags_for({**fronts, AttachConfig: told.get(AttachConfig, {})}, {*_NEVER, "address"}),
+        owners=flags_for(
+            {**fronts, AttachConfig: told.get(AttachConfig, {}), Overrides: of_models}, {*_NEVER, *_POOL, "address"}
+        ),
+        workers=flags_for({Overrides: own}, ()),
+    )
 
 
 def _image(name: str) -> str:

@@ -43,6 +43,18 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
+class SplitModel(msgspec.Struct, frozen=True):
+    """A model whose workers may run elsewhere.
+
+    Attributes:
+        name: Of its endpoint.
+        target: What `forebay serve` and `forebay worker` call it in the image.
+    """
+
+    name: str
+    target: str
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """What a container of a project needs.
 
@@ -70,6 +82,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         capacity: How many requests the endpoint that has room for the fewest answers at a time.
         drain_s: Time that open requests have to end.
         sidecars: Containers beside it.
+        models: Its models, if the workers of all of them may run elsewhere.
         warnings: What is odd about it.
     """
 
@@ -97,6 +110,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 1
     drain_s: float = 30.0
     sidecars: tuple[Sidecar, ...] = ()
+    models: tuple[SplitModel, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from forebay.errors import ConfigError
 from forebay.repository.address import is_address
-from forebay.surfaces.container.recipe import Recipe, inside, recipe_of
+from forebay.serving.models.model import defined_models, settings_of
+from forebay.surfaces.container.recipe import Recipe, SplitModel, inside, recipe_of
 from forebay.surfaces.native.config import FILE
-from forebay.surfaces.native.target_file import split_target
+from forebay.surfaces.native.model_options import named
+from forebay.surfaces.native.target_file import import_file, split_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options, Project
 
 MODELS: Final = "/models"
@@ -54,4 +59,18 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
         _, name = split_target(target)
         said = (f"{below[0]}:{name}" if name else below[0], *said)
     kept = ("--repository-folder", MODELS) if writes else ()
-    return recipe_of(project, options, folder=folder, target=(*said, *kept), extras=[*extras], writes=writes)
+    made = recipe_of(project, options, folder=folder, target=(*said, *kept), extras=[*extras], writes=writes)
+    is_plain = target.endswith(".py") or ".py:" in target
+    if options.source is not None or options.overrides.python is not None or not is_plain:
+        return made
+    return msgspec.structs.replace(made, models=_split_models(target, below[0], project, options.overrides))
+
+
+def _split_models(target: str, file: str, project: Project, overrides: Overrides) -> tuple[SplitModel, ...]:
+    """Return the models of a Python file, if it serves nothing else: only they have workers that dial in."""
+    path, name = split_target(target)
+    classes = defined_models(import_file(path))
+    classes = [one for one in classes if name in {None, one.__name__} and not one.repository]
+    models = [SplitModel(named(settings_of(one), overrides).name, f"{file}:{one.__name__}") for one in classes]
+    served = [one.endpoint.name for one in project.app.served.values()]
+    return tuple(models) if sorted(served) == sorted(one.name for one in models) else ()

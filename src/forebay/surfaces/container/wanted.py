@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person may say of the files that are written for a project."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class SplitFlags(NamedTuple):
+    """Flags of `forebay serve` and `forebay worker` in a split deployment, by who gets them."""
+
+    fronts: Sequence[str] = ()
+    owners: Sequence[str] = ()
+    workers: Sequence[str] = ()
+
+
+class Wanted(NamedTuple):
+    """What a person may say of the files.
+
+    Attributes:
+        output: The folder that they go to.
+        image: What the image is called, with its tag.
+        replicas: How many pods there are at least.
+        secrets: Files of keys, which no image may have.
+        split: How fronts, owners and workers are started as pods of their own; None puts all into each pod.
+        is_kubernetes_only: Whether only the image and the Kubernetes manifests are written.
+    """
+
+    output: Path
+    image: str
+    replicas: int
+    secrets: Sequence[str] = ()
+    split: SplitFlags | None = None
+    is_kubernetes_only: bool = False
