@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """No request leaves anything in a circle, however its handler ends it: its body would wait for the collector."""
 
+import sys
+
 import pytest
 from tests.circles import left_in_circles
 from tests.compat.nucleus.conftest import write_project
@@ -129,6 +131,12 @@ RPC_HANDLER = """
 """
 
 
+# From Python 3.12 on a frame of a coroutine that has ended still refers to those below it.
+keeps_frames = pytest.mark.xfail(
+    sys.version_info >= (3, 12), reason="anyio leaves the end of a generator in a circle, and with it all frames below"
+)
+
+
 @pytest.fixture(autouse=True)
 def unlogged(monkeypatch):
     """Says nothing: pytest would keep the errors that are logged, and what they hold."""
@@ -149,7 +157,8 @@ def run(runner, item, *, leaves=False):
 
 @pytest.mark.parametrize("verb, how", [
     ("post", ""), ("post", "raises"), ("post", "refuses"), ("post", "refuses-badly"), ("post", "unwritable"),
-    ("post", "callback"), ("post", "response"), ("post", "stream"), ("post", "broken-stream"),
+    ("post", "callback"), ("post", "response"), pytest.param("post", "stream", marks=keeps_frames),
+    ("post", "broken-stream"),
     ("post", "waited-stream"), ("post", "broken-waited-stream"), ("put", ""), ("patch", ""),
 ])  # fmt: skip
 def test_a_request_leaves_nothing_in_a_circle(open_runner, items, verb, how):

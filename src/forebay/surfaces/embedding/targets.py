@@ -113,4 +113,6 @@ def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> To
             told[struct][name] = declared(struct)[name].check(value, in_python=True)
         except ValueError as error:
             raise ConfigError(f"{caller}({name}={value!r}) is not possible; {error}") from error
+    if told[Overrides].get("workers") == 0:
+        raise ConfigError(f"{caller}(workers=0) is not possible; no workers can dial in here, so 1 or more are needed")
     return told

