@@ -150,7 +150,7 @@ def test_a_worker_that_cannot_be_believed_is_let_wait_with_a_sentence_on_both_si
 ):
     server = opened("--attach-certfile", files / "both.pem", "--attach-cafile", files / "ca.pem")
     worker = work(server, "--cafile", files / "ca.pem", *(("--certfile", files / f"{shown}.pem") if shown else ()))
-    worker.says("this worker's must be signed by an authority in its --attach-cafile (--certfile, --keyfile)")
+    worker.says("what it is shown must be signed by an authority in its --attach-cafile (--certfile, --keyfile)")
     eventually(lambda: log in server.log)
     worker.signal()
     worker.wait()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,6 +23,7 @@ from forebay.types.call import Failure, Media
 from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import stranger_at
+from forebay.workers.tls_files import why_closed, why_no_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from forebay.types.call import Request
     from forebay.workers.seating import Sitting
 
+FLAG: Final = "--owner-"
+"""How the flags begin that name the TLS files of a front."""
 GREET_S: Final = 5.0
 """Time in which an owner must have let this server in; what it serves it may say later, when that is loaded."""
 HEAD_BYTES: Final = 1 << 10
@@ -70,6 +74,7 @@ class OwnerLink(asyncio.Protocol):
         self._on_models = on_models
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
+        self._is_encrypted = False
         self._new: dict[OwnerSlot, None] = {}
         self._new_bytes = 0
         self._is_speaking = False
@@ -78,7 +83,9 @@ class OwnerLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
         self._transport = cast("asyncio.Transport", transport)
-        if not self._has_secret and (stranger := stranger_at(transport.get_extra_info("socket"))):
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None  # then the owner has proven who it is
+        is_sure = self._has_secret or self._is_encrypted
+        if not is_sure and (stranger := stranger_at(transport.get_extra_info("socket"))):
             self.give_up(
                 f"it belongs to {stranger}, and a server without a secret cannot know it; "
                 "give both the same one: --attach-secret @FILE"
@@ -113,7 +120,7 @@ class OwnerLink(asyncio.Protocol):
         """Have what was handed on sent once more."""
         self._transport = None
         self._conversation.lose()
-        self._end(self._conversation.problem or "the connection was closed")
+        self._end(self._conversation.problem or self._why_lost(exc))
         for slot in [*self.slots.values()]:
             slot.pool.gone(slot)
         self.slots.clear()
@@ -212,6 +219,12 @@ class OwnerLink(asyncio.Protocol):
             for slot in self.slots.values():
                 slot.pool.retire(slot)
             self._on_end(self)
+
+    def _why_lost(self, error: Exception | None) -> str:
+        if isinstance(error, ssl.SSLError):
+            return f"it {why_no_tls(error, FLAG)}"
+        is_let_in = self._waiting is None
+        return why_closed(FLAG) if self._is_encrypted and not is_let_in else "the connection was closed"
 
     def _write(self, *pieces: Any) -> None:
         transport = self._transport

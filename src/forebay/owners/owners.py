@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,12 +22,13 @@ import msgspec
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ForebayError
 from forebay.owners.model_description import read_description
-from forebay.owners.owner_link import OwnerLink
+from forebay.owners.owner_link import FLAG, OwnerLink
 from forebay.owners.owner_pool import OwnerPool, OwnerSlot
 from forebay.serving.endpoint import Endpoint
 from forebay.types.call import ALONE
 from forebay.types.did_you_mean import meant
 from forebay.workers.address import CONNECT_S, UnixAddress, tune
+from forebay.workers.tls_files import why_no_tls
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -65,6 +67,7 @@ class _LinkOptions(msgspec.Struct, frozen=True):
 
     name: str
     secret: bytes | None
+    tls: ssl.SSLContext | None
     grace_s: float
 
 
@@ -79,13 +82,21 @@ class _OwnedModel(msgspec.Struct, eq=False):
 class Owners:
     """The owners of a server."""
 
-    def __init__(self, app: App, wanted: Sequence[WantedOwner], secret: bytes | None, grace_s: float) -> None:
+    def __init__(
+        self,
+        app: App,
+        wanted: Sequence[WantedOwner],
+        secret: bytes | None,
+        tls: ssl.SSLContext | None,
+        grace_s: float,
+    ) -> None:
         """Describe them.
 
         Args:
             app: What their models join.
             wanted: Where they are, and what of them is served.
             secret: What both sides must know.
+            tls: How connections to other machines are encrypted; None if they are not.
             grace_s: How long requests wait for an owner that is gone.
 
         Raises:
@@ -99,7 +110,7 @@ class Owners:
                 which = "" if None in its else f", with the model '{max(its, key=its.count)}'"
                 raise ConfigError(f"the owner {address} is named twice{which}; leave one of them out")
         self._claims: dict[tuple[str, str], _Owner] = {}
-        made = _LinkOptions(secrets.token_hex(16), secret, grace_s)
+        made = _LinkOptions(secrets.token_hex(16), secret, tls, grace_s)
         self._owners = [
             _Owner(app, address, frozenset(filter(None, its)), made, self._claims) for address, its in names.items()
         ]
@@ -172,6 +183,8 @@ class _Owner:
                 if not reason:
                     pause_s = FIRST_PAUSE_S
                     reason = await asyncio.shield(link.ended)
+            except ssl.SSLError as error:
+                reason = f"it {why_no_tls(error, FLAG)}"
             except OSError as error:
                 reason = f"it cannot be reached: {error.strerror or error or 'it does not answer'}"
             self._say(f"is away: {reason}")
@@ -194,7 +207,7 @@ class _Owner:
             if isinstance(address, UnixAddress):
                 _, link = await loop.create_unix_connection(make, address.path)
             else:
-                transport, link = await loop.create_connection(make, address.host, address.port)
+                transport, link = await loop.create_connection(make, address.host, address.port, ssl=self._options.tls)
                 tune(transport.get_extra_info("socket"))
         self._links.add(link)
         return link

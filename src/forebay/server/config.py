@@ -289,6 +289,9 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_elements: The most values in such a frame.
         owners: Servers whose models are served here as well, by the address of their --attach; requests are handed on
             to them.
+        owner_cafile: Authorities in PEM; owners must then speak TLS and show a certificate of one of them.
+        owner_certfile: TLS certificate chain in PEM that owners are shown.
+        owner_keyfile: Its private key, if it is not in the same file.
         owner_grace_s: How long requests wait for an owner that is gone before they get 503.
     """
 
@@ -306,6 +309,9 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_frame_bytes: Annotated[int, Meta(ge=1024), Written("--max-worker-frame-bytes", "N")] = 256 * 1024 * 1024
     max_elements: Annotated[Count, Written("--max-worker-elements", "N")] = MAX_ELEMENTS
     owners: Annotated[tuple[str, ...], Written("--owner", "ADDRESS")] = ()
+    owner_cafile: Annotated[str | None, Written("--owner-cafile", "PEM", is_path=True)] = None
+    owner_certfile: Annotated[str | None, Written("--owner-certfile", "PEM", is_path=True)] = None
+    owner_keyfile: Annotated[str | None, Written("--owner-keyfile", "PEM", is_path=True)] = None
     owner_grace_s: Annotated[Seconds, Written("--owner-grace-s", "S")] = 15.0
 
 

@@ -26,6 +26,7 @@ from forebay.workers.devices import device_in
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.redialling import MAX_PAUSE_S, Pauses
 from forebay.workers.runner import WorkerContext
+from forebay.workers.tls_files import why_closed
 from forebay.workers.user_code import close_runner, user_code
 from forebay.workers.worker_connection import WorkerRefused
 
@@ -213,10 +214,7 @@ class JoiningWorker:
         """Say why a server may hang up before it has answered a hello."""
         if self._server.tls is None:
             return "the connection was closed before it answered"
-        return (
-            "the connection was closed before it answered; if it asks for certificates, this worker's must be signed "
-            "by an authority in its --attach-cafile (--certfile, --keyfile)"
-        )
+        return why_closed()
 
     def _give_up(self, error: WorkerRefused | ModelError) -> None:
         if isinstance(error, WorkerRefused):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS contexts made of the files that a person names, for every port and for what dials, or why that cannot be."""
+"""TLS of the files that a person names, for every port and for what dials, or why that cannot be."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from forebay.errors import ConfigError
 
 _OTHER_KEY: Final = "KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"
 """What is said of a key that is not the certificate's: of one of its kind, and of one of another."""
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+"""What the library says of a server that answers without TLS."""
 
 
 def server_context(
@@ -70,6 +72,36 @@ def client_context(
     if certfile is not None:
         _load_chain(context, certfile, keyfile, flag)
     return context
+
+
+def why_no_tls(error: ssl.SSLError, flag: str = "--") -> str:
+    """Return why TLS was not agreed on with a server that was dialled, as the end of a sentence about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that is not believed ({error.verify_message}); it must be signed by an authority in "
+            f"{flag}cafile and name the host that was dialled"
+        )
+    reason = str(error.reason or error)
+    if reason in _NO_TLS:
+        return f"does not speak TLS; start it with --attach-certfile, or leave out {flag}cafile"
+    if "ALERT" in reason:
+        return (
+            f"does not believe the certificate that it was shown ({_spelled(reason)}); it must be signed by an "
+            f"authority in the server's --attach-cafile: {flag}certfile, {flag}keyfile"
+        )
+    return f"does not agree on TLS: {_spelled(reason)}"
+
+
+def why_closed(flag: str = "--") -> str:
+    """Return why a server may hang up after TLS was agreed on, and before it has answered."""
+    return (
+        "the connection was closed before it answered; if it asks for certificates, what it is shown must be signed by "
+        f"an authority in its --attach-cafile ({flag}certfile, {flag}keyfile)"
+    )
+
+
+def _spelled(reason: str) -> str:
+    return reason.replace("_", " ").lower()
 
 
 def _load_chain(context: ssl.SSLContext, certfile: str, keyfile: str | None, flag: str) -> None:

@@ -20,6 +20,7 @@ from forebay.workers import frames, shared_secret
 from forebay.workers.address import UnixAddress, dial, stranger_at
 from forebay.workers.landing import LandedFiles
 from forebay.workers.shm import open_arenas
+from forebay.workers.tls_files import why_no_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,6 @@ REMOTE_HANDSHAKE_S = 10.0
 """The same where a relay may be between, which takes what is sent and forwards nothing."""
 LAST_WORDS_S = 5.0
 """How long hanging up waits until what was said last is sent."""
-_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
-"""What the library says of a server that answers without TLS."""
 MAX_COLLECTED: Final = 4
 """How often the collector looks for what a model no longer needs of a batch; if that is not enough, it gets copies."""
 _RECEIVE_BYTES = 1 << 18
@@ -374,28 +373,6 @@ class DialledServer(NamedTuple):
     def dial(self, about: Mapping[str, Any]) -> WorkerConnection:
         """Connect and say hello; raises as `WorkerConnection`."""
         return WorkerConnection(self.address, about, self.secret, self.tls)
-
-
-def why_no_tls(error: ssl.SSLError) -> str:
-    """Return why TLS was not agreed on with a server, as the end of a sentence about it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"shows a certificate that is not believed ({error.verify_message}); it must be signed by an authority in "
-            "--cafile and name the host of --connect"
-        )
-    reason = str(error.reason or error)
-    if reason in _NO_TLS:
-        return "does not speak TLS; start it with --attach-certfile, or leave out --cafile"
-    if "ALERT" in reason:
-        return (
-            f"does not believe the certificate of this worker ({_spelled(reason)}); it must be signed by an authority "
-            "in the server's --attach-cafile: --certfile, --keyfile"
-        )
-    return f"does not agree on TLS: {_spelled(reason)}"
-
-
-def _spelled(reason: str) -> str:
-    return reason.replace("_", " ").lower()
 
 
 def calls_off(message: Any, batch_id: int) -> bool:

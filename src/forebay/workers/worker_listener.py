@@ -442,7 +442,12 @@ class Visitor(asyncio.Protocol):
 
 def _why_no_tls(error: OSError) -> str:
     """Return why TLS was not agreed on with a worker."""
-    reason = str(getattr(error, "reason", None) or error.strerror or error or "it hung up")
+    if isinstance(error, ConnectionResetError):  # event loops tell nobody that they do not believe a certificate
+        return (
+            "it hung up during the TLS handshake, as who does not believe this server's certificate does: its --cafile "
+            "must have the authority, and the certificate name the host that it dials"
+        )
+    reason = str(getattr(error, "reason", None) or error.strerror or error)
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return "its certificate is not of an authority in --attach-cafile"
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
