@@ -14,8 +14,8 @@ import pytest
 from forebay.errors import InvalidRequest
 from forebay.owners import caller_conversation, caller_link, owner_conversation, states
 from forebay.owners.caller_conversation import CallerConversation
-from forebay.owners.caller_link import require_form
 from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.request_form import require_form
 from forebay.owners.states import (
     ASKING,
     CALLERS,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
+from forebay.owners.request_form import require_params
 from forebay.owners.states import CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS
 from forebay.owners.wire import CallerHello, FromCaller, HandedRequests
 from forebay.types.first_use import known
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_PARAMS: Final = 256
 """Different params that are remembered."""
+MAX_KEPT_BYTES: Final = 4096
+"""Longest params that are."""
 MAX_PARAM_BYTES: Final = 1 << 20
 """Longest params of a request; headers may stand in them."""
 MAX_PARAM_ELEMENTS: Final = 10_000
@@ -92,6 +95,9 @@ class CallerConversation:
             except msgspec.DecodeError as error:
                 raise InvalidRequest(f"the params of a request cannot be read: {error}") from error
             require_plain(told)
+            require_params(told)
+            if len(packed) > MAX_KEPT_BYTES:
+                return told
             if len(self._params) >= MAX_PARAMS:
                 self._params.clear()
             found = self._params[packed] = told

@@ -21,24 +21,28 @@ import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.owners.caller_conversation import CallerConversation
+from forebay.owners.request_form import require_form
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
 from forebay.owners.wire import EndedSeat, HandedOn, ModelAnswers
-from forebay.serving.models.methods import CALL
 from forebay.serving.tensor_face import TENSORS, TensorRequest
-from forebay.types.call import ROWS, Failure, Media, ReplyToAll, Request
+from forebay.types.call import Failure, Media, ReplyToAll, Request
 from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import peer_of
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.owners.callers import Callers
     from forebay.owners.wire import HandedRequests, ModelRequests
     from forebay.server.served import Served
     from forebay.transports.state_table import State
     from forebay.types.call import Outcome
+
+
+UNREAD_BYTES: Final = 1 << 24
+"""What may be on its way to a front; beyond that nothing more is read of it, and no stream goes on."""
 
 
 class _Flow(msgspec.Struct, eq=False):
@@ -126,22 +130,23 @@ class _Desk(ReplyToAll):
         request.state = SEATS[request.state][PARTS]
         flow = request.flow = request.flow or _Flow()
         flow.room -= len(parts)
-        if flow.room > 0:
-            release()
-        else:
-            flow.held.append(release)
+        flow.held.append(release)
+        self.go_on(flow)
         self.parts.append((seat, [*parts]))
         self._link.speak(self)
+
+    def go_on(self, flow: _Flow) -> None:
+        """Let a stream go on, if its front has room and reads."""
+        while flow.room > 0 and flow.held and not self._link.is_unread:
+            flow.held.popleft()()
 
     def allow(self, seat: int, count: int) -> None:
         """Note that a front has room for more parts."""
         request = self.open.get(seat)
         if request is None or request.flow is None:
             return  # it has ended meanwhile
-        flow = request.flow
-        flow.room += count
-        while flow.room > 0 and flow.held:
-            flow.held.popleft()()
+        request.flow.room += count
+        self.go_on(request.flow)
 
     def leave(self, seat: int) -> None:
         """Cancel a request."""
@@ -154,10 +159,15 @@ class _Desk(ReplyToAll):
 
 
 class CallerLink(asyncio.Protocol):
-    """The connection of one front."""
+    """The connection of one front.
+
+    Attributes:
+        is_unread: Whether the front does not read what is written to it.
+    """
 
     def __init__(self, callers: Callers) -> None:
         """Make the owner's end of a connection that the door has let in."""
+        self.is_unread = False
         self._callers = callers
         self._transport: asyncio.Transport | None = None
         self._conversation = CallerConversation(callers.max_frame_bytes, callers.max_elements)
@@ -169,6 +179,7 @@ class CallerLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the front in, and tell it what is served."""
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(UNREAD_BYTES)
         self._callers.links.add(self)
         self.write(frames.encode(["open", {"max_frame": self._callers.max_frame_bytes}]))
         self.describe()
@@ -184,6 +195,21 @@ class CallerLink(asyncio.Protocol):
                 conversation.close()
         if conversation.problem:
             self._give_up(conversation.problem)
+
+    def pause_writing(self) -> None:
+        """Take nothing more from a front that does not take its answers."""
+        self.is_unread = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self.is_unread = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        for desk in self._desks.values():
+            for flow in [one.flow for one in desk.open.values() if one.flow is not None]:
+                desk.go_on(flow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what the front had handed on."""
@@ -284,6 +310,8 @@ class CallerLink(asyncio.Protocol):
                 self.speak(desk)
             elif served is None:
                 desk.end(told.seat, _REPLACED)
+            elif told.size > (most := served.endpoint.batching.capacity):
+                desk.end(told.seat, Failure(TooLarge(f"the request has {told.size} samples, the queue takes {most}")))
             else:
                 self._seat(desk, served, told, body, now)
 
@@ -312,32 +340,6 @@ class CallerLink(asyncio.Protocol):
 
 
 _REPLACED: Final = Failure(Unavailable("the model was replaced while the request was on its way; try again"))
-
-
-def require_form(body: Any, size: int, params: Mapping[str, Any], takes_lists: Mapping[str, bool]) -> None:
-    """Check that a body which a front has sent has the form of one.
-
-    Args:
-        size: How many samples it is said to have.
-        params: What else is said about it.
-        takes_lists: The methods of the model, and whether each takes a list of samples.
-
-    Raises:
-        InvalidRequest: It has not.
-    """
-    call = params.get(CALL, "")
-    if call not in takes_lists:
-        raise InvalidRequest(f"the model has no method {str(call)[:100]!r}")
-    if params.get("in") == TENSORS:
-        count = len(params.get("given", ()))
-    elif takes_lists[call] or ROWS in params:
-        count = size
-    elif size != 1:
-        raise InvalidRequest(f"a request for one sample says that it has {size}")
-    else:
-        return
-    if not isinstance(body, list) or len(cast("list[Any]", body)) != count:
-        raise InvalidRequest(f"the body of a request is no list of {count}")
 
 
 def _plain(detail: Any) -> Any:

@@ -111,6 +111,8 @@ class OwnerConversation:
                     case OwnerOpening(options):
                         self.max_frame_bytes = int(options.get("max_frame", frames.MAX_FRAME_BYTES))
                         yield message
+                    case OwnerAnswers():
+                        yield _checked(message)
                     case _:
                         yield message
         except ConfigError as error:
@@ -142,3 +144,10 @@ class OwnerConversation:
         assert self._secret is not None
         if not shared_secret.is_proof(proof, self._secret, "server", self._theirs, self._nonce):
             raise ConfigError("its secret is not this server's; give both the same one: --attach-secret @FILE")
+
+
+def _checked(message: OwnerAnswers) -> OwnerAnswers:
+    count = sum(len(told.ended) + sum(count for _, count in told.parts) for told in message.models)
+    if count != len(message.results):
+        raise InvalidRequest(f"it announces {count} results and gives {len(message.results)}")
+    return message

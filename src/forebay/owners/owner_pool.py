@@ -88,6 +88,9 @@ class OwnerSlot:
         ended = [(one.seat, [outcome], 0.0) for one, outcome in zip(told.ended, outcomes, strict=True)]
         for name in (*(seat for seat, _ in told.parts), *(one.seat for one in told.ended), *told.returned):
             seating.check(name)
+        over = [*(one.seat for one in told.ended), *told.returned]
+        if len(set(over)) < len(over):
+            raise InvalidRequest("it ends a request twice")
         if any(seating.open[seat].batch.on_steps is None for seat, _ in told.parts):
             raise InvalidRequest("it sends parts of an answer that is not streamed")
         for name in told.returned:

@@ -16,6 +16,7 @@ CALLER: Final = "caller"
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+_Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
 
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -34,7 +35,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seat: _Count
     params: bytes
-    size: _Count
+    size: _Samples
     left_s: float
     id: str
     parent: str = ""
