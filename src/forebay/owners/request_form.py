@@ -16,7 +16,6 @@ from forebay.serving.models.methods import CALL
 from forebay.serving.models.schema import FORMATS, WRITTEN
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS
-from forebay.types.context import PARAM
 from forebay.types.file import FormPart
 from forebay.types.first_use import known
 
@@ -30,7 +29,7 @@ class _Params(msgspec.Struct, frozen=True):
     given_in: str = msgspec.field(name="in")
     wanted_in: str = msgspec.field(name="out")
     call: str = msgspec.field(name=CALL, default="")
-    context: tuple[dict[str, str], str, tuple[str, int] | None, float] | None = msgspec.field(name=PARAM, default=None)
+    context: tuple[dict[str, str], str, tuple[str, int] | None, float] | None = None
 
 
 class _TensorParams(_Params, frozen=True, kw_only=True):
