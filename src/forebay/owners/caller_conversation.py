@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.owners.request_form import require_params
 from forebay.owners.states import CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS
 from forebay.owners.wire import CallerHello, FromCaller, HandedRequests
 from forebay.types.first_use import known
@@ -21,7 +20,7 @@ from forebay.workers import frames
 from forebay.workers.plain_data import require_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from forebay.transports.state_table import State
 
@@ -45,8 +44,11 @@ class CallerConversation:
         problem: Why the link is given up; empty while it is not.
     """
 
-    def __init__(self, max_frame_bytes: int, max_elements: int) -> None:
-        """Wait for the front to speak."""
+    def __init__(
+        self, max_frame_bytes: int, max_elements: int, check: Callable[[Mapping[str, Any]], object] = len
+    ) -> None:
+        """Wait for the front to speak; `check` raises an `InvalidRequest` for params that cannot be used."""
+        self._check = check
         self.state: State = GREETING
         self.problem = ""
         self._reader = frames.FrameReader(None, max_frame_bytes, max_elements=max_elements, kind=_MESSAGES)
@@ -95,7 +97,7 @@ class CallerConversation:
             except msgspec.DecodeError as error:
                 raise InvalidRequest(f"the params of a request cannot be read: {error}") from error
             require_plain(told)
-            require_params(told)
+            self._check(told)
             if len(packed) > MAX_KEPT_BYTES:
                 return told
             if len(self._params) >= MAX_PARAMS:

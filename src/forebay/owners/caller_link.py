@@ -21,7 +21,7 @@ import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.owners.caller_conversation import CallerConversation
-from forebay.owners.request_form import require_form
+from forebay.owners.request_form import require_form, require_params
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
 from forebay.owners.wire import EndedSeat, HandedOn, ModelAnswers
 from forebay.serving.tensor_face import TENSORS, TensorRequest
@@ -170,7 +170,7 @@ class CallerLink(asyncio.Protocol):
         self.is_unread = False
         self._callers = callers
         self._transport: asyncio.Transport | None = None
-        self._conversation = CallerConversation(callers.max_frame_bytes, callers.max_elements)
+        self._conversation = CallerConversation(callers.max_frame_bytes, callers.max_elements, require_params)
         self._desks: dict[int, _Desk] = {}
         self._new: list[tuple[int, _Desk]] = []
         self._numbers: dict[_Desk, int] = {}
