@@ -47,6 +47,7 @@ FROM_OWNER = {
     "answers": ["answers", [], []],
     "leaving": ["leaving"],
     "refused": ["refused", "no"],
+    "beat": ["beat"],
 }
 EVENTS = {
     "challenge": states.CHALLENGE,
@@ -56,6 +57,7 @@ EVENTS = {
     "answers": states.ANSWERS,
     "leaving": states.LEAVE,
     "refused": states.REFUSAL,
+    "beat": states.BEAT,
 }
 ODD = [None, True, -1, 0, 2**63, 1.5, float("nan"), "", "x", b"", [], [[]], {}, {0: 1}, [1], [[1, [], [], []]]]
 
@@ -90,7 +92,9 @@ def fed(conversation, *messages):
 
 
 @pytest.mark.parametrize("state", CALLERS)
-@pytest.mark.parametrize("message, event", [(HELLO, states.HELLO), (REQUESTS, states.REQUESTS)])
+@pytest.mark.parametrize(
+    "message, event", [(HELLO, states.HELLO), (REQUESTS, states.REQUESTS), (["beat"], states.BEAT)]
+)
 def test_a_caller_says_what_its_table_has_and_nothing_else(state, message, event):
     conversation = CallerConversation(1 << 20, 10_000)
     if state is not GREETING:

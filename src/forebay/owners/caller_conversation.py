@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.owners.states import CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS
-from forebay.owners.wire import CallerHello, FromCaller, HandedRequests
+from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS
+from forebay.owners.wire import CallerHello, FromCaller, HandedRequests, LinkBeat
 from forebay.types.first_use import known
 from forebay.workers import frames
 from forebay.workers.plain_data import require_plain
@@ -22,7 +22,7 @@ from forebay.workers.plain_data import require_plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from forebay.transports.state_table import State
+    from forebay.transports.state_table import Event, State
 
 MAX_PARAMS: Final = 256
 """Different params that are remembered."""
@@ -34,6 +34,11 @@ MAX_PARAM_ELEMENTS: Final = 10_000
 """Values in them."""
 
 _MESSAGES: Final = known(FromCaller)
+_EVENTS: Final[Mapping[type, tuple[Event, str]]] = {
+    CallerHello: (HELLO, "hello"),
+    HandedRequests: (REQUESTS, "requests"),
+    LinkBeat: (BEAT, "beat"),
+}
 
 
 class CallerConversation:
@@ -69,13 +74,11 @@ class CallerConversation:
         if HANG_UP in CALLERS[self.state] and not self.problem:
             try:
                 for message in self._reader.feed(data):
-                    is_hello = isinstance(message, CallerHello)
-                    event = HELLO if is_hello else REQUESTS
+                    event, kind = _EVENTS[type(message)]
                     if event not in CALLERS[self.state]:
-                        kind = "hello" if is_hello else "requests"
                         raise InvalidRequest(f"'{kind}' is not a message of the protocol while it is {self.state}")
                     self.state = CALLERS[self.state][event]
-                    if not is_hello:
+                    if isinstance(message, HandedRequests):
                         yield self._checked(message)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
                 self.problem = f"it does not speak the protocol: {error}"

@@ -29,6 +29,7 @@ from forebay.types.call import Failure, Media, ReplyToAll, Request
 from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import peer_of
+from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class CallerLink(asyncio.Protocol):
         self._new: list[tuple[int, _Desk]] = []
         self._numbers: dict[_Desk, int] = {}
         self._is_speaking = False
+        self._heartbeat: LoopHeartbeat | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the front in, and tell it what is served."""
@@ -183,9 +185,13 @@ class CallerLink(asyncio.Protocol):
         self._callers.links.add(self)
         self.write(frames.encode(["open", {"max_frame": self._callers.max_frame_bytes}]))
         self.describe()
+        if peer_of(transport) is not None:  # there is a network between
+            self._heartbeat = LoopHeartbeat(lambda: self._give_up(SILENCE), lambda: self.write(BEAT_FRAME))
 
     def data_received(self, data: bytes) -> None:
         """Act on what the front says."""
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
         conversation = self._conversation
         for message in conversation.feed(data):
             try:
@@ -216,6 +222,8 @@ class CallerLink(asyncio.Protocol):
         self._callers.links.discard(self)
         self._conversation.close()
         self._transport = None
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         for desk in self._desks.values():
             for seat in [*desk.open]:
                 desk.leave(seat)

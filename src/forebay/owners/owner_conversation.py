@@ -13,6 +13,7 @@ from forebay.errors import ConfigError, InvalidRequest
 from forebay.owners.states import (
     ANSWERS,
     ASKING,
+    BEAT,
     CHALLENGE,
     LEAVE,
     LOSE,
@@ -26,6 +27,7 @@ from forebay.owners.states import (
 from forebay.owners.wire import (
     CALLER,
     FromOwner,
+    LinkBeat,
     OwnedModels,
     OwnerAnswers,
     OwnerChallenge,
@@ -51,6 +53,7 @@ _EVENTS: Final[Mapping[type, Event]] = {
     OwnedModels: MODELS,
     OwnerAnswers: ANSWERS,
     OwnerLeaving: LEAVE,
+    LinkBeat: BEAT,
 }
 
 
@@ -105,6 +108,8 @@ class OwnerConversation:
                         self._prove(nonce)
                     case OwnerWelcome(proof):
                         self._check(proof)
+                    case LinkBeat():
+                        pass  # that it came is all it says
                     case OwnerRefusal(reason):
                         self.problem = f"it refuses this server: {reason}"
                         return

@@ -22,7 +22,8 @@ from forebay.owners.wire import (
 from forebay.types.call import Failure, Media
 from forebay.types.failures import without_frames
 from forebay.workers import frames
-from forebay.workers.address import stranger_at
+from forebay.workers.address import peer_of, stranger_at
+from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
 from forebay.workers.tls_files import why_closed, why_no_tls
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class OwnerLink(asyncio.Protocol):
         self._new_bytes = 0
         self._is_speaking = False
         self._waiting: asyncio.TimerHandle | None = None
+        self._heartbeat: LoopHeartbeat | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
@@ -98,6 +100,8 @@ class OwnerLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Act on what the owner says."""
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
         conversation = self._conversation
         for message in conversation.feed(data):
             try:
@@ -111,6 +115,7 @@ class OwnerLink(asyncio.Protocol):
                         self._end("it is being stopped")
                     case _:  # this server is let in
                         self._wait_no_longer()
+                        self._begin_to_beat()
             except (ForebayError, ValueError, TypeError) as error:
                 self.give_up(f"it does not speak the protocol: {error}")
         if conversation.problem:
@@ -119,6 +124,8 @@ class OwnerLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Have what was handed on sent once more."""
         self._transport = None
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         self._conversation.lose()
         self._end(self._conversation.problem or self._why_lost(exc))
         for slot in [*self.slots.values()]:
@@ -204,6 +211,10 @@ class OwnerLink(asyncio.Protocol):
             slot = self.slots.get(told.model)
             if slot is not None:
                 slot.hear(told, parts, outcomes)
+
+    def _begin_to_beat(self) -> None:
+        if peer_of(self._transport) is not None:  # there is a network between
+            self._heartbeat = LoopHeartbeat(lambda: self.give_up(SILENCE), lambda: self._write(BEAT_FRAME))
 
     def _wait_no_longer(self) -> None:
         if self._waiting is not None:

@@ -24,14 +24,15 @@ GONE: Final = State("gone")
 
 HELLO: Final = Event("the caller says who it is; the door has checked the secret")
 REQUESTS: Final = Event("a bundle: requests, and what is said about those before")
+BEAT: Final = Event("the other side can still be reached")
 DRAIN: Final = Event("the owner takes no further requests")
 HANG_UP: Final = Event("either side hangs up, or the caller has violated the protocol")
 
 CALLERS: Final[Mapping[State, Mapping[Event, State]]] = {
     GREETING: {HELLO: SERVING, HANG_UP: GONE},
-    SERVING: {REQUESTS: SERVING, DRAIN: LEAVING, HANG_UP: GONE},
+    SERVING: {REQUESTS: SERVING, BEAT: SERVING, DRAIN: LEAVING, HANG_UP: GONE},
     # requests that come now are handed back
-    LEAVING: {REQUESTS: LEAVING, DRAIN: LEAVING, HANG_UP: GONE},
+    LEAVING: {REQUESTS: LEAVING, BEAT: LEAVING, DRAIN: LEAVING, HANG_UP: GONE},
     GONE: {HANG_UP: GONE},
 }
 
@@ -62,9 +63,9 @@ OWNERS: Final[Mapping[State, Mapping[Event, State]]] = {
     TRUSTING: {OPENING: OPEN, REFUSAL: LOST, LOSE: LOST},
     PROVING: {WELCOME: PROVEN, REFUSAL: LOST, LOSE: LOST},
     PROVEN: {OPENING: OPEN, REFUSAL: LOST, LOSE: LOST},
-    OPEN: {MODELS: OPEN, ANSWERS: OPEN, LEAVE: ENDING, LOSE: LOST},
+    OPEN: {MODELS: OPEN, ANSWERS: OPEN, BEAT: OPEN, LEAVE: ENDING, LOSE: LOST},
     # what was handed on is still answered
-    ENDING: {MODELS: ENDING, ANSWERS: ENDING, LOSE: LOST},
+    ENDING: {MODELS: ENDING, ANSWERS: ENDING, BEAT: ENDING, LOSE: LOST},
     LOST: {LOSE: LOST},
 }
 

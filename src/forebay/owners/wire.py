@@ -11,12 +11,18 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
+from forebay.workers.heartbeat import BEAT
+
 CALLER: Final = "caller"
 """The role in the hello of a front; a worker says `worker`, or nothing."""
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
+
+class LinkBeat(msgspec.Struct, frozen=True, array_like=True, tag=BEAT):
+    """Either side can still be reached."""
 
 
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -160,8 +166,10 @@ class OwnerRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     reason: str
 
 
-FromCaller = CallerHello | HandedRequests
-FromOwner = OwnerChallenge | OwnerWelcome | OwnerRefusal | OwnerOpening | OwnedModels | OwnerAnswers | OwnerLeaving
+FromCaller = CallerHello | HandedRequests | LinkBeat
+FromOwner = (
+    OwnerChallenge | OwnerWelcome | OwnerRefusal | OwnerOpening | OwnedModels | OwnerAnswers | OwnerLeaving | LinkBeat
+)
 
 
 def bytes_of(body: Any) -> int:

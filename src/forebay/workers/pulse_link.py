@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import InvalidRequest
 from forebay.workers import frames
-from forebay.workers.heartbeat import BEAT, BEAT_S, MISSED, Heartbeat
+from forebay.workers.heartbeat import BEAT
+from forebay.workers.loop_heartbeat import BEAT_FRAME, LoopHeartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_BYTES: Final = 1 << 20
 """Longest frame: a hello."""
-_BEAT: Final = frames.encode([BEAT])
-SILENCE: Final = f"nothing was heard of it for {MISSED * BEAT_S:g} s"
 
 
 class PulseLink(asyncio.Protocol):
@@ -29,15 +28,14 @@ class PulseLink(asyncio.Protocol):
             on_silence: Called once, on the loop, if the beats cease while the connection seems to be there.
         """
         self._on_silence = on_silence
-        self._heartbeat = Heartbeat()
+        self._heartbeat: LoopHeartbeat | None = None
         self._reader = frames.FrameReader(max_bytes=_MAX_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to count."""
         self._transport = cast("asyncio.Transport", transport)
-        self._wait()
+        self._heartbeat = LoopHeartbeat(self._cease)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count no more: the worker's other connections say themselves whether they have ended."""
@@ -52,24 +50,18 @@ class PulseLink(asyncio.Protocol):
             self._end()
 
     def _answer(self, message: Any) -> None:
-        if self._transport is None:
+        if self._transport is None or self._heartbeat is None:
             return
         self._heartbeat.heard()
-        self._transport.write(_BEAT if message[0] == BEAT else frames.encode(["open", {}]))
+        self._transport.write(BEAT_FRAME if message[0] == BEAT else frames.encode(["open", {}]))
 
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(BEAT_S, self._tick)
-
-    def _tick(self) -> None:
-        if self._heartbeat.tick():
-            self._wait()
-            return
+    def _cease(self) -> None:
         self._end()
         self._on_silence()
 
     def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

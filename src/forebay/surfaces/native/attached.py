@@ -34,7 +34,8 @@ from forebay.types.first_use import known
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
-from forebay.workers.pulse_link import SILENCE, PulseLink
+from forebay.workers.loop_heartbeat import SILENCE
+from forebay.workers.pulse_link import PulseLink
 from forebay.workers.tls_files import server_context
 from forebay.workers.worker_listener import EncryptedPort, VisitorLimits, WorkerListener
 from forebay.workers.worker_pulse import ROLE as PULSE
