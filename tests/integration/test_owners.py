@@ -231,6 +231,22 @@ def test_an_owner_that_stays_away_is_told_and_comes_back(serve, tmp_path):
     assert front.call("clip", 1.0).status_code == 200
 
 
+def test_a_front_is_ready_while_any_model_can_answer(serve, tmp_path):
+    here, there = (f"unix:{tmp_path}/{name}" for name in ("here", "there"))
+    stays, leaves = serve("single.py", "--attach", here), serve("owned.py", "--attach", there)
+    front = serve(None, "--owner", here, "--owner", there)
+    leaves.signal(signal.SIGKILL)
+    leaves.wait()
+    eventually(lambda: front.client.get("/v2/models/clip/ready").status_code == 503)
+    assert front.client.get("/readyz").status_code == 200
+    assert front.client.get("/v2/health/ready").is_success
+    stays.signal(signal.SIGKILL)
+    stays.wait()
+    eventually(lambda: front.client.get("/readyz").status_code == 503)
+    problems = front.client.get("/readyz").json()["problems"]
+    assert all(any(path in problem for problem in problems) for path in (here, there))
+
+
 def test_an_owner_that_stops_answers_what_it_has_and_its_successor_takes_the_rest(serve, tmp_path):
     path = f"unix:{tmp_path}/owner.socket"
     owner = serve("owned.py", "--attach", path)
@@ -365,10 +381,11 @@ def test_a_wrong_secret_is_said_and_what_is_served_stays_served(serve, models):
     port = free_port()
     serve("owned.py", "--attach", f"tcp:127.0.0.1:{port}", "--attach-secret", SECRET)
     front = serve("single.py", "--owner", f"tcp:127.0.0.1:{port}", "--attach-secret", SECRET[::-1])
-    problem = front.client.get("/readyz").json()["problems"][0]
-    assert f"the owner tcp:127.0.0.1:{port} is away" in problem
-    assert "secret" in problem
+    (line,) = [one for one in front.records if "is away" in one["message"]]
+    assert f"the owner tcp:127.0.0.1:{port} is away" in line["message"]
+    assert "secret" in line["message"]
     assert front.client.get("/models").json()["models"]
+    assert front.client.get("/readyz").status_code == 200
 
 
 def test_a_name_that_is_taken_is_said_and_stays_with_whom_it_belongs(serve, owner, socket_path):

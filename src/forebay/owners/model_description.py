@@ -108,6 +108,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
             tensors=face.tensors,
             has_versions=self.has_versions,
             any_version=self.any_version,
+            is_elsewhere=True,
         )
 
 

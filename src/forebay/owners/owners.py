@@ -28,6 +28,7 @@ from forebay.serving.endpoint import Endpoint
 from forebay.types.call import ALONE
 from forebay.types.did_you_mean import meant
 from forebay.workers.address import CONNECT_S, UnixAddress, tune
+from forebay.workers.redialling import Pauses
 from forebay.workers.tls_files import why_no_tls
 
 if TYPE_CHECKING:
@@ -41,11 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.owners")
 
-_random: Final = secrets.SystemRandom()
-
-FIRST_PAUSE_S: Final = 0.05
-MAX_PAUSE_S: Final = 1.0
-"""Longest pause between two attempts to reach an owner, before up to half of it is added at random."""
 START_S: Final = 10.0
 """How long the start of the server waits for its owners."""
 
@@ -175,21 +171,20 @@ class _Owner:
 
     async def _keep(self) -> None:
         """Keep a link to the owner, as long as the server lives."""
-        pause_s = FIRST_PAUSE_S
+        pauses = Pauses()
         while True:
             try:
                 link = await self._dial()
                 reason = await asyncio.shield(link.greeted)
                 if not reason:
-                    pause_s = FIRST_PAUSE_S
+                    pauses.begin_again()
                     reason = await asyncio.shield(link.ended)
             except ssl.SSLError as error:
                 reason = f"it {why_no_tls(error, FLAG)}"
             except OSError as error:
                 reason = f"it cannot be reached: {error.strerror or error or 'it does not answer'}"
             self._say(f"is away: {reason}")
-            await asyncio.sleep(pause_s * _random.uniform(1.0, 1.5))
-            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            await asyncio.sleep(pauses.next_s())
 
     async def _dial(self) -> OwnerLink:
         """Connect.

@@ -405,23 +405,25 @@ class App:
             self.door.stop()
 
     def problems(self) -> list[str]:
-        """Return why the server is not ready; empty if it is."""
+        """Return why the server is not ready; empty if it is: that others are away counts once nothing can answer."""
         if self.is_draining:
             return ["the server is draining"]
         found: list[str] = [] if self.stock is None else self.stock.problems()
-        found += [problem for links in self.links for problem in links.problems()]
-        if self.stock is None and not self._served and not found:
+        away = [problem for links in self.links for problem in links.problems()]
+        if self.stock is None and not self._served and not found and not away:
             found = ["no model is served yet: none of its workers has attached"]
         for name, versions in self._models.items():
             for version, one in versions.ready.items():
+                told = away if one.is_elsewhere else found
                 called = f"model '{name}'" if len(versions.ready) == 1 else f"version '{version}' of model '{name}'"
                 if not one.endpoint.accepting:
-                    found.append(f"{called} is loading")
+                    told.append(f"{called} is loading")
                 elif dead := [node for node, endpoint in one.nodes.items() if endpoint.pool.statistics().alive == 0]:
-                    found += [f"{called}: its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
+                    told += [f"{called}: its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
                 elif one.endpoint.pool.statistics().alive == 0:
-                    found.append(f"{called} has no worker{_why(one.endpoint)}")
-        return found
+                    told.append(f"{called} has no worker{_why(one.endpoint)}")
+        can_answer = any(one.endpoint.accepting and one.endpoint.pool.statistics().alive for one in self.every)
+        return found if can_answer else found + away
 
     def describe(self, name: str, version: str | None = None) -> dict[str, Any]:
         """Return what `/models/{name}` tells: settings, the batch sizes that happen, and its versions.

@@ -167,6 +167,7 @@ class Served(msgspec.Struct, eq=False, weakref=True):
         check: Called in a thread once its workers are up; raises if it must not take its place all the same.
         has_versions: Whether a version that requests name must be its own.
         any_version: What requests may name for whichever version answers those that name none; None if nothing.
+        is_elsewhere: Whether another server has its workers.
         gone: Called when its workers have ended, and what they used may go.
     """
 
@@ -183,6 +184,7 @@ class Served(msgspec.Struct, eq=False, weakref=True):
     check: Callable[[], None] | None = None
     has_versions: bool = True
     any_version: str | None = None
+    is_elsewhere: bool = False
     gone: Callable[[], None] = lambda: None
 
     @property
