@@ -218,3 +218,24 @@ def test_what_drains_stays_so():
     assert CALLERS[LEAVING][DRAIN] is LEAVING
     assert all(row.get(HANG_UP) is GONE for row in CALLERS.values())
     assert all(row.get(LOSE) is LOST for row in OWNERS.values())
+
+
+@pytest.mark.parametrize(
+    "answers, problem",
+    [
+        ([[1, 0, 9, [], [], [5]]], "returns requests"),  # it would be sent the same ones without an end
+        ([[1, 0, 9, [], [[5]], []]], "announces 1 results and gives 0"),
+        ([[1, 0, 9, [[5, 1 << 63]], [], []]], "and gives 0"),
+    ],
+)
+def test_an_owner_answers_what_it_says(answers, problem):
+    conversation = OwnerConversation("x" * 16, None, lambda _: None)
+    assert fed(conversation, FROM_OWNER["open"], ["answers", answers, []])[1:] == []
+    assert problem in conversation.problem
+
+
+def test_an_owner_that_leaves_returns_requests():
+    conversation = OwnerConversation("x" * 16, None, lambda _: None)
+    returned = ["answers", [[1, 0, 9, [], [], [5]]], []]
+    assert len(fed(conversation, FROM_OWNER["open"], FROM_OWNER["leaving"], returned)) == 3
+    assert conversation.problem == ""

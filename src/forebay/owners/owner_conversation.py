@@ -117,7 +117,7 @@ class OwnerConversation:
                         self.max_frame_bytes = int(options.get("max_frame", frames.MAX_FRAME_BYTES))
                         yield message
                     case OwnerAnswers():
-                        yield _checked(message)
+                        yield self._checked(message)
                     case _:
                         yield message
         except ConfigError as error:
@@ -150,9 +150,10 @@ class OwnerConversation:
         if not shared_secret.is_proof(proof, self._secret, "server", self._theirs, self._nonce):
             raise ConfigError("its secret is not this server's; give both the same one: --attach-secret @FILE")
 
-
-def _checked(message: OwnerAnswers) -> OwnerAnswers:
-    count = sum(len(told.ended) + sum(count for _, count in told.parts) for told in message.models)
-    if count != len(message.results):
-        raise InvalidRequest(f"it announces {count} results and gives {len(message.results)}")
-    return message
+    def _checked(self, message: OwnerAnswers) -> OwnerAnswers:
+        count = sum(len(told.ended) + sum(count for _, count in told.parts) for told in message.models)
+        if count != len(message.results):
+            raise InvalidRequest(f"it announces {count} results and gives {len(message.results)}")
+        if LEAVE in OWNERS[self.state] and any(told.returned for told in message.models):
+            raise InvalidRequest("it returns requests, and has not said that it takes no more")
+        return message
