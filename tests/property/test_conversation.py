@@ -341,6 +341,34 @@ def test_a_step_told_in_one_that_is_wrong_is_a_violation(spoils, why):
         assert not any(told.values())
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda name: [[name, [b"r"], None, 0.1, None]] * 2,
+        lambda name: [[name, [b"r"], None, "0.1", None]],
+        lambda name: [[name, [b"r"], None, True, None]],
+        lambda name: [[name, [b"r"], None, -0.1, None]],
+        lambda name: [[name, [b"r"], None, float("nan"), None]],
+        lambda name: [[name, [b"r"], None, float("inf"), None]],
+    ],
+)
+def test_an_end_that_is_told_twice_or_took_no_time_that_there_is_is_a_violation(ends):
+    talk, told = seated_conversation([1])
+    (event,) = talk.feed(frames.encode(["round", 1, [], ends(next(iter(told)))]), 1.0)
+    assert type(event) is Violation
+    assert "does not say right" in event.reason
+
+
+def test_a_part_of_one_batch_that_failed_is_a_failure():
+    talk, told = seated_conversation([1, 2])
+    name = list(told)[1]
+    failures = {1: ["ModelError", "no", None, "t"]}
+    (event,) = talk.feed(frames.encode(["round", 1, [[name, [b"x", None], failures]], []]), 1.0)
+    assert type(event) is Heard
+    ((_, (part, failure)),) = event.parts
+    assert (part, type(failure), failure.error.message) == (b"x", Failure, "no")
+
+
 def owns(value):
     """Nothing that is handed on refers to shared memory."""
     assert type(value) is not memoryview
