@@ -15,6 +15,7 @@ from forebay.errors import InvalidRequest
 from forebay.owners import caller_conversation, caller_link, owner_conversation, states
 from forebay.owners.caller_conversation import CallerConversation
 from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.owner_pool import OwnerSlot
 from forebay.owners.request_form import require_form
 from forebay.owners.states import (
     ASKING,
@@ -33,6 +34,8 @@ from forebay.owners.states import (
     TRUSTING,
 )
 from forebay.transports.state_table import Event, State
+from forebay.types.batch import EntryBatch
+from forebay.types.call import Request
 from forebay.workers import frames, shared_secret
 
 SECRET = b"a secret of the tests of links"
@@ -239,3 +242,16 @@ def test_an_owner_that_leaves_returns_requests():
     returned = ["answers", [[1, 0, 9, [], [], [5]]], []]
     assert len(fed(conversation, FROM_OWNER["open"], FROM_OWNER["leaving"], returned)) == 3
     assert conversation.problem == ""
+
+
+@pytest.mark.parametrize("ended, returned", [([[5], [5]], []), ([[5]], [5]), ([], [5, 5])])
+def test_an_owner_ends_a_request_once(ended, returned):
+    """Nothing of the answer is acted on: who waits is handed on, and answered, when the link is given up."""
+    slot = OwnerSlot(None, 1, None, 9)
+    sitting = slot.seating.join(EntryBatch([Request(b"", print)], None, 1), print, name=5)
+    conversation = OwnerConversation("x" * 16, None, lambda _: None)
+    answers = ["answers", [[1, 0, 9, [], ended, returned]], [b"1"] * len(ended)]
+    *_, message = fed(conversation, FROM_OWNER["open"], FROM_OWNER["leaving"], answers)
+    with pytest.raises(InvalidRequest, match="ends a request twice"):
+        slot.hear(message.models[0], [], message.results)
+    assert slot.seating.open == {5: sitting}
