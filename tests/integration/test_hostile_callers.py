@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
+from forebay.errors import ConfigError
+from forebay.owners.model_description import read_description
 from forebay.workers import frames
 
 JSON = {"in": "json", "out": "json"}
@@ -24,7 +26,8 @@ class Caller:
         self.reader = frames.FrameReader()
         self.said = []
         self.send(["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}])
-        self.numbers = {one[1]["model"]["config"]["name"]: one[0] for one in self.hear("models")[1]}
+        self.described = self.hear("models")[1]
+        self.numbers = {one[1]["model"]["config"]["name"]: one[0] for one in self.described}
 
     def send(self, message):
         self.socket.sendall(frames.encode(message))
@@ -186,3 +189,28 @@ def test_a_stream_waits_for_who_does_not_read(launch, tmp_path):
         for number in range(300):
             assert owner.call("echo", number).json() == number
         assert int(made.read_text()) < 400
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        ("config.name", "a/../b"),
+        ("config.name", ""),
+        ("config.version", "\n"),
+        ("config.timeout_s", -1.0),
+        ("max_size", 0),
+        ("capacity", -1),
+    ],
+)
+def test_a_description_that_cannot_be_served_is_refused(owner, path, place, value):
+    caller = Caller(path)
+    caller.socket.close()
+    told = caller.described[0][1]
+    read_description(told)
+    *way, last = place.split(".")
+    found = told["model"]
+    for key in way:
+        found = found[key]
+    found[last] = value
+    with pytest.raises(ConfigError):
+        read_description(told)

@@ -7,6 +7,7 @@ import inspect
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,6 +34,7 @@ from forebay.owners.states import (
     SERVING,
     TRUSTING,
 )
+from forebay.owners.wire import OwnerAnswers
 from forebay.transports.state_table import Event, State
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
@@ -247,11 +249,13 @@ def test_an_owner_that_leaves_returns_requests():
 @pytest.mark.parametrize("ended, returned", [([[5], [5]], []), ([[5]], [5]), ([], [5, 5])])
 def test_an_owner_ends_a_request_once(ended, returned):
     """Nothing of the answer is acted on: who waits is handed on, and answered, when the link is given up."""
-    slot = OwnerSlot(None, 1, None, 9)
+    nobody: Any = None
+    slot = OwnerSlot(nobody, 1, nobody, 9)
     sitting = slot.seating.join(EntryBatch([Request(b"", print)], None, 1), print, name=5)
     conversation = OwnerConversation("x" * 16, None, lambda _: None)
     answers = ["answers", [[1, 0, 9, [], ended, returned]], [b"1"] * len(ended)]
     *_, message = fed(conversation, FROM_OWNER["open"], FROM_OWNER["leaving"], answers)
+    assert isinstance(message, OwnerAnswers)
     with pytest.raises(InvalidRequest, match="ends a request twice"):
         slot.hear(message.models[0], [], message.results)
     assert slot.seating.open == {5: sitting}

@@ -16,6 +16,7 @@ from forebay.server.wire_schema import WireSchema, wire_schema_of
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.first_use import known
+from forebay.types.names import endpoint_name, version_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,8 +161,21 @@ def read_description(given: Any) -> WeighedModel:
     """
     try:
         weighed = msgspec.convert(given, known(WeighedModel))
+        _check(weighed.model)
         predict = weighed.model.predict.served(weighed.model.config)
         msgspec.json.encode(document("check", "1", [predict.described]))
     except (msgspec.ValidationError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(f"its description of a model cannot be used: {error}") from error
     return weighed
+
+
+def _check(model: ModelDescription) -> None:
+    """Hold what an owner tells to what this server's own models are held to: names stand in paths and in metrics.
+
+    Raises:
+        ValueError: It cannot be served.
+    """
+    endpoint_name(model.config.name)
+    version_name(model.config.version)
+    if min(model.max_size, model.capacity) < 1 or not model.config.timeout_s > 0:
+        raise ValueError("a model takes at least one sample, and some time")
