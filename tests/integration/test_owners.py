@@ -388,6 +388,21 @@ def test_a_wrong_secret_is_said_and_what_is_served_stays_served(serve, models):
     assert front.client.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "secret, said, logged",
+    [
+        ((), "give the front the same one: --attach-secret @FILE", "this server asks for a secret"),
+        (("--attach-secret", SECRET[::-1]), "secret", "its secret is not this server's"),
+    ],
+)
+def test_a_front_that_is_not_let_in_is_called_a_front(serve, tmp_path, secret, said, logged):
+    owner = serve("owned.py", "--attach", f"unix:{tmp_path}/s", "--attach-secret", SECRET)
+    front = serve("single.py", "--owner", f"unix:{tmp_path}/s", *secret)
+    (line,) = [one for one in front.records if "is away" in one["message"]]
+    assert said in line["message"]
+    assert f"a front was refused: {logged}" in owner.log
+
+
 def test_a_name_that_is_taken_is_said_and_stays_with_whom_it_belongs(serve, owner, socket_path):
     front = serve("owned.py", "--owner", socket_path)
     assert "has a model 'clip', version '1', and so has this server" in front.log

@@ -25,7 +25,6 @@ from forebay.owners.states import (
     WELCOME,
 )
 from forebay.owners.wire import (
-    CALLER,
     FromOwner,
     LinkBeat,
     OwnedModels,
@@ -86,7 +85,7 @@ class OwnerConversation:
 
     def greet(self) -> None:
         """Say hello."""
-        about: dict[str, Any] = {"role": CALLER, "worker": self._name}
+        about: dict[str, Any] = {"role": frames.CALLER, "worker": self._name}
         if self._secret is not None:
             about["nonce"] = self._nonce
         self._write(frames.encode(["hello", frames.VERSION, about]))

@@ -7,14 +7,11 @@ written as they are, after what announces them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
 from forebay.workers.heartbeat import BEAT
-
-CALLER: Final = "caller"
-"""The role in the hello of a front; a worker says `worker`, or nothing."""
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]

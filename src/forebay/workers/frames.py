@@ -17,6 +17,8 @@ from forebay.errors import InvalidRequest, TooLarge
 from forebay.types.element_limits import at_once
 from forebay.types.msgpack_elements import msgpack_elements
 
+CALLER: Final = "caller"
+"""The role in the hello of a front; a worker says `worker`, or nothing."""
 VERSION = 2
 """Version of the protocol, said in the first frame; the server refuses any other."""
 

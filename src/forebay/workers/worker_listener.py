@@ -19,7 +19,7 @@ import logging
 import ssl
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -50,6 +50,8 @@ TLS = b"\x16"
 """What TLS begins with."""
 GOODBYE_S = 1.0
 """How long a TLS connection that closes waits for the other side's goodbye."""
+_CAFILE: Final = "--cafile (of a front: --owner-cafile)"
+"""Before TLS is agreed on nobody has said what they are."""
 
 
 class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +138,7 @@ class WorkerListener:
         self.secret = secret
         self.tls = tls
         self.limits = limits
-        self.told = RefusalLog("worker")
+        self.told = {role: RefusalLog(role) for role in ("worker", "front")}
         self._server: asyncio.Server | PortAcceptor | None = None
         self._inode: tuple[int, int] | None = None
         self._visitors: dict[Visitor, None] = {}  # by the time they came
@@ -206,7 +208,8 @@ class WorkerListener:
         for transport in self._connections:
             transport.abort()
         self._connections.clear()
-        self.told.close()
+        for told in self.told.values():
+            told.close()
 
     def shared(self) -> shm.Arenas | None:
         """Make a slot's shared memory; None where the other side may be on another machine."""
@@ -235,6 +238,7 @@ class _About(msgspec.Struct, frozen=True):
     """What a hello says for a proof; the rest of it may be as long as it likes and costs little."""
 
     nonce: bytes | None = None
+    role: str | None = None
 
 
 class _Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -267,6 +271,7 @@ class Visitor(asyncio.Protocol):
         self._hello = b""
         self._nonce = b""
         self._theirs = b""
+        self._role = "worker"
         self._peer: tuple[str, int] | None = None
         self._handshake: asyncio.Task[None] | None = None
         self._is_plain = door.tls is None
@@ -335,7 +340,7 @@ class Visitor(asyncio.Protocol):
             return
         try:
             if self._door.tls is not None and self._is_plain:
-                raise InvalidRequest("it does not speak TLS, and this server does: --cafile names its authority")
+                raise InvalidRequest(f"it does not speak TLS, and this server does: {_CAFILE} names its authority")
             if self._door.tls is None and self._raw.startswith(TLS):
                 raise InvalidRequest("it speaks TLS, and this server does not")
             if self._raw.startswith(JOBS):
@@ -367,7 +372,9 @@ class Visitor(asyncio.Protocol):
                 if door.secret is not None:
                     self._challenge(frame)
             if not self._nonce:
-                self._hand_over(functools.partial(door.native, _told_in(self._hello)), self._hello + self._raw)
+                about = _told_in(self._hello)
+                self._role = _role_of(about.get("role"))
+                self._hand_over(functools.partial(door.native, about), self._hello + self._raw)
                 return
 
     def _next_frame(self) -> bytes | None:
@@ -387,8 +394,10 @@ class Visitor(asyncio.Protocol):
         hello = _HELLO.decode(memoryview(frame)[frames.HEADER :])
         _require_kind(hello.kind, "hello")
         frames.require_version(hello.version)
+        self._role = _role_of(hello.about.role)
         if hello.about.nonce is None:
-            raise InvalidRequest("this server asks for a secret; give the worker the same one: --secret @FILE")
+            flag = "--secret" if self._role == "worker" else "--attach-secret"
+            raise InvalidRequest(f"this server asks for a secret; give the {self._role} the same one: {flag} @FILE")
         self._theirs = hello.about.nonce
         self._nonce = shared_secret.nonce()
         self._send(["challenge", self._nonce])
@@ -407,7 +416,7 @@ class Visitor(asyncio.Protocol):
         assert self._transport is not None
         assert self._timer is not None
         if not self._door.let_in(self._transport):
-            raise Unavailable(f"all {self._door.limits.connections} connections for workers are taken")
+            raise Unavailable(f"all {self._door.limits.connections} connections for {self._role}s are taken")
         dialect = dialect_of()
         self._timer.cancel()
         self._door.leave(self)
@@ -429,7 +438,7 @@ class Visitor(asyncio.Protocol):
     def refuse(self, reason: str) -> None:
         """Close the connection, with the reason in the log and, where it speaks the worker protocol, to the peer."""
         self._door.leave(self)
-        self._door.told.refused(int(time.monotonic()), self._peer, reason, reason)
+        self._door.told[self._role].refused(int(time.monotonic()), self._peer, reason, reason)
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is None:
@@ -444,18 +453,21 @@ def _why_no_tls(error: OSError) -> str:
     """Return why TLS was not agreed on with a worker."""
     if isinstance(error, ConnectionResetError):  # event loops tell nobody that they do not believe a certificate
         return (
-            "it hung up during the TLS handshake, as who does not believe this server's certificate does: its --cafile "
-            "must have the authority, and the certificate name the host that it dials"
+            "it hung up during the TLS handshake, as who does not believe this server's certificate does: "
+            f"its {_CAFILE} must have the authority, and the certificate name the host that it dials"
         )
     reason = str(getattr(error, "reason", None) or error.strerror or error)
     if reason == "CERTIFICATE_VERIFY_FAILED":
         return "its certificate is not of an authority in --attach-cafile"
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it has no certificate, and --attach-cafile asks for one: --certfile, --keyfile"
+        return (
+            "it has no certificate, and --attach-cafile asks for one: --certfile, --keyfile (of a front: "
+            "--owner-certfile, --owner-keyfile)"
+        )
     spelled = reason.replace("_", " ").lower()
     if "ALERT" in reason:
         return (
-            f"it does not believe this server's certificate ({spelled}), of which its --cafile must have the authority"
+            f"it does not believe this server's certificate ({spelled}), of which its {_CAFILE} must have the authority"
         )
     return f"the TLS handshake failed: {spelled}"
 
@@ -470,6 +482,10 @@ def _told_in(frame: bytes) -> dict[str, Any]:
     about = frames.told_in_hello(hello)
     require_plain({key: value for key, value in about.items() if key != "nonce"})
     return about
+
+
+def _role_of(told: object) -> str:
+    return "front" if told == frames.CALLER else "worker"
 
 
 def _require_kind(kind: Any, expected: str) -> None:

@@ -22,7 +22,6 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest
 from forebay.owners.callers import Callers
-from forebay.owners.wire import CALLER
 from forebay.server.served import Served
 from forebay.server.wire_schema import WireSchema
 from forebay.serving.models.methods import CALL
@@ -31,6 +30,7 @@ from forebay.surfaces.native.describe import Description, check, require_no_batc
 from forebay.transports.acceptor import Acceptor
 from forebay.types.call import ROWS, Failure, Media
 from forebay.types.first_use import known
+from forebay.workers import frames
 from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
@@ -185,7 +185,7 @@ class Lobby:
             self._pools.add(pool)
 
     def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink | PulseLink:
-        if about.get("role") == CALLER:
+        if about.get("role") == frames.CALLER:
             return self._callers.receive()
         if about.get("role") == PULSE:
             return PulseLink(functools.partial(self._silent, about.get("worker")))
