@@ -466,9 +466,8 @@ def _why_no_tls(error: OSError) -> str:
         )
     spelled = reason.replace("_", " ").lower()
     if "ALERT" in reason:
-        return (
-            f"it does not believe this server's certificate ({spelled}), of which its {_CAFILE} must have the authority"
-        )
+        believes = f"its {_CAFILE} must have the authority"
+        return f"it does not believe this server's certificate ({spelled}): {believes}"
     return f"the TLS handshake failed: {spelled}"
 
 
