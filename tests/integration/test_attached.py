@@ -713,7 +713,7 @@ def mistake(capsys):
         (["--attach", "unix:s", "--attach-secret", "@/nowhere"], "the secret in /nowhere cannot be read"),
         (["--attach", "unix:s", "--worker-hang-s", "-1"], "seconds of at least 0 are needed"),
         (["--atach", "unix:s"], "did you mean --attach?"),
-        ([], "or let workers attach with --attach ADDRESS"),
+        ([], "let workers attach with --attach ADDRESS, or name a server that has models with --owner ADDRESS"),
     ],
 )
 def test_what_is_wrong_with_serve_is_one_sentence(mistake, options, cure, monkeypatch):

@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.types.element_limits import at_once
+from forebay.types.first_use import known
 from forebay.types.msgpack_elements import msgpack_elements
 
 CALLER: Final = "caller"
@@ -156,7 +157,7 @@ class FrameReader:
         self._view_landed = view_landed
         self._max_bytes = max_bytes
         self._max_elements = max_elements
-        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._extension)
+        self._decoder = msgspec.msgpack.Decoder(known(kind), ext_hook=self._extension)
 
     @property
     def is_inside(self) -> bool:
