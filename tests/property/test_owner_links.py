@@ -15,7 +15,7 @@ import pytest
 from forebay.errors import InvalidRequest
 from forebay.owners import caller_conversation, caller_link, owner_conversation, states
 from forebay.owners.caller_conversation import CallerConversation
-from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.owner_conversation import MAX_ELEMENTS, OwnerConversation
 from forebay.owners.owner_pool import OwnerSlot
 from forebay.owners.request_form import require_form
 from forebay.owners.states import (
@@ -259,3 +259,10 @@ def test_an_owner_ends_a_request_once(ended, returned):
     with pytest.raises(InvalidRequest, match="ends a request twice"):
         slot.hear(message.models[0], [], message.results)
     assert slot.seating.open == {5: sitting}
+
+
+def test_what_an_owner_says_has_no_more_values_than_are_read():
+    conversation = OwnerConversation("front", None, len)
+    payload = b"\xdd" + (MAX_ELEMENTS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_ELEMENTS + 1)
+    assert list(conversation.feed(len(payload).to_bytes(frames.HEADER, "big") + payload)) == []
+    assert str(MAX_ELEMENTS) in conversation.problem.replace(",", "")

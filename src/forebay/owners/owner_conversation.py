@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
     from forebay.transports.state_table import Event, State
 
+MAX_ELEMENTS: Final = 16_000_000
+"""The most values in what an owner says at a time."""
+
 _MESSAGES: Final = known(FromOwner)
 _EVENTS: Final[Mapping[type, Event]] = {
     OwnerChallenge: CHALLENGE,
@@ -81,7 +84,7 @@ class OwnerConversation:
         self._write = write
         self._nonce = shared_secret.nonce()
         self._theirs = b""
-        self._reader = frames.FrameReader(kind=_MESSAGES)
+        self._reader = frames.FrameReader(max_elements=MAX_ELEMENTS, kind=_MESSAGES)
 
     def greet(self) -> None:
         """Say hello."""

@@ -25,7 +25,7 @@ class LinkBeat(msgspec.Struct, frozen=True, array_like=True, tag=BEAT):
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way to its owner; its body follows.
 
-    What stands after these is not read: there is room for a tenant and a class.
+    What stands after these is not read: there is room for a trace context, a tenant and a class.
 
     Attributes:
         seat: What both sides call it, until it has ended.
@@ -33,7 +33,6 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         size: Samples in it.
         left_s: What is left of its time; clocks differ, so it is a duration.
         id: What the client and the logs call it.
-        parent: The caller's `traceparent`; empty if there is none.
     """
 
     seat: _Count
@@ -41,7 +40,6 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size: _Samples
     left_s: float
     id: str
-    parent: str = ""
 
 
 class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,7 +47,7 @@ class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         model: Its number, as the owner has told it.
-        seats: HandedRequests that are handed on.
+        seats: Requests that are handed on.
         leaves: Seats that nobody waits for any more.
         allows: Seats of streamed answers, and for how many more parts there is room.
     """
@@ -101,7 +99,7 @@ class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
         heard: Samples of this link that the owner has read so far, so that the front knows what `room` counts.
         room: Samples for which the owner's queue has room.
         parts: Seats of streamed answers, and how many parts of each follow.
-        ended: HandedRequests that have ended.
+        ended: Requests that have ended.
         returned: Seats of requests that the owner has not taken.
     """
 
