@@ -31,9 +31,11 @@ UNCUT: Final = ProtoTable(
     {
         "ModelSpec": _SPEC,
         "PredictRequest": "1 ModelSpec model_spec, 2 map:bytes inputs, 3 string* output_filter",
+        "InferenceTask": "1 ModelSpec model_spec, 2 string method_name",
+        "MultiInferenceRequest": "1 InferenceTask* tasks, 2 bytes input",
     },
 )
-"""The same messages with tensors that nobody has read: `types.tensor_proto.tensor_in` reads each."""
+"""The same messages with tensors and examples that nobody has read. `types.tensor_proto.tensor_in` reads a tensor."""
 
 SERVING: Final = ProtoTable(
     "forebay/tensorflow_serving.proto",

@@ -12,9 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.protocols.tfserving.messages import SERVING
+from forebay.protocols.tfserving.messages import SERVING, UNCUT
 from forebay.transports.grpc.beside import run_beside
 from forebay.transports.grpc.model_infer import STATUSES
+from forebay.transports.reading_turns import in_turns
+from forebay.types.element_limits import ElementLimits
+from forebay.types.proto_elements import message_elements
 from forebay.types.tensorflow import CLASSIFY, REGRESS
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.service import Call, Direct
     from forebay.types.call import Request
 
+_MOST: Final = ElementLimits(elsewhere=10_000, tensors=10_000)
+"""How many elements a message has beside its examples. A model has some signatures, and each is asked once."""
 _METHODS: Final = {
     CLASSIFY: ("Classify", "ClassificationRequest", "ClassificationResponse", "classification_result"),
     REGRESS: ("Regress", "RegressionRequest", "RegressionResponse", "regression_result"),
@@ -34,15 +39,16 @@ def multi_inference(methods: Mapping[str, Direct]) -> Direct:
     """Return the method; `methods` answer its tasks."""
 
     def method(message: bytes, call: Call) -> None:
-        given = SERVING.parsed("MultiInferenceRequest", message)
-        _check(given.tasks)
-        run_beside(partial(_together, given, methods, call), call, STATUSES)
+        run_beside(partial(_together, message, methods, call), call, STATUSES)
 
     return method
 
 
-async def _together(given: Any, methods: Mapping[str, Direct], call: Call) -> None:
+async def _together(message: bytes, methods: Mapping[str, Direct], call: Call) -> None:
     """Ask one task after the other: each has a copy of the examples, and the first that fails is the answer."""
+    await in_turns(message_elements(message, UNCUT.classes().MultiInferenceRequest.DESCRIPTOR, _MOST))
+    given = SERVING.parsed("MultiInferenceRequest", message)
+    _check(given.tasks)
     part: _Part | None = None
     found: list[bytes] = []
     try:
