@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import takewhile
 
 import pytest
 
@@ -15,7 +16,7 @@ from forebay.serving.models.steps import Stream
 from forebay.types.call import Failure, Last, Request
 from forebay.workers.pool import CREDIT
 from forebay.workers.seating import Seating
-from forebay.workers.seats import Seats, at_once, follow
+from forebay.workers.seats import STEADY, Seats, at_once, follow
 
 RUNS = 40
 
@@ -412,6 +413,35 @@ def test_many_who_come_at_once_do_not_keep_those_who_are_open_waiting():
     assert {name for name, _ in at_once(quick.step()).parts} == set(range(8))
 
 
+@pytest.mark.parametrize("quick", [1, 3, STEADY // 2])
+def test_a_part_does_not_wait_for_a_step_that_is_slow_again_and_again(quick):
+    world = {"now": 0.0}
+
+    def bursts(_items):
+        while True:
+            yield from [[world["now"]]] * quick
+            world["now"] += 10
+            yield [world["now"]]
+
+    seats = Seats(bursts, lambda: world["now"])
+    seats.join("one", [Request(body=None, reply=print)])
+    at_once(seats.step())
+    seats.allow("one", 500)
+    told = [(part, world["now"]) for _ in range(500) for _, part in at_once(seats.step()).parts]
+    assert len(told) == 500
+    assert all(made == [now] for made, now in told)
+
+
+def test_of_steady_streams_several_parts_are_told_together():
+    seats = Seats(lambda _items: iter([[number] for number in range(200)]), lambda: 0.0)
+    seats.join("one", [Request(body=None, reply=print)])
+    at_once(seats.step())
+    seats.allow("one", 200)
+    told = list(takewhile(bool, (parts_in(at_once(seats.step())) for _ in range(200))))
+    assert set(told[: STEADY - 2]) == {1}
+    assert set(told[STEADY - 1 : -1]) == {8}
+
+
 def parts_in(told):
     return sum(len(name) if type(name) is list else 1 for name, _ in told.parts)
 
@@ -428,6 +458,7 @@ def test_who_was_sent_ahead_takes_a_seat_without_a_word_of_the_server():
     for sitting in world.said:
         world.worker.join(*sitting[1:])
     world.said = []
+    world.worker._quick = STEADY
     told = [at_once(world.worker.step()) for _ in range(2)]
     assert [parts_in(one) for one in told] == [2, 4]  # the second bundle of rounds ends with the first stream
     assert len(told[-1].ended) == 1

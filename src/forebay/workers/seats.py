@@ -11,8 +11,10 @@ the next one: many that come at once do not keep those from their next parts. A 
 requests to may send some ahead of their seats; one that has become free is then taken without asking it.
 
 A round may end early, at `ROUND_S`, so that what has been made is sent; the next one goes on with those that are left.
-One that is over quickly is followed by another one before anything is sent, up to `BUNDLE` of them within `BUNDLE_S`:
-the way to the server then costs less than the parts. The first part of a stream waits for no second one.
+Where all of the last `STEADY` rounds were over quickly, several are made before anything is sent, up to `BUNDLE` of them
+within `BUNDLE_S`: the way to the server then costs less than the parts. Generators that are quick and slow in turns
+never have a part wait for the next one; of others it is the last parts before a step that is slow for the first time.
+The first part of a stream waits for no second one.
 
 Every batch that joins ends exactly once, which is told in a round, and its iterator is closed once.
 
@@ -43,6 +45,8 @@ ROUND_S: Final = 0.001
 BUNDLE: Final = 8
 BUNDLE_S: Final = 0.0005
 """Rounds that are told together, and how long they may take in sum."""
+STEADY: Final = 64
+"""Rounds in a row that took no longer than that, after which some are told together."""
 
 T = TypeVar("T")
 _END: Final = object()
@@ -141,6 +145,7 @@ class Seats:
         self._largest = 1
         self._coming: deque[tuple[Any, Sequence[Any], Hashable, int]] = deque()
         self._round_s = 0.0
+        self._quick = 0  # rounds in a row
         self._watch = watch
         self._run = run
         self._clock = clock
@@ -265,11 +270,15 @@ class Seats:
         await self._let_in()
         began = now = self._clock()
         for _ in range(BUNDLE):
-            if not await self._round(began):
-                break
+            is_whole = await self._round(began)
             now, before = self._clock(), now
+            self._quick = self._quick + 1 if now - before <= BUNDLE_S else 0
+            if not is_whole:
+                break
             self._round_s = now - before
-            if self._is_urgent or self._told.ended or now - began + (now - before) > BUNDLE_S:
+            if self._is_urgent or self._told.ended or self._quick < STEADY:
+                break
+            if now - began + self._round_s > BUNDLE_S:
                 break
         if self._late:
             await self._outlast()
