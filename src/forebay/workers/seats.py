@@ -11,7 +11,7 @@ the next one: many that come at once do not keep those from their next parts. A 
 requests to may send some ahead of their seats; one that has become free is then taken without asking it.
 
 A round may end early, at `ROUND_S`, so that what has been made is sent; the next one goes on with those that are left.
-Where all of the last `STEADY` rounds were over quickly, several are made before anything is sent, up to `BUNDLE` of them
+Where all of the last `STEADY` rounds were over quickly, some are made before anything is sent, up to `BUNDLE` of them
 within `BUNDLE_S`: the way to the server then costs less than the parts. Generators that are quick and slow in turns
 never have a part wait for the next one; of others it is the last parts before a step that is slow for the first time.
 The first part of a stream waits for no second one.
