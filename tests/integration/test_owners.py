@@ -405,14 +405,14 @@ def test_a_front_that_is_not_let_in_is_called_a_front(serve, tmp_path, secret, s
 
 def test_a_name_that_is_taken_is_said_and_stays_with_whom_it_belongs(serve, owner, socket_path):
     front = serve("owned.py", "--owner", socket_path)
-    assert "has a model 'clip', version '1', and so has this server" in front.log
+    assert "has a model 'clip', and so has this server, which serves it" in front.log
     assert front.call("clip", 1.0).json()[1] != owner.call("clip", 1.0).json()[1]
 
 
 def test_a_name_of_two_owners_belongs_to_one(serve, owner, socket_path, tmp_path):
     other = serve("owned.py", "--attach", f"unix:{tmp_path}/s")
     front = serve(None, "--owner", socket_path, "--owner", f"unix:{tmp_path}/s")
-    assert "which was first" in front.log
+    assert "and so has the owner" in front.log
     assert front.call("clip", 1.0).json()[1] in {server.call("clip", 1.0).json()[1] for server in (owner, other)}
 
 

@@ -115,11 +115,15 @@ def test_who_cannot_be_believed_is_said_on_both_sides_and_what_is_served_stays_s
             "unix:s stays on this machine and is not encrypted; leave out --owner",
         ),
         ("--owner tcp:a:1 --owner-certfile both.pem", "--owner-certfile was given without --owner-cafile"),
+        (
+            "single.py --owner-cafile ca.pem",
+            "--owner-cafile was given, and no owner to dial: --owner tcp:HOST:PORT",
+        ),
         ("--owner tcp:a:1 --owner-cafile none", "the TLS file none: No such file or directory"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(cli, files, options, words):
-    done = cli("check", *options.split(), cwd=files)
+def test_what_cannot_be_is_one_sentence(cli, files, models, options, words):
+    done = cli("check", *options.replace("single.py", str(models / "single.py")).split(), cwd=files)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

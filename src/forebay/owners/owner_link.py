@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, revive
 from forebay.observe.naming import id_of
 from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.owner_pool import OwnerSlot
 from forebay.owners.wire import (
     HandedOn,
     ModelRequests,
@@ -29,7 +30,7 @@ from forebay.workers.tls_files import why_closed, why_no_tls
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.owners.owner_pool import OwnerSlot
+    from forebay.owners.owner_pool import OwnerPool
     from forebay.owners.wire import EndedSeat
     from forebay.types.call import Request
     from forebay.workers.seating import Sitting
@@ -57,6 +58,7 @@ class OwnerLink(asyncio.Protocol):
         secret: bytes | None,
         on_models: Callable[[OwnerLink, Sequence[tuple[int, Any]]], object],
         on_end: Callable[[OwnerLink], object],
+        on_lost: Callable[[OwnerLink], object],
     ) -> None:
         """Make the front's end.
 
@@ -65,6 +67,7 @@ class OwnerLink(asyncio.Protocol):
             secret: What both sides must know.
             on_models: Called with what the owner serves, whenever that changes.
             on_end: Called once when it takes no further requests.
+            on_lost: Called once when the connection is closed.
         """
         loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[str] = loop.create_future()
@@ -74,6 +77,8 @@ class OwnerLink(asyncio.Protocol):
         self._has_secret = secret is not None
         self._on_models = on_models
         self._on_end = on_end
+        self._on_lost = on_lost
+        self._is_leaving = False
         self._transport: asyncio.Transport | None = None
         self._is_encrypted = False
         self._new: dict[OwnerSlot, None] = {}
@@ -131,6 +136,7 @@ class OwnerLink(asyncio.Protocol):
         for slot in [*self.slots.values()]:
             slot.pool.gone(slot)
         self.slots.clear()
+        self._on_lost(self)
 
     def give_up(self, reason: str) -> None:
         """Hang up."""
@@ -147,10 +153,32 @@ class OwnerLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def leave(self) -> None:
+        """Hang up as soon as no pool hands requests on by it, and all that were handed on are answered."""
+        self._is_leaving = True
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        """Hang up if that is wanted and nothing is left to be answered."""
+        if self._is_leaving and not any(slot.is_in_use for slot in self.slots.values()):
+            self.close()
+
+    def slot(self, number: int, pool: OwnerPool, room: int) -> OwnerSlot:
+        """Return the slot by which a pool asks for the model of this number."""
+        slot = self.slots.get(number)
+        if slot is None or slot.pool is not pool:
+            if slot is not None and slot.is_in_use:  # answers are told apart by the number alone
+                self.give_up("another pool still waits for answers of the same model")
+            slot = OwnerSlot(self, number, pool, room)
+            if not self.ended.done():
+                self.slots[number] = slot
+        return slot
+
     def forget(self, slot: OwnerSlot) -> None:
         """Ask for a model no more."""
         if self.slots.get(slot.number) is slot:
             del self.slots[slot.number]
+            self.close_if_done()
 
     def hand_on(self, slot: OwnerSlot, sitting: Sitting, request: Request) -> None:
         """Send a request at the end of this turn, or fail it if it cannot be sent."""
@@ -211,6 +239,7 @@ class OwnerLink(asyncio.Protocol):
             slot = self.slots.get(told.model)
             if slot is not None:
                 slot.hear(told, parts, outcomes)
+        self.close_if_done()
 
     def _begin_to_beat(self) -> None:
         if peer_of(self._transport) is not None:  # there is a network between

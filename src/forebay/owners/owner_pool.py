@@ -22,6 +22,8 @@ from forebay.workers.seating import Seating
 from forebay.workers.slot_pool import SlotPool
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from forebay.owners.owner_link import OwnerLink
     from forebay.owners.wire import ModelAnswers
     from forebay.types.batch import Done, EntryBatch
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 SEATS: Final = 1 << 40
 """Seats of a link: what bounds them is the owner's room."""
+AWAY: Final = "is away"
+MISSING: Final = "has no such model now"
 
 
 class OwnerSlot:
@@ -61,6 +65,11 @@ class OwnerSlot:
     def credit(self) -> int:
         """Samples for which the owner has room, less those that it has not counted."""
         return self._room - (self._sent - self._heard)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the pool hands requests on by it, or waits for answers."""
+        return bool(self.seating.open) or self.pool.uses(self)
 
     @property
     def under_way(self) -> int:
@@ -132,6 +141,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
         super().__init__(seats=SEATS)
         self.model = name
         self.holder = f"owner {owner}"
+        self.problem = AWAY
         self._owner = owner
         self._batch_size = batch_size
         self._capacity = capacity
@@ -168,8 +178,27 @@ class OwnerPool(SlotPool[OwnerSlot]):
         self.idle -= batch.rows
         slot.run(batch, done)
 
-    def join(self, slot: OwnerSlot) -> None:
-        """Take up work with a link."""
+    def uses(self, slot: OwnerSlot) -> bool:
+        """Tell whether requests are handed on by a slot."""
+        return slot in self._seated
+
+    def ask(self, owner: str, slots: Collection[OwnerSlot]) -> None:
+        """Hand requests on by these slots, and by no others; what was handed on is answered all the same.
+
+        Args:
+            owner: What the owner is called.
+            slots: The links to it.
+        """
+        self._owner, self.holder = owner, f"owner {owner}"
+        for slot in slots:
+            if slot not in self._seated and not slot.worker.ended.done():
+                self._join(slot)
+        for slot in [*self._seated]:
+            if slot not in slots:
+                self.retire(slot)
+                slot.worker.close_if_done()
+
+    def _join(self, slot: OwnerSlot) -> None:
         if self._stopping:
             return
         if self._vacancy is not None:
@@ -193,7 +222,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
         alive = len(self._seated)
-        problem = "" if alive else f"its owner {self._owner} is away"
+        problem = "" if alive else f"its owner {self._owner} {self.problem}"
         return PoolStatistics(slots=max(alive, 1), idle=alive, alive=alive, problem=problem)
 
     async def stop(self, grace_s: float) -> None:
@@ -214,4 +243,4 @@ class OwnerPool(SlotPool[OwnerSlot]):
     def _give_up(self) -> None:
         self._vacancy = None
         if not self._seated and not self._stopping:
-            self._refuse(Unavailable(f"the owner of '{self.model}', {self._owner}, is away; try again later"))
+            self._refuse(Unavailable(f"the owner of '{self.model}', {self._owner}, {self.problem}; try again later"))

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owners of a front: it dials each, serves what it describes, and dials again when it goes away.
+"""The owners of a front: which there are, which of them serves what, and what becomes of that in the app.
 
 Theory of operation. A server starts without an owner that does not answer, and serves its models once it does. Each
 version of a model that an owner describes becomes an endpoint with an `OwnerPool` behind it. Another description of the
 same version makes a new endpoint, which takes the place of the one before, as in a reload. When the link ends, the
 endpoints stay, and requests wait for the next link, which may lead to another process at the same address.
 
-A name belongs to whoever was first: a model of this server's own, or of another owner.
+A name is served by one owner, its holder, or by this server. An owner that is wanted for that name comes before all
+others, also before a model of the project, once it has said that it has the model. Else a name belongs to whoever was
+first. Whenever an owner says something else than before, or others are wanted, the names that it is about are settled
+anew, each by a task of its own: its holder is looked for, and endpoints and pools follow. If the holder is another one
+than before and describes the model alike, the endpoint stays, and only where its requests go changes.
 """
 
 from __future__ import annotations
@@ -14,36 +18,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ForebayError
-from forebay.owners.model_description import read_description
-from forebay.owners.owner_link import FLAG, OwnerLink
-from forebay.owners.owner_pool import OwnerPool, OwnerSlot
-from forebay.serving.endpoint import Endpoint
-from forebay.types.call import ALONE
+from forebay.owners.owned_model import OwnedModel, owned_model
+from forebay.owners.owner import LinkOptions, Owner
+from forebay.owners.owner_pool import AWAY, MISSING
 from forebay.types.did_you_mean import meant
-from forebay.workers.address import CONNECT_S, UnixAddress, tune
-from forebay.workers.redialling import Pauses
-from forebay.workers.tls_files import why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    import ssl
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from forebay.owners.model_description import ModelDescription, WeighedModel
+    from forebay.owners.owner import OwnedVersion
     from forebay.server.app import App
     from forebay.server.served import Served
-    from forebay.types.call import Request
     from forebay.workers.address import Address
 
 log = logging.getLogger("forebay.owners")
 
 START_S: Final = 10.0
 """How long the start of the server waits for its owners."""
+SLOW_S: Final = 1.0
+"""How long other names wait for one to be settled: a model of the project that is loaded may take minutes."""
 
 
 class WantedOwner(msgspec.Struct, frozen=True):
@@ -51,28 +50,24 @@ class WantedOwner(msgspec.Struct, frozen=True):
 
     Attributes:
         address: Where it is.
-        name: The only model of it that is served; None for all of them.
+        name: The only model of it that is served; None for all of them. It is served by this owner even if the project
+            of this server, or an owner without a name, has one of that name.
     """
 
     address: Address
     name: str | None = None
 
 
-class _LinkOptions(msgspec.Struct, frozen=True):
-    """What all owners have in common: what this server calls itself, and what `Owners` is told."""
+class _OwnedName(msgspec.Struct, eq=False):
+    """A name that another server serves.
 
-    name: str
-    secret: bytes | None
-    tls: ssl.SSLContext | None
-    grace_s: float
+    Attributes:
+        holder: The owner; None before any has been reached.
+        models: The versions that are served, by their names.
+    """
 
-
-class _OwnedModel(msgspec.Struct, eq=False):
-    """A version of a model of an owner."""
-
-    description: ModelDescription
-    pool: OwnerPool
-    served: Served
+    holder: Owner | None = None
+    models: dict[str, OwnedModel] = {}
 
 
 class Owners:
@@ -81,258 +76,272 @@ class Owners:
     def __init__(
         self,
         app: App,
-        wanted: Sequence[WantedOwner],
         secret: bytes | None,
         tls: ssl.SSLContext | None,
         grace_s: float,
+        take_back: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Describe them.
+        """Begin without any; see `want`.
 
         Args:
             app: What their models join.
-            wanted: Where they are, and what of them is served.
             secret: What both sides must know.
             tls: How connections to other machines are encrypted; None if they are not.
             grace_s: How long requests wait for an owner that is gone.
+            take_back: Loads what the project has by a name that no owner serves any more.
+        """
+        self._app = app
+        self._options = LinkOptions(secrets.token_hex(16), secret, tls)
+        self._grace_s = grace_s
+        self._take_back = take_back
+        self._owners: dict[Address, Owner] = {}
+        self._former: set[Owner] = set()
+        self._names: dict[str, _OwnedName] = {}
+        self._unsettled: dict[str, None] = {}
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._is_settling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_up = False
+
+    def want(self, wanted: Sequence[WantedOwner]) -> None:
+        """Serve the models of these owners from now on, and of no others; called on the loop, or before the start.
+
+        Returns at once. Owners that were wanted before keep their links, others are dialled. Models of an owner that is
+        not wanted any more leave once their requests are done; one that another owner is wanted for by name stays until
+        that one has it, and what was not answered by then is handed on to it. A model that the project defines is then
+        served by the project again. To move a model from one owner to another, name it: `WantedOwner(address, name)`.
 
         Raises:
-            ConfigError: One is named twice.
+            ConfigError: An owner is named twice; nothing has changed.
         """
-        names: dict[Address, list[str | None]] = {}
-        for one in wanted:
-            names.setdefault(one.address, []).append(one.name)
-        for address, its in names.items():
-            if len(its) > 1 and (None in its or len(set(its)) < len(its)):
-                which = "" if None in its else f", with the model '{max(its, key=its.count)}'"
-                raise ConfigError(f"the owner {address} is named twice{which}; leave one of them out")
-        self._claims: dict[tuple[str, str], _Owner] = {}
-        made = _LinkOptions(secrets.token_hex(16), secret, tls, grace_s)
-        self._owners = [
-            _Owner(app, address, frozenset(filter(None, its)), made, self._claims) for address, its in names.items()
-        ]
+        names = names_of(wanted)
+        before, self._owners = self._owners, {}
+        for address, only in names.items():
+            owner = before.pop(address, None)
+            if owner is None:
+                owner = Owner(address, self._options, self._changed)
+                if self._is_up:
+                    owner.start()
+            owner.only = only
+            self._owners[address] = owner
+        for owner in before.values():
+            self._former.add(owner)
+            owner.leave()
+        if self._is_up:
+            self._settle_soon(self._names)
+            for owner in self._owners.values():
+                self._settle_soon(filter(owner.may_serve, owner.names))
+            self._note_begun()
+
+    def expect(self, models: Sequence[OwnedModel]) -> None:
+        """Take these for what the owners have that are wanted for them by name, until they say otherwise."""
+        for model in models:
+            config = model.description.config
+            holder = next(one for one in self._owners.values() if config.name in one.only)
+            self._names.setdefault(config.name, _OwnedName(holder, {})).models[config.version] = model
+            self._app.owned[config.name] = str(holder.address)
+
+    def wants(self, name: str) -> bool:
+        """Tell whether an owner is wanted for a model by its name."""
+        return any(name in owner.only for owner in self._owners.values())
 
     async def start(self) -> None:
         """Dial, and wait for a while until their models are served."""
-        firsts = [one.start() for one in self._owners]
-        await asyncio.wait(firsts, timeout=START_S)
+        self._is_up = True
+        firsts = [owner.start() for owner in self._owners.values()]
+        if firsts:
+            await asyncio.wait(firsts, timeout=START_S)
 
     def leave(self) -> None:
         """Go on: what was accepted is still handed on."""
 
     def stop(self) -> None:
         """Hang up."""
-        for one in self._owners:
-            one.stop()
+        for task in self._tasks:
+            task.cancel()
+        for owner in (*self._owners.values(), *self._former):
+            owner.stop()
 
     def problems(self) -> list[str]:
         """Return which owners have nothing served yet, and why; for the others their models say it."""
-        return [one.problem for one in self._owners if one.problem and not one.models]
+        holders = {found.holder for found in self._names.values()}
+        return [one.problem for one in self._owners.values() if one.problem and one not in holders]
 
+    def _changed(self, owner: Owner, names: Iterable[str]) -> None:
+        self._settle_soon(filter(owner.may_serve, names))
+        self._note_begun()
 
-class _Owner:
-    """One owner."""
+    def _settle_soon(self, names: Iterable[str]) -> None:
+        self._unsettled.update(dict.fromkeys(names))
+        if self._unsettled and not self._is_settling:
+            self._is_settling = True
+            self._run(self._settle_all())
 
-    def __init__(
-        self,
-        app: App,
-        address: Address,
-        only: frozenset[str],
-        options: _LinkOptions,
-        claims: dict[tuple[str, str], _Owner],
-    ) -> None:
-        self.models: dict[tuple[str, str], _OwnedModel] = {}
-        self.problem = f"the owner {address} has not answered yet"
-        self._app = app
-        self.address = address
-        self._only = only
-        self._options = options
-        self._claims = claims
-        self._links: set[OwnerLink] = set()
-        self._first: asyncio.Future[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self._said: set[str] = set()
-        self._names: set[str] = set()
+    async def _settle_all(self) -> None:
+        """Settle name after name, so that models are listed as their owner lists them; a slow one holds up none."""
+        while (name := next((one for one in self._unsettled if one not in self._settling), None)) is not None:
+            task = self._settling[name] = self._run(self._settle(name))
+            await asyncio.wait((task,), timeout=SLOW_S)
+        self._is_settling = False
 
-    def start(self) -> asyncio.Future[None]:
-        """Begin to dial; returns what is done once the first attempt is over."""
-        loop = asyncio.get_running_loop()
-        self._first = loop.create_future()
-        self._keeping = loop.create_task(self._keep())
-        return self._first
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def stop(self) -> None:
-        """Dial no more, and hang up."""
-        for task in (self._keeping, self._serving):
-            if task is not None:
-                task.cancel()
-        for link in [*self._links]:
-            link.close()
-
-    async def _keep(self) -> None:
-        """Keep a link to the owner, as long as the server lives."""
-        pauses = Pauses()
-        while True:
-            try:
-                link = await self._dial()
-                reason = await asyncio.shield(link.greeted)
-                if not reason:
-                    pauses.begin_again()
-                    reason = await asyncio.shield(link.ended)
-            except ssl.SSLError as error:
-                reason = f"it {why_no_tls(error, FLAG)}"
-            except OSError as error:
-                reason = f"it cannot be reached: {error.strerror or error or 'it does not answer'}"
-            self._say(f"is away: {reason}")
-            await asyncio.sleep(pauses.next_s())
-
-    async def _dial(self) -> OwnerLink:
-        """Connect.
-
-        Raises:
-            OSError: Nobody is there.
-        """
-        loop = asyncio.get_running_loop()
-
-        def make() -> OwnerLink:
-            return OwnerLink(self._options.name, self._options.secret, self._told, self._links.discard)
-
-        address = self.address
-        async with asyncio.timeout(CONNECT_S):
-            if isinstance(address, UnixAddress):
-                _, link = await loop.create_unix_connection(make, address.path)
-            else:
-                transport, link = await loop.create_connection(make, address.host, address.port, ssl=self._options.tls)
-                tune(transport.get_extra_info("socket"))
-        self._links.add(link)
-        return link
-
-    def _reached(self) -> None:
-        if self.problem:
-            log.info("the owner %s is here", self.address)
-        self.problem = ""
-        self._said.clear()
-
-    def _say(self, problem: str) -> None:
-        """Log a problem of the owner, if it is not known."""
-        self.problem = f"the owner {self.address} {problem}"
-        if problem not in self._said:
-            self._said.add(problem)
-            log.warning("%s", self.problem)
-        self._settle_first()
-
-    def _settle_first(self) -> None:
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
-
-    def _told(self, link: OwnerLink, models: Sequence[tuple[int, Any]]) -> None:
-        """Serve what an owner describes from now on.
-
-        Raises:
-            ConfigError: A description cannot be used.
-        """
-        told = [(number, read_description(one)) for number, one in models]
-        self._reached()
-        self._names = {one.model.config.name for _, one in told}
-        told = [(number, one) for number, one in told if not self._only or one.model.config.name in self._only]
-        coming: dict[tuple[str, str], _OwnedModel] = {}
-        for number, weighed in told:
-            key = weighed.model.config.name, weighed.model.config.version
-            if number in link.slots:
-                continue
-            found = self.models.get(key)
-            if found is None or found.description != weighed.model:
-                if self._is_taken(key):
-                    continue
-                found = self._made(weighed.model)
-            coming[key] = found
-            slot = link.slots[number] = OwnerSlot(link, number, found.pool, weighed.model.capacity)
-            found.pool.join(slot)
-        wanted = {(one.model.config.name, one.model.config.version): one for _, one in told}
-        before_it = self._serving
-        self._serving = asyncio.get_running_loop().create_task(self._serve(before_it, coming, wanted))
-
-    def _made(self, description: ModelDescription) -> _OwnedModel:
-        """Make an endpoint for a version of a model."""
-        name, capacity = description.config.name, description.capacity
-        pool = OwnerPool(name, str(self.address), description.max_size, capacity, self._options.grace_s)
-        config = msgspec.structs.replace(description.config, split=False)  # its owner cuts it
-        queue = BatchConfig(max_size=capacity, capacity=capacity, idle="go")
-        endpoint = Endpoint(config, queue, pool, keys_of=_alone)
-        endpoint.batching = description.batching  # as it is told to clients
-        return _OwnedModel(description, pool, description.served_by(endpoint))
-
-    def _is_taken(self, key: tuple[str, str]) -> bool:
-        """Tell whether somebody else serves this version of a model, and log that; else it belongs to this owner."""
-        name, version = key
-        versions = self._app.versions_of(name)
-        served = None if versions is None else versions.ready.get(version)
-        if served is not None and not isinstance(served.endpoint.pool, OwnerPool):
-            other = "this server"
-        elif (first := self._claims.setdefault(key, self)) is not self:
-            other = f"the owner {first.address}"
-        else:
-            return False
-        text = (
-            "the owner %s has a model '%s', version '%s', and so has %s, which was first: "
-            "give one of them another `name` or `version`"
-        )
-        log.warning(text, self.address, name, version, other)
-        return True
-
-    async def _serve(
-        self,
-        before: asyncio.Task[None] | None,
-        coming: dict[tuple[str, str], _OwnedModel],
-        wanted: dict[tuple[str, str], WeighedModel],
-    ) -> None:
-        """Let endpoints come and go as the owner says."""
-        if before is not None:
-            await asyncio.wait((before,))
-        for key, model in coming.items():
-            if self.models.get(key) is not model:
-                await self._load(key, model)
-        self._share(wanted)
-        for key in [key for key in self.models if key not in wanted]:
-            model = self.models.pop(key)
-            self._claims.pop(key, None)
-            try:
-                await self._app.unload(*key, model.served)
-            except ForebayError as error:
-                log.warning("model '%s' of the owner %s cannot leave: %s", key[0], self.address, error.message)
-        missing = sorted(self._only - {name for name, _ in self.models})
-        if missing:
-            self._say(f"has no model '{missing[0]}'{meant(missing[0], sorted(self._names))}")
-        self._settle_first()
-
-    async def _load(self, key: tuple[str, str], model: _OwnedModel) -> None:
-        """Let an endpoint take its place."""
-        before = self.models.get(key)
-        self.models[key] = model
+    async def _settle(self, name: str) -> None:
+        """Have a name served by whoever is to serve it, until nothing has changed meanwhile."""
         try:
-            await self._app.load(*key, lambda: model.served)
+            while name in self._unsettled:
+                del self._unsettled[name]
+                if (holder := self._holder(name)) is None:
+                    await self._let_go(name)
+                else:
+                    await self._serve(name, holder)
+        except Exception:
+            log.exception("it could not be settled who serves the model '%s'", name)
+        finally:
+            del self._settling[name]
+            self._former = {one for one in self._former if one.is_here}
+            self._note_begun()
+
+    def _note_begun(self) -> None:
+        """Say what owners lack, once all that they have is served."""
+        for owner in self._owners.values():
+            if owner.is_here and owner.names.keys().isdisjoint(self._settling.keys() | self._unsettled.keys()):
+                owner.problem = ""
+                if missing := sorted(owner.only - owner.names.keys()):
+                    owner.say(f"has no model '{missing[0]}'{meant(missing[0], sorted(owner.names))}")
+                owner.begun()
+
+    def _holder(self, name: str) -> Owner | None:
+        """Return the owner that is to serve a name; None if it is none."""
+        found = self._names.get(name)
+        current = None if found is None else found.holder
+        having = [owner for owner in self._owners.values() if owner.has(name)]
+        if having and self._is_stocked(name):
+            self._tell_others(name, having, None)
+            return None
+        named = [owner for owner in having if name in owner.only]
+        others = next(iter(having), None)
+        if named:
+            chosen = current if current in named else named[0]
+        elif found is None and self._is_own(name):
+            chosen = None
+        elif current is not None and current in self._owners.values() and current.may_serve(name):
+            waits = not current.is_here or self.wants(name)
+            chosen = current if current.has(name) or waits else others
+        else:
+            chosen = (current if self.wants(name) else None) or others
+        self._tell_others(name, having, chosen)
+        return chosen
+
+    def _tell_others(self, name: str, having: Sequence[Owner], chosen: Owner | None) -> None:
+        """Say of owners whose model is not served that another one has the name."""
+        other = "this server" if chosen is None else f"the owner {chosen.address}"
+        for owner in having:
+            if owner is not chosen:
+                owner.say_once(
+                    f"the owner {owner.address} has a model '{name}', and so has {other}, which serves it: give one of "
+                    "them another `name`, or say which owner serves it: {owner: ADDRESS, name: NAME}"
+                )
+
+    def _is_stocked(self, name: str) -> bool:
+        return self._app.stock is not None and self._app.stock.offer.has(name)
+
+    def _is_own(self, name: str) -> bool:
+        versions = self._app.versions_of(name)
+        return versions is not None and not all(one.is_elsewhere for one in versions.ready.values())
+
+    async def _serve(self, name: str, holder: Owner) -> None:
+        """Have a name served by an owner."""
+        found = self._names.setdefault(name, _OwnedName(None, {}))
+        found.holder = holder
+        self._app.owned[name] = str(holder.address)
+        told: dict[str, list[OwnedVersion]] = {}
+        for one in holder.versions(name):
+            told.setdefault(one.weighed.model.config.version, []).append(one)
+        for version, its in told.items():
+            await self._serve_version(found, version, its)
+        if told:
+            self._share(name, {version: its[0].weighed.weight for version, its in told.items()})
+            found.models = {version: model for version, model in found.models.items() if version in told}
+            kept = {model.served for model in found.models.values()}
+            await self._unload_others(name, lambda served: served in kept)
+        else:  # it is away, or another one is awaited
+            for model in found.models.values():
+                model.pool.problem = MISSING if holder.is_here else AWAY
+                model.pool.ask(str(holder.address), ())
+
+    async def _serve_version(self, found: _OwnedName, version: str, told: Sequence[OwnedVersion]) -> None:
+        """Have a version served as its owner describes it."""
+        assert found.holder is not None
+        model = found.models.get(version)
+        description = told[0].weighed.model
+        is_new = model is None or model.description != description
+        if model is None or is_new:
+            model = owned_model(description, str(found.holder.address), self._grace_s)
+        slots = [one.link.slot(one.number, model.pool, description.capacity) for one in told]
+        model.pool.problem = AWAY
+        model.pool.ask(str(found.holder.address), slots)
+        if is_new:
+            await self._load(found, model)
+
+    async def _load(self, found: _OwnedName, model: OwnedModel) -> None:
+        """Let an endpoint take its place."""
+        config = model.description.config
+        try:
+            await self._app.load(config.name, config.version, lambda: model.served)
         except ForebayError as error:
-            log.warning("model '%s' of the owner %s cannot be served: %s", key[0], self.address, error.message)
-            del self.models[key]
-            if before is not None:
-                self.models[key] = before
+            owner = str(None if found.holder is None else found.holder.address)
+            log.warning("model '%s' of the owner %s cannot be served: %s", config.name, owner, error.message)
+        else:
+            found.models[config.version] = model
 
-    def _share(self, wanted: dict[tuple[str, str], WeighedModel]) -> None:
-        """Give the versions of each model the weights that they have at the owner."""
-        weights: dict[str, dict[str, int]] = {}
-        for (name, version), weighed in wanted.items():
-            if (name, version) in self.models and weighed.weight:
-                weights.setdefault(name, {})[version] = weighed.weight
-        for name, shares in weights.items():
-            try:
+    def _share(self, name: str, weights: dict[str, int]) -> None:
+        """Give the versions of a model the weights that they have at the owner."""
+        served = self._names[name].models
+        shares = {version: weight for version, weight in weights.items() if weight and version in served}
+        try:
+            if shares:
                 self._app.share(name, shares)
+        except ForebayError as error:
+            log.warning("the versions of '%s' are not shared as the owner has it: %s", name, error.message)
+
+    async def _let_go(self, name: str) -> None:
+        """Serve a name no longer, or as the project has it."""
+        found = self._names.pop(name, None)
+        if found is not None:
+            del self._app.owned[name]
+            await self._take_back(name)
+            left = {model.served for model in found.models.values()}
+            await self._unload_others(name, lambda served: served not in left)
+
+    async def _unload_others(self, name: str, is_kept: Callable[[Served], bool]) -> None:
+        """Let the versions of a model leave that are not kept; those last that answer what names no version."""
+        versions = self._app.versions_of(name)
+        if versions is None:
+            return
+        leaving = [(version, served) for version, served in versions.ready.items() if not is_kept(served)]
+        for version, served in sorted(leaving, key=lambda one: one[0] in versions.weights):
+            try:
+                await self._app.unload(name, version, served)
             except ForebayError as error:
-                log.warning("the versions of '%s' are not shared as the owner has it: %s", name, error.message)
+                log.warning("version '%s' of the model '%s' cannot leave: %s", version, name, error.message)
 
 
-def _alone(_request: Request) -> Sequence[Hashable]:
-    """Have each request leave as a batch of its own: its owner forms batches."""
-    return _ALONE
+def names_of(wanted: Sequence[WantedOwner]) -> dict[Address, frozenset[str]]:
+    """Return what is wanted of each owner: names, or none for all.
 
-
-_ALONE: Final = (ALONE,)
+    Raises:
+        ConfigError: One is named twice.
+    """
+    names: dict[Address, list[str | None]] = {}
+    for one in wanted:
+        names.setdefault(one.address, []).append(one.name)
+    for address, its in names.items():
+        if len(its) > 1 and (None in its or len(set(its)) < len(its)):
+            which = "" if None in its else f", with the model '{max(its, key=its.count)}'"
+            raise ConfigError(f"the owner {address} is named twice{which}; leave one of them out")
+    return {address: frozenset(filter(None, its)) for address, its in names.items()}

@@ -80,6 +80,8 @@ class App:
         """Where workers attach, and with them endpoints; opened and closed with the app."""
         self.links: list[Links] = []
         """Connections with other servers; opened and closed with the app."""
+        self.owned: dict[str, str] = {}
+        """Names of models that other servers serve, each with the address of that server; no other may take them."""
         self.stock: Stock | None = None
         """Models of repositories, which are loaded when they are asked for; started and stopped with the app."""
         self.on_left: Callable[[], None] = lambda: None
@@ -531,7 +533,7 @@ class App:
         attempt = versions.begin(version)
         try:
             with self.state.entered():
-                await bring_up(versions, attempt, make, until)
+                await bring_up(versions, attempt, make, until, self.owned.get(name))
         except BaseException as error:
             if attempt.served is not None:
                 await attempt.served.endpoint.drain(0.0)

@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forebay.errors import ConfigError, ModelError
+from forebay.errors import ConfigError, InvalidRequest, ModelError
 from forebay.types.failures import failure_of
 from forebay.workers.hanging_calls import Late, LoopThreads
 
@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def bring_up(versions: Versions, attempt: Version, make: Callable[[], Served], until: float) -> None:
+async def bring_up(
+    versions: Versions, attempt: Version, make: Callable[[], Served], until: float, owner: str | None = None
+) -> None:
     """Build and start a version.
+
+    Args:
+        versions: Those of its model.
+        attempt: What is noted about it.
+        make: Builds it.
+        until: When it has to be up.
+        owner: The other server that the name of the model belongs to, if there is one.
 
     Raises:
         ForebayError: Why it cannot be.
@@ -32,6 +41,8 @@ async def bring_up(versions: Versions, attempt: Version, make: Callable[[], Serv
     if (name, version) != (versions.model, attempt.name):
         msg = f"'{versions.model}' version '{attempt.name}' was wanted, and it is '{name}' version '{version}'"
         raise ConfigError(msg)
+    if owner is not None and not served.is_elsewhere:
+        raise InvalidRequest(f"the model '{name}' is served by its owner {owner}; give this one another `name`")
     before = versions.ready.get(attempt.name)
     if before is not None:
         _go_on_counting(served, before)

@@ -41,7 +41,7 @@ from forebay.surfaces.native.model_options import (
     times_of,
     workers_of,
 )
-from forebay.surfaces.native.owned import serve_owners
+from forebay.surfaces.native.owned import expected_models, serve_owners, wanted_owners
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
@@ -90,6 +90,8 @@ class NativeSurface:
         attaches = options.attach.address is not None
         built = [_serve_entry(entry, attaches=attaches) for entry in entries]
         _require_names(entries, built)
+        wanted = wanted_owners(options)
+        expected = [model for one in built for model in expected_models(one.served, wanted, options.attach)]
         project = project_of(built, options.http, options.repository)
         lobby = _lobby(project.app, options) if attaches else None
 
@@ -110,7 +112,7 @@ class NativeSurface:
             reloading.made(entry, govern(one.served))
         project.app.source, project.app.load_timeout_s = _finder(project.app, reloading), options.load_timeout_s
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
-        serve_owners(project, options)
+        reloading.owners = serve_owners(project, options.attach, wanted, expected, reloading.take_back)
         return project
 
     def recipe(self, target: str, options: Options) -> Recipe:

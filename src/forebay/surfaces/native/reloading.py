@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -28,6 +29,7 @@ from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessC
 from forebay.server.version_loading import beside
 from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
 from forebay.surfaces.native.model_files import is_model_file
+from forebay.surfaces.native.owned import wanted_owners
 from forebay.surfaces.native.repositories import is_repository
 from forebay.types.did_you_mean import meant
 from forebay.types.settings import declared
@@ -36,6 +38,7 @@ from forebay.workers import working_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.owners.owners import Owners
     from forebay.repository.listing import StoredFile
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -69,11 +72,15 @@ class Reloading:
             entries_of: Returns what is served according to other options.
             build: Makes the endpoints of an entry.
         """
+        self.owners: Owners | None = None
+        """The other servers whose models are served; a reload follows what the configuration says of them."""
         self._app = app
         self._options = options
         self._entries = list(entries)
         self._entries_of = entries_of
         self._build = build
+        self._elsewhere: set[str | None] = {name for _, name in options.owned}
+        """Names of models for which the configuration names an owner; None among them says nothing."""
         self._own = {(one.endpoint.name, one.endpoint.config.version) for one in app.every}
         self._made: dict[str, set[tuple[str, str]]] = {}
         self._files = {entry.target: _files(entry) for entry in self._entries}
@@ -143,6 +150,27 @@ class Reloading:
         nobody = "the project names no" if self._app.stock is None else "neither the project nor a repository has a"
         raise NotFound(f"{nobody} version '{version[:100]}' of a model '{name[:100]}'{told}")
 
+    async def take_back(self, name: str) -> None:
+        """Load the versions that the project has of a model which another server has served so far."""
+        weights: dict[str, int | None] = {}
+
+        def make(version: str) -> Served:
+            served = self.find(name, version)
+            weights[version] = served.weight
+            return served
+
+        limit_s = self._options.load_timeout_s
+        for version in sorted(version for made in self._made.values() for own, version in made if own == name):
+            try:
+                await self._app.load(name, version, functools.partial(make, version), timeout_s=limit_s)
+            except ForebayError as error:
+                self._tell(f"model '{name}' version '{version}'", error)
+                weights.pop(version, None)
+        if weights:
+            self._app.share(
+                name, {version: weight for version, weight in weights.items() if weight} or {min(weights): 1}
+            )
+
     def _again(self) -> Options:
         if (folder := working_folder.successor()) is not None:
             os.chdir(folder)
@@ -179,6 +207,7 @@ class Reloading:
         try:
             options = self._again()
             entries = self._entries_of(options)
+            owners = wanted_owners(options)
         except ConfigError as error:
             self._app.problem = error.message
             self._tell("the configuration", error)
@@ -187,6 +216,7 @@ class Reloading:
         self._tell_what_stays(options)
         self._files = {entry.target: self._files.get(entry.target, ()) for entry in entries}
         before, self._entries = self._entries, entries
+        self._elsewhere = {one.name for one in owners}
         wanted: dict[str, dict[str, int | None]] = {}
         broken: set[str] = set()
         for entry in entries:
@@ -203,6 +233,8 @@ class Reloading:
                 if not is_up:
                     broken.add(name)
         await self._settle(wanted, broken)
+        assert self.owners is not None
+        self.owners.want(owners)
         self._made = {key: made for key, made in self._made.items() if key in {_key(entry) for entry in entries}}
         if not broken and not self._app.problem:
             log.info("reloaded in %.2f s", time.monotonic() - started)
@@ -235,8 +267,12 @@ class Reloading:
         renewed: list[tuple[str, str, bool]] = []
         for one in built:
             name, version = one.endpoint.name, one.endpoint.config.version
+            if name in self._elsewhere or (self.owners is not None and self.owners.wants(name)):
+                renewed.append((name, version, True))
+                continue
             try:
-                if name in self._app.served and name not in {own for own, _ in self._own}:
+                taken = self._app.served.keys() - self._app.owned.keys()
+                if name in taken and name not in {own for own, _ in self._own}:
                     raise ConfigError(f"the name '{name}' is taken by workers that attached")
                 await self._app.load(name, version, lambda one=one: one, timeout_s=limit_s)
             except ForebayError as error:
@@ -253,7 +289,7 @@ class Reloading:
         for name in list(self._app.served):
             ready = self._app.versions(name).ready
             own = [version for version in ready if (name, version) in self._own]
-            if self._app.stock is not None and self._app.stock.offer.has(name):
+            if name in self._app.owned or (self._app.stock is not None and self._app.stock.offer.has(name)):
                 continue
             if name in broken or not own:
                 continue
@@ -290,10 +326,8 @@ class Reloading:
             one.written.flag or name
             for struct, old, new in pairs
             for name, one in declared(struct).items()
-            if getattr(old, name) != getattr(new, name)
+            if getattr(old, name) != getattr(new, name) and name != "owners"
         ]
-        if list(before.owned) != list(options.owned):
-            changed.append("owner")
         if changed:
             log.warning("changed, and holds from the next start on: %s", ", ".join(changed))
 
