@@ -63,8 +63,8 @@ drain: 20
 A single one may stand at the top: `target: iris.py`. The keys under "Models" below go beside a target, or at the top
 for all of them. `env` is the environment of the worker processes, set before they import anything; the server itself
 imports the file without it, unless `python` names another interpreter. `attach` is an address, or a mapping of the keys
-below. `owner` is the address of another server: its models are served here as well, all of them or the one of `name`, also
-where a target has a model of that name (see [more than one machine](../how-to/more-than-one-machine.md)).
+below. `owner` is the address of another server: its models are served here as well, all of them or the one of `name`,
+also where a target has a model of that name (see [more than one machine](../how-to/more-than-one-machine.md)).
 
 """
 TITLES = {
