@@ -5,11 +5,13 @@ import contextlib
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError
+from forebay.owners.apart import LinkReader
 from forebay.owners.model_description import read_description
 from forebay.workers import frames
 
@@ -23,7 +25,7 @@ class Caller:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect(path)
-        self.reader = frames.FrameReader()
+        self.reader = LinkReader(Any, lambda message: message[-1] if message[0] == "answers" else None)
         self.said = []
         self.send(["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}])
         self.described = self.hear("models")[1]
@@ -35,7 +37,7 @@ class Caller:
     def ask(self, model, *seats, leaves=(), allows=()):
         """Hand on seats: number, body, params, samples, seconds."""
         told = [[seat, frames.encode_part(params), size, left_s, "hostile"] for seat, _, params, size, left_s in seats]
-        self.send(["requests", [[self.numbers[model], told, leaves, allows]], [seat[1] for seat in seats]])
+        self.send(["requests", [[self.numbers[model], told, leaves, allows]], 0, [seat[1] for seat in seats]])
 
     def hear(self, kind):
         """Return the next message of a kind; those before it are dropped."""

@@ -281,7 +281,7 @@ def test_what_comes_to_an_owner_that_stops_is_handed_back(serve, tmp_path):
         def ask(seat, body):
             params = frames.encode_part({"in": "json", "out": "json"})
             bundle = [number, [[seat, params, 1, 60.0, "of-the-test"]], [], []]
-            link.sendall(frames.encode(["requests", [bundle], [body]]))
+            link.sendall(frames.encode(["requests", [bundle], 0, [body]]))
 
         link.sendall(frames.encode(["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}]))
         (number,) = [one[0] for one in hear("models")[1] if one[1]["model"]["config"]["name"] == "gate"]

@@ -14,6 +14,7 @@ import pytest
 
 from forebay.errors import InvalidRequest
 from forebay.owners import caller_conversation, caller_link, owner_conversation, states
+from forebay.owners.apart import MAX_FRAME_ELEMENTS, follow
 from forebay.owners.caller_conversation import CallerConversation
 from forebay.owners.owner_conversation import MAX_ELEMENTS, OwnerConversation
 from forebay.owners.owner_pool import OwnerSlot
@@ -43,11 +44,11 @@ from forebay.workers import frames, shared_secret
 SECRET = b"a secret of the tests of links"
 HELLO = ["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}]
 SEAT = [1, frames.encode_part({"in": "json", "out": "json"}), 1, 2.5, "id"]
-REQUESTS = ["requests", [[1, [SEAT], [], []]], [b"1"]]
+REQUESTS = ["requests", [[1, [SEAT], [], []]], 0, [b"1"]]
 FROM_OWNER = {
     "challenge": ["challenge", b"n" * 32],
     "welcome": ["welcome", b"?"],
-    "open": ["open", {"max_frame": 4096}],
+    "open": ["open", {"max_body": 4096}],
     "models": ["models", []],
     "answers": ["answers", [], []],
     "leaving": ["leaving"],
@@ -98,7 +99,8 @@ def fed(conversation, *messages):
 
 @pytest.mark.parametrize("state", CALLERS)
 @pytest.mark.parametrize(
-    "message, event", [(HELLO, states.HELLO), (REQUESTS, states.REQUESTS), (["beat"], states.BEAT)]
+    "message, event",
+    [(HELLO, states.HELLO), (["sees"], states.SEES), (REQUESTS, states.REQUESTS), (["beat"], states.BEAT)],
 )
 def test_a_caller_says_what_its_table_has_and_nothing_else(state, message, event):
     conversation = CallerConversation(1 << 20, 10_000)
@@ -112,7 +114,7 @@ def test_a_caller_says_what_its_table_has_and_nothing_else(state, message, event
     heard = fed(conversation, message)
     if event in CALLERS[state]:
         assert (conversation.state, conversation.problem) == (CALLERS[state][event], "")
-        assert len(heard) == (event is states.REQUESTS)
+        assert len(heard) == (event in {states.REQUESTS, states.SEES})
     else:
         assert (heard, conversation.state) == ([], GONE)
 
@@ -143,8 +145,8 @@ def test_an_owner_that_proves_the_secret_is_let_in():
     fed(conversation, ["challenge", theirs])
     (proof,) = frames.FrameReader().feed(sent[-1])
     assert shared_secret.is_proof(proof[1], SECRET, "worker", theirs, ours)
-    fed(conversation, ["welcome", shared_secret.proof(SECRET, "server", theirs, ours)], ["open", {"max_frame": 7}])
-    assert (conversation.problem, conversation.max_frame_bytes) == ("", 7)
+    fed(conversation, ["welcome", shared_secret.proof(SECRET, "server", theirs, ours)], ["open", {"max_body": 7}])
+    assert (conversation.problem, conversation.max_body_bytes) == ("", 7)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -170,10 +172,10 @@ def test_whatever_a_caller_sends_nothing_is_raised(seed):
 
 def test_frames_and_params_are_bounded():
     conversation = CallerConversation(1000, 500)
-    fed(conversation, HELLO, ["requests", [], [b"x" * 1001]])
+    fed(conversation, HELLO, ["requests", [], 0, [b"x" * 1001]])
     assert "1000" in conversation.problem
     conversation = CallerConversation(1 << 20, 500)
-    fed(conversation, HELLO, ["requests", [], [0] * 501])
+    fed(conversation, HELLO, ["requests", [], 0, [0] * 501])
     assert "500" in conversation.problem
     conversation = CallerConversation(1 << 20, 500)
     for params in ({str(at): at for at in range(6000)}, [1], {1: 2}, {"a": b"x"}):
@@ -198,19 +200,6 @@ def test_frames_and_params_are_bounded():
 def test_a_body_has_the_form_that_is_said(body, size, params):
     with pytest.raises(InvalidRequest):
         require_form(body, size, params, {"": False, "many": True})
-
-
-@pytest.mark.parametrize("lengths", [[0], [1, 70_000], [70_000], [[5, 70_000], 3], [[[200_000]], [], 9]])
-def test_the_pieces_of_a_frame_are_the_frame(lengths):
-    def body(length):
-        return [body(one) for one in length] if isinstance(length, list) else bytes(length)
-
-    bodies = [body(length) for length in lengths]
-    pieces = frames.pieces("requests", [1, {"a": "b"}], bodies)
-    (message,) = frames.FrameReader().feed(b"".join(pieces))
-    assert message == ["requests", [1, {"a": "b"}], bodies]
-    flat = [one for one in bodies if isinstance(one, bytes) and len(one) >= frames.LONG_BYTES]
-    assert all(any(getattr(piece, "obj", None) is one for piece in pieces) for one in flat), "it was copied"
 
 
 def test_what_drains_stays_so():
@@ -263,6 +252,16 @@ def test_an_owner_ends_a_request_once(ended, returned):
 
 def test_what_an_owner_says_has_no_more_values_than_are_read():
     conversation = OwnerConversation("front", None, len)
-    payload = b"\xdd" + (MAX_ELEMENTS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_ELEMENTS + 1)
+    most = MAX_FRAME_ELEMENTS
+    payload = b"\xdd" + (most + 1).to_bytes(4, "big") + b"\xc0" * (most + 1)
     assert list(conversation.feed(len(payload).to_bytes(frames.HEADER, "big") + payload)) == []
+    assert str(most) in conversation.problem.replace(",", "")
+
+
+def test_what_follows_a_frame_has_no_more_values_than_are_read():
+    conversation = OwnerConversation("front", None, len)
+    many = b"\xdd" + (MAX_ELEMENTS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_ELEMENTS + 1)
+    told, pieces = follow(many)
+    answer = frames.encode(["answers", [[1, 0, 9, [], [[5]], []]], [told]])
+    assert len(list(conversation.feed(b"".join([frames.encode(FROM_OWNER["open"]), answer, *pieces])))) == 1
     assert str(MAX_ELEMENTS) in conversation.problem.replace(",", "")

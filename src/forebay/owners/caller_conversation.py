@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS
-from forebay.owners.wire import CallerHello, FromCaller, HandedRequests, LinkBeat
+from forebay.owners.apart import MAX_FRAME_BYTES, MAX_SEATS, LinkReader
+from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS, SEES
+from forebay.owners.wire import CallerHello, FromCaller, HandedRequests, LinkBeat, SeesMemory, bodies_of
 from forebay.types.first_use import known
 from forebay.workers import frames
 from forebay.workers.plain_data import require_plain
@@ -22,6 +23,7 @@ from forebay.workers.plain_data import require_plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from forebay.owners.apart import BodiesTaker
     from forebay.transports.state_table import Event, State
 
 MAX_PARAMS: Final = 256
@@ -36,6 +38,7 @@ MAX_PARAM_ELEMENTS: Final = 10_000
 _MESSAGES: Final = known(FromCaller)
 _EVENTS: Final[Mapping[type, tuple[Event, str]]] = {
     CallerHello: (HELLO, "hello"),
+    SeesMemory: (SEES, "sees"),
     HandedRequests: (REQUESTS, "requests"),
     LinkBeat: (BEAT, "beat"),
 }
@@ -50,13 +53,27 @@ class CallerConversation:
     """
 
     def __init__(
-        self, max_frame_bytes: int, max_elements: int, check: Callable[[Mapping[str, Any]], object] = len
+        self,
+        max_body_bytes: int,
+        max_elements: int,
+        check: Callable[[Mapping[str, Any]], object] = len,
+        listener: BodiesTaker | None = None,
     ) -> None:
-        """Wait for the front to speak; `check` raises an `InvalidRequest` for params that cannot be used."""
+        """Wait for the front to speak.
+
+        Args:
+            max_body_bytes: Longest body.
+            max_elements: The most values in a frame, or in what follows it.
+            check: Raises an `InvalidRequest` for params that cannot be used.
+            listener: Hears of bodies before they come.
+        """
         self._check = check
         self.state: State = GREETING
         self.problem = ""
-        self._reader = frames.FrameReader(None, max_frame_bytes, max_elements=max_elements, kind=_MESSAGES)
+        self._reader = LinkReader(
+            _MESSAGES, bodies_of, max_body_bytes, max_elements, min(max_body_bytes, MAX_FRAME_BYTES)
+        )
+        self._reader.listener = listener
         self._params: dict[bytes, Mapping[str, Any]] = {}
 
     @property
@@ -69,8 +86,8 @@ class CallerConversation:
         """Whether requests are taken."""
         return self.is_open and CALLERS[self.state][REQUESTS] is not CALLERS[self.state][DRAIN]
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[HandedRequests]:
-        """Read bytes and yield bundles; a violation ends that, and is the `problem`."""
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[HandedRequests | SeesMemory]:
+        """Read bytes and yield bundles, and that memory is seen; a violation ends that, and is the `problem`."""
         if HANG_UP in CALLERS[self.state] and not self.problem:
             try:
                 for message in self._reader.feed(data):
@@ -80,6 +97,8 @@ class CallerConversation:
                     self.state = CALLERS[self.state][event]
                     if isinstance(message, HandedRequests):
                         yield self._checked(message)
+                    elif isinstance(message, SeesMemory):
+                        yield message
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
                 self.problem = f"it does not speak the protocol: {error}"
                 self.state = CALLERS[self.state][HANG_UP]
@@ -120,6 +139,8 @@ class CallerConversation:
     @staticmethod
     def _checked(message: HandedRequests) -> HandedRequests:
         count = sum(len(bundle.seats) for bundle in message.bundles)
+        if count + len(message.bundles) > MAX_SEATS:
+            raise InvalidRequest(f"a frame has more than {MAX_SEATS} requests and bundles")
         if count != len(message.bodies):
             raise InvalidRequest(f"a bundle has {count} requests and {len(message.bodies)} bodies")
         for bundle in message.bundles:

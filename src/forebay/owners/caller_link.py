@@ -3,7 +3,13 @@
 
 Theory of operation. A bundle is submitted request by request to the endpoints of the models, so requests of all fronts
 and of clients of the owner meet in one queue. What becomes known of them in a turn of the loop leaves at its end, in
-one frame. With the answers of a model goes the room in its queue, and how much of this link it has counted by then.
+one frame or few. With the answers of a model goes the room in its queue, and how much of this link it has counted by
+then.
+
+What a front has sent counts against the budget of the server, as what clients send does: if a body does not fit in, its
+request is refused and the rest of the body dropped as it comes. So does what a front has not read. One that reads
+nothing of it for `UNREAD_S` is hung up on; after `STALL_S` that may happen for others who need the memory. Clients have
+less time then, but behind a front there are many.
 
 A front that is gone waits for nothing: its requests are cancelled. While the owner drains, requests that are still on
 their way are handed back untouched, and the front keeps them for the owner's successor.
@@ -13,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -20,23 +27,30 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
+from forebay.owners.answers import Answers
+from forebay.owners.apart import refused
 from forebay.owners.caller_conversation import CallerConversation
+from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.request_form import require_form, require_params
+from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
-from forebay.owners.wire import EndedSeat, HandedOn, ModelAnswers
+from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, bytes_of
+from forebay.server.byte_budget import SMALL_BYTES
 from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
 from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import peer_of
+from forebay.workers.landing import Joining, Landing, Places, landed_in, placed
 from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
 from forebay.workers.pool import CREDIT
+from forebay.workers.untaken import untaken_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from forebay.owners.apart import Apart
     from forebay.owners.callers import Callers
-    from forebay.owners.wire import HandedRequests, ModelRequests
     from forebay.server.served import Served
     from forebay.transports.state_table import State
     from forebay.types.call import Outcome
@@ -44,6 +58,14 @@ if TYPE_CHECKING:
 
 UNREAD_BYTES: Final = 1 << 24
 """What may be on its way to a front; beyond that nothing more is read of it, and no stream goes on."""
+LENT_BYTES: Final = 1 << 26
+"""Results that may lie in memory until the front has read them; beyond that they go through the socket."""
+MAX_DETAIL_BYTES: Final = 1 << 20
+"""Longest detail of an error; a longer one is left out."""
+STALL_S: Final = 5.0
+"""How long it may do so before it is like a client that does not read, and hung up on if memory is short."""
+UNREAD_S: Final = 30.0
+"""How long a front may read nothing of what is there for it; clients have as long (`write_timeout_s`)."""
 
 
 class _Flow(msgspec.Struct, eq=False):
@@ -59,12 +81,13 @@ class _Flow(msgspec.Struct, eq=False):
 
 
 class _Seat(Request, gc=False, eq=False):
-    """A request of a front."""
+    """A request of a front; `held_bytes` are counted until its end."""
 
     seat: int = 0
     state: State = RUNNING
     flow: _Flow | None = None
     served: Served | None = None
+    held_bytes: int = 0
 
 
 class _TensorSeat(TensorRequest, gc=False, eq=False):
@@ -74,6 +97,7 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
     state: State = RUNNING
     flow: _Flow | None = None
     served: Served | None = None
+    held_bytes: int = 0
 
 
 class _Desk(ReplyToAll):
@@ -97,6 +121,8 @@ class _Desk(ReplyToAll):
         asked.state = SEATS[asked.state][END]
         if self.open.pop(asked.seat, None) is None:
             return  # the front is gone
+        if asked.held_bytes:
+            self._link.account.release(asked.held_bytes)
         self.end(asked.seat, outcome)
 
     def end(self, seat: int, outcome: Outcome) -> None:
@@ -112,6 +138,10 @@ class _Desk(ReplyToAll):
             self.ended.append(EndedSeat(seat))
             self.results.append(outcome)
         self._link.speak(self)
+
+    def forget(self) -> None:
+        """Begin anew: what was noted has been sent."""
+        self.parts, self.results, self.ended, self.returned, self.is_new = [], [], [], [], False
 
     def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
         """Take the outcomes of a batch."""
@@ -164,26 +194,45 @@ class CallerLink(asyncio.Protocol):
 
     Attributes:
         is_unread: Whether the front does not read what is written to it.
+        account: What it holds of the server's memory.
     """
 
-    def __init__(self, callers: Callers) -> None:
-        """Make the owner's end of a connection that the door has let in."""
+    def __init__(self, callers: Callers, about: Mapping[str, Any]) -> None:
+        """Make the owner's end of a connection that the door has let in; `about` is what its hello says."""
         self.is_unread = False
+        self.account = callers.budget.open(self, sys.maxsize)
         self._callers = callers
+        self._about = about
         self._transport: asyncio.Transport | None = None
-        self._conversation = CallerConversation(callers.max_frame_bytes, callers.max_elements, require_params)
+        self._conversation = CallerConversation(callers.max_frame_bytes, callers.max_elements, require_params, self)
         self._desks: dict[int, _Desk] = {}
         self._new: list[tuple[int, _Desk]] = []
         self._numbers: dict[_Desk, int] = {}
         self._is_speaking = False
         self._heartbeat: LoopHeartbeat | None = None
+        self._reading: InSteps | None = None
+        self._files: SharedFiles | None = None
+        self._places: Places | None = None
+        self._lent: deque[memoryview] = deque()
+        self._lent_bytes = 0
+        self._bodies: list[Any] = []
+        self._coming: dict[int, list[Apart]] = {}
+        self._lying: dict[int, list[Apart]] = {}
+        self._watching: asyncio.TimerHandle | None = None
+        self._untaken: tuple[int, int] = (0, 0)
+        self._moved = 0.0
+        self._is_stalled = False
+        self._waiting_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the front in, and tell it what is served."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(UNREAD_BYTES)
+        self._reading = InSteps(self._transport, self._read)
+        self._files = files = SharedFiles(transport)
         self._callers.links.add(self)
-        self.write(frames.encode(["open", {"max_frame": self._callers.max_frame_bytes}]))
+        shown = files.shown if files.sees(self._about.get("shares")) else None
+        self.write(frames.encode(["open", {"max_body": self._callers.max_frame_bytes, "shares": shown}]))
         self.describe()
         if peer_of(transport) is not None:  # there is a network between
             self._heartbeat = LoopHeartbeat(lambda: self._give_up(SILENCE), lambda: self.write(BEAT_FRAME))
@@ -192,30 +241,112 @@ class CallerLink(asyncio.Protocol):
         """Act on what the front says."""
         if self._heartbeat is not None:
             self._heartbeat.heard()
+        if self._reading is not None:
+            self._reading.take(data)
+
+    def _read(self, data: bytes) -> Iterator[int]:
+        """Act on what has come, in steps."""
         conversation = self._conversation
         for message in conversation.feed(data):
             try:
-                self._take(message)
+                if isinstance(message, HandedRequests):
+                    yield from self._take(message)
+                elif self._files is not None and self._files.shown is not None:
+                    self._files.is_seen = True
             except InvalidRequest as error:
                 conversation.problem = f"it does not speak the protocol: {error.message}"
                 conversation.close()
         if conversation.problem:
             self._give_up(conversation.problem)
 
+    # What bodies hold
+
+    def expect(self, message: Any, apart: list[Apart]) -> None:
+        """Say where the bodies of a message belong that follow it."""
+        self._bodies, self._coming, self._lying = message.bodies, {}, {}
+        if not apart:
+            return
+        models = [bundle.model for bundle in message.bundles for _ in bundle.seats]
+        for one in apart:
+            if one.place is not None:
+                self._lying.setdefault(one.top, []).append(one)
+            elif one.top < len(models):
+                places = self._places_of(models[one.top])
+                one.sink = Joining() if places is None else Landing(one.length, places)
+                self._coming.setdefault(one.top, []).append(one)
+
+    def arrived(self, body: Apart, size: int) -> None:
+        """Count bytes of a body; some body may be dropped for it."""
+        if body.sink is not None:
+            body.held_bytes += size
+            self.account.arrive(size)
+
+    def refuse_arriving(self, error: Unavailable) -> None:
+        """Refuse the request of which most has come, of those that are coming."""
+        top = max(self._coming, key=lambda top: sum(one.held_bytes for one in self._coming[top]))
+        for one in self._coming[top]:
+            refused(one, self._bodies, error)
+        self._forget(top)
+
+    def _forget(self, top: int) -> int:
+        """Count a body as arriving no longer; returns how much of it was counted."""
+        held = 0
+        for one in self._coming.get(top, ()):
+            held, one.held_bytes = held + one.held_bytes, 0
+        if held:
+            self.account.forget_arriving(held)
+        return held
+
+    def drop_unread(self, error: Unavailable) -> None:
+        """Hang up on a front that does not read."""
+        self._give_up(error.message)
+
+    def count_unread(self) -> None:
+        """Count what the front has not read."""
+        size = self._lent_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        unread = size if self._is_stalled else 0
+        waiting, self._waiting_bytes = self._waiting_bytes, size - unread
+        self.account.work(self._waiting_bytes - waiting)
+        self.account.set_unread(unread)
+
+    def _places_of(self, number: int) -> Places | None:
+        served = self._callers.model(number)
+        return None if served is None else served.endpoint.places
+
+    # What the front does not read
+
     def pause_writing(self) -> None:
         """Take nothing more from a front that does not take its answers."""
         self.is_unread = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        if self._reading is not None:
+            self._reading.hold()
+        self.count_unread()
 
     def resume_writing(self) -> None:
         """Go on."""
-        self.is_unread = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self.is_unread = self._is_stalled = False
+        self.count_unread()
         for desk in self._desks.values():
             for flow in [one.flow for one in desk.open.values() if one.flow is not None]:
                 desk.go_on(flow)
+        if self._reading is not None:
+            self._reading.release()
+
+    def _watch(self) -> None:
+        """Look once a second whether the front reads what is there for it, while there is such."""
+        self._watching = None
+        transport = self._transport
+        if transport is None:
+            return
+        left, now = (untaken_bytes(transport), self._lent_bytes), time.monotonic()
+        if left != self._untaken:
+            self._untaken, self._moved = left, now
+        self._is_stalled = any(left) and now - self._moved > STALL_S
+        self.count_unread()
+        if any(left) and now - self._moved > UNREAD_S:
+            self._give_up(f"it has read nothing of its answers for {UNREAD_S:g} s")
+        elif any(left):
+            self._watching = asyncio.get_running_loop().call_later(1.0, self._watch)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what the front had handed on."""
@@ -224,15 +355,26 @@ class CallerLink(asyncio.Protocol):
         self._transport = None
         if self._heartbeat is not None:
             self._heartbeat.end()
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._reading is not None:
+            self._reading.end()
         for desk in self._desks.values():
             for seat in [*desk.open]:
                 desk.leave(seat)
             desk.open.clear()
+        self.account.close()
+        self._lent.clear()
+        self._bodies, self._coming, self._lying = [], {}, {}
+        if self._files is not None:
+            self._files.close()
+        if self._places is not None:
+            self._places.close()
 
     def describe(self) -> None:
         """Tell what is served from now on; before the server has started, nothing is said."""
         if self._callers.is_up:
-            self.write(frames.encode(["models", self._callers.described]))
+            self.write(*self._callers.described_on_wire)
 
     def drain(self) -> None:
         """Take no further requests."""
@@ -268,31 +410,59 @@ class CallerLink(asyncio.Protocol):
     def _say(self) -> None:
         self._is_speaking = False
         new, self._new = self._new, []
-        told: list[ModelAnswers] = []
-        results: list[Any] = []
-        for number, desk in new:
-            counts = [(seat, len(parts)) for seat, parts in desk.parts]
-            for _, parts in desk.parts:
-                results += parts
-            results += desk.results
-            room = self._callers.room(number)
-            told.append(ModelAnswers(number, desk.heard, room, counts, desk.ended, desk.returned))
-            desk.parts, desk.results, desk.ended, desk.returned, desk.is_new = [], [], [], [], False
-        if not told or self._transport is None:
+        if not new or self._transport is None:
             return
+        answers = Answers(self.write, self._place)
+        for number, desk in new:
+            answers.add(number, desk, self._callers.room(number))
+            desk.forget()
+        answers.send()
+        if (self._lent or self._transport.get_write_buffer_size()) and self._watching is None:
+            self._untaken, self._moved = (0, 0), time.monotonic()
+            self._watching = asyncio.get_running_loop().call_later(1.0, self._watch)
+
+    def _place(self, data: Any) -> Any:
+        """Return what stands in a frame for a result in memory that the front sees; None if it sees none."""
+        if self._files is None or not self._files.is_seen or self._lent_bytes + len(data) > LENT_BYTES:
+            return None
+        if self._places is None:
+            self._places = Places()
         try:
-            self.write(*frames.pieces("answers", told, results))
-        except TooLarge as error:
-            self._give_up(f"what it asked for cannot be sent: {error.message}")
+            lying = placed(data, self._places)
+        except OSError:
+            return None
+        found = landed_in(lying)
+        if found is None:
+            return None
+        self._lent.append(lying)
+        self._lent_bytes += len(lying)
+        self.count_unread()
+        return frames.landed(*found)
+
+    def _taken(self, count: int) -> None:
+        """Let go of results that the front has read.
+
+        Raises:
+            InvalidRequest: There are not so many.
+        """
+        if count > len(self._lent):
+            raise InvalidRequest(f"it has read {count} results in memory, and {len(self._lent)} lie there")
+        for _ in range(count):
+            self._lent_bytes -= len(self._lent.popleft())
+        if count:
+            self._is_stalled = False
+            self.count_unread()
 
     def _give_up(self, reason: str) -> None:
         self._callers.told(peer_of(self._transport), reason)
         if self._transport is not None:
             self._transport.abort()
 
-    def _take(self, message: HandedRequests) -> None:
+    def _take(self, message: HandedRequests) -> Iterator[int]:
+        """Act on a bundle, in steps."""
         now = time.monotonic()
-        bodies = iter(message.bodies)
+        self._taken(message.taken)
+        top = 0
         for bundle in message.bundles:
             desk = self._desks.get(bundle.model)
             if desk is None:
@@ -300,30 +470,73 @@ class CallerLink(asyncio.Protocol):
                     raise InvalidRequest(f"it asks for the model {bundle.model}, of which it was never told")
                 desk = self._desks[bundle.model] = _Desk(self)
                 self._numbers[desk] = bundle.model
-            self._submit(desk, bundle, bodies, now)
+            for told in bundle.seats:
+                yield from self._submit(desk, told, top, now)
+                top += 1
             for seat in bundle.leaves:
                 desk.leave(seat)
             for seat, count in bundle.allows:
                 desk.allow(seat, count)
+            yield 1
 
-    def _submit(self, desk: _Desk, bundle: ModelRequests, bodies: Any, now: float) -> None:
-        served = self._callers.model(bundle.model)
-        for told in bundle.seats:
-            body = next(bodies)
-            desk.heard += told.size
-            if told.seat in desk.open:
-                raise InvalidRequest(f"it hands on two requests as {told.seat}")
-            if not self._conversation.is_taking:
-                desk.returned.append(told.seat)
-                self.speak(desk)
-            elif served is None:
-                desk.end(told.seat, _REPLACED)
-            elif told.size > (most := served.endpoint.batching.capacity):
-                desk.end(told.seat, Failure(TooLarge(f"the request has {told.size} samples, the queue takes {most}")))
+    def _submit(self, desk: _Desk, told: HandedOn, top: int, now: float) -> Iterator[int]:
+        served = self._callers.model(self._numbers[desk])
+        held = self._forget(top) if self._coming else 0
+        desk.heard += told.size
+        if told.seat in desk.open:
+            raise InvalidRequest(f"it hands on two requests as {told.seat}")
+        body = self._bodies[top]
+        if not self._conversation.is_taking:
+            desk.returned.append(told.seat)
+            self.speak(desk)
+        elif served is None:
+            desk.end(told.seat, _REPLACED)
+        elif told.size > (most := served.endpoint.batching.capacity):
+            desk.end(told.seat, Failure(TooLarge(f"the request has {told.size} samples, the queue takes {most}")))
+        elif type(body) is Failure:
+            desk.end(told.seat, body)
+        else:
+            lying = self._lying.pop(top, ()) if self._lying else ()
+            size = bytes_of(body) + sum(one.length for one in lying)
+            if size > SMALL_BYTES and not self._has_room(size, size - held):
+                desk.end(told.seat, Failure(self._callers.budget.exceeded()))
+            elif not lying or (yield from self._copy(lying, served.endpoint.places)):
+                self._seat(desk, served, told, self._bodies[top], now, size)
             else:
-                self._seat(desk, served, told, body, now)
+                self.account.release(size if size > SMALL_BYTES else 0)
+                desk.end(told.seat, _UNREADABLE)
+        self._bodies[top] = None
+        yield 1
 
-    def _seat(self, desk: _Desk, served: Served, told: HandedOn, body: Any, now: float) -> None:
+    def _has_room(self, size: int, more: int) -> bool:
+        """Count a body; tells whether the server has room for it, of which `more` bytes were not counted before."""
+        budget = self._callers.budget
+        self.account.work(size)
+        if more and budget.is_exceeded():
+            budget.make_room()
+            if budget.is_exceeded():
+                self.account.release(size)
+                return False
+        return True
+
+    def _copy(self, lying: Sequence[Apart], places: Places | None) -> Generator[int, None, bool]:
+        """Copy what lies in memory of the front, in steps; tells whether all of it could be read."""
+        assert self._files is not None
+        try:
+            for one in lying:
+                assert one.place is not None
+                copying = self._files.copy(one.place, places)
+                while True:
+                    try:
+                        yield next(copying) // COPIED_BYTES
+                    except StopIteration as end:
+                        one.put(end.value)
+                        break
+        except OSError:
+            return False
+        return True
+
+    def _seat(self, desk: _Desk, served: Served, told: HandedOn, body: Any, now: float, size: int) -> None:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat
         require_form(body, told.size, params, self._callers.takes_lists(self._numbers[desk]))
@@ -336,6 +549,7 @@ class CallerLink(asyncio.Protocol):
             id=told.id,
             seat=told.seat,
             served=served,
+            held_bytes=size if size > SMALL_BYTES else 0,
         )
         if served.endpoint.config.streams:
             request.on_part = functools.partial(desk.part, told.seat)
@@ -348,8 +562,12 @@ class CallerLink(asyncio.Protocol):
 
 
 _REPLACED: Final = Failure(Unavailable("the model was replaced while the request was on its way; try again"))
+_UNREADABLE: Final = Failure(Unavailable("the request lies in memory that its owner cannot read now; try again"))
 
 
 def _plain(detail: Any) -> Any:
     """Return the detail of an error as it can be sent: it fits in JSON."""
-    return None if detail is None else msgspec.json.decode(msgspec.json.encode(detail, enc_hook=str))
+    if detail is None:
+        return None
+    packed = msgspec.json.encode(detail, enc_hook=str)
+    return msgspec.json.decode(packed) if len(packed) <= MAX_DETAIL_BYTES else None

@@ -12,12 +12,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from forebay.observe.refusal_log import RefusalLog
+from forebay.owners.apart import FRAME_BYTES, follow
 from forebay.owners.caller_link import CallerLink
 from forebay.owners.model_description import WeighedModel, description_of
 from forebay.owners.owner_pool import OwnerPool
+from forebay.workers import frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,8 +41,9 @@ class Callers:
         links: Their connections.
         is_up: Whether the server has started.
         described: Numbers and descriptions of what is served.
-        max_frame_bytes: Longest frame that is read from a front.
-        max_elements: The most values in one.
+        budget: What their requests and unread answers may take, together with those of clients.
+        max_frame_bytes: Longest body that is read from a front.
+        max_elements: The most values in a frame, or in what follows it.
     """
 
     def __init__(self, app: App, max_frame_bytes: int, max_elements: int) -> None:
@@ -46,6 +51,7 @@ class Callers:
         self.links: set[CallerLink] = set()
         self.is_up = False
         self.described: list[tuple[int, WeighedModel]] = []
+        self.budget = app.byte_budget
         self.max_frame_bytes = max_frame_bytes
         self.max_elements = max_elements
         self._app = app
@@ -57,9 +63,25 @@ class Callers:
         self._log = RefusalLog("front", "hung up on")
         app.watch(lambda _name: self._look_soon())
 
-    def receive(self) -> CallerLink:
-        """Make what talks to a front that the door lets in."""
-        return CallerLink(self)
+    @property
+    def described_on_wire(self) -> list[Any]:
+        """What is served as a frame, and what follows it."""
+        packed = [(number, frames.encode_part(model)) for number, model in self.described]
+        is_long = sum(len(model) for _, model in packed) > FRAME_BYTES
+        models: list[Any] = []
+        following: list[bytes] = []
+        for number, model in packed:
+            if is_long or len(model) >= frames.LONG_BYTES:
+                announced, pieces = follow(model)
+                following += pieces
+                models.append([number, announced])
+            else:
+                models.append([number, msgspec.Raw(model)])
+        return [frames.encode(["models", models]), *following]
+
+    def receive(self, about: Mapping[str, Any]) -> CallerLink:
+        """Make what talks to a front that the door lets in, which says this about itself."""
+        return CallerLink(self, about)
 
     async def start(self) -> None:
         """Tell the fronts that are here already; called once all models are up."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidRequest
+from forebay.owners.apart import MAX_SEATS, LinkReader
 from forebay.owners.states import (
     ANSWERS,
     ASKING,
@@ -34,6 +35,7 @@ from forebay.owners.wire import (
     OwnerOpening,
     OwnerRefusal,
     OwnerWelcome,
+    bodies_of,
 )
 from forebay.types.first_use import known
 from forebay.workers import frames, shared_secret
@@ -41,10 +43,11 @@ from forebay.workers import frames, shared_secret
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from forebay.owners.apart import BodiesTaker
     from forebay.transports.state_table import Event, State
 
 MAX_ELEMENTS: Final = 16_000_000
-"""The most values in what an owner says at a time."""
+"""The most values in one result, or in what an owner says of a model."""
 
 _MESSAGES: Final = known(FromOwner)
 _EVENTS: Final[Mapping[type, Event]] = {
@@ -65,30 +68,38 @@ class OwnerConversation:
     Attributes:
         state: Where the link is in `OWNERS`.
         problem: Why the link is of no use; empty while it is.
-        max_frame_bytes: Longest frame that the owner reads.
+        max_body_bytes: Longest body that the owner reads.
     """
 
-    def __init__(self, name: str, secret: bytes | None, write: Callable[[bytes], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        secret: bytes | None,
+        write: Callable[[bytes], object],
+        listener: BodiesTaker | None = None,
+    ) -> None:
         """Describe it; `greet` begins.
 
         Args:
             name: What the front calls itself, and nobody else.
             secret: What both sides must know.
             write: Sends a frame.
+            listener: Hears of results before they come.
         """
         self.state: State = TRUSTING if secret is None else ASKING
         self.problem = ""
-        self.max_frame_bytes = 0
+        self.max_body_bytes = 0
         self._name = name
         self._secret = secret
         self._write = write
         self._nonce = shared_secret.nonce()
         self._theirs = b""
-        self._reader = frames.FrameReader(max_elements=MAX_ELEMENTS, kind=_MESSAGES)
+        self._reader = LinkReader(_MESSAGES, bodies_of, max_elements=MAX_ELEMENTS)
+        self._reader.listener = listener
 
-    def greet(self) -> None:
-        """Say hello."""
-        about: dict[str, Any] = {"role": frames.CALLER, "worker": self._name}
+    def greet(self, shown: tuple[str, int] | None = None) -> None:
+        """Say hello, and which file in memory the owner may open to find out whether it sees such files."""
+        about: dict[str, Any] = {"role": frames.CALLER, "worker": self._name, "shares": shown}
         if self._secret is not None:
             about["nonce"] = self._nonce
         self._write(frames.encode(["hello", frames.VERSION, about]))
@@ -116,7 +127,7 @@ class OwnerConversation:
                         self.problem = f"it refuses this server: {reason}"
                         return
                     case OwnerOpening(options):
-                        self.max_frame_bytes = int(options.get("max_frame", frames.MAX_FRAME_BYTES))
+                        self.max_body_bytes = int(options.get("max_body", frames.MAX_FRAME_BYTES))
                         yield message
                     case OwnerAnswers():
                         yield self._checked(message)
@@ -156,6 +167,8 @@ class OwnerConversation:
         count = sum(len(told.ended) + sum(count for _, count in told.parts) for told in message.models)
         if count != len(message.results):
             raise InvalidRequest(f"it announces {count} results and gives {len(message.results)}")
+        if count + len(message.models) > MAX_SEATS:
+            raise InvalidRequest(f"an answer has more than {MAX_SEATS} results and models")
         if LEAVE in OWNERS[self.state] and any(told.returned for told in message.models):
             raise InvalidRequest("it returns requests, and has not said that it takes no more")
         return message

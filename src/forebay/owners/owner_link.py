@@ -1,35 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front's end of a connection to an owner: what came in a turn of the loop leaves at its end, in one frame."""
+"""The front's end of a connection to an owner: what came in a turn of the loop leaves at its end."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import ForebayError, InvalidRequest, TooLarge, revive
+import msgspec
+
+from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable, revive
 from forebay.observe.naming import id_of
+from forebay.owners.apart import (
+    FOLLOWING_BYTES,
+    FRAME_BYTES,
+    HEAD_BYTES,
+    LYING_BYTES,
+    refused,
+    set_apart,
+)
+from forebay.owners.caller_conversation import MAX_PARAM_BYTES
+from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.owner_pool import OwnerSlot
+from forebay.owners.shared_files import SharedFiles
 from forebay.owners.wire import (
     HandedOn,
     ModelRequests,
     OwnedModels,
     OwnerAnswers,
     OwnerLeaving,
+    OwnerOpening,
     bytes_of,
 )
 from forebay.types.call import Failure, Media
 from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import peer_of, stranger_at
+from forebay.workers.landing import Joining, landed_in, placed
 from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
 from forebay.workers.tls_files import why_closed, why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from forebay.owners.apart import Apart
     from forebay.owners.owner_pool import OwnerPool
     from forebay.owners.wire import EndedSeat
     from forebay.types.call import Request
@@ -39,8 +56,6 @@ FLAG: Final = "--owner-"
 """How the flags begin that name the TLS files of a front."""
 GREET_S: Final = 5.0
 """Time in which an owner must have let this server in; what it serves it may say later, when that is loaded."""
-HEAD_BYTES: Final = 1 << 10
-"""What a request takes in a frame beside its body and its params, at most."""
 
 
 class OwnerLink(asyncio.Protocol):
@@ -73,7 +88,7 @@ class OwnerLink(asyncio.Protocol):
         self.greeted: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.slots: dict[int, OwnerSlot] = {}
-        self._conversation = OwnerConversation(name, secret, self._write)
+        self._conversation = OwnerConversation(name, secret, self._write, self)
         self._has_secret = secret is not None
         self._on_models = on_models
         self._on_end = on_end
@@ -82,7 +97,11 @@ class OwnerLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_encrypted = False
         self._new: dict[OwnerSlot, None] = {}
-        self._new_bytes = 0
+        self._new_bytes = self._following_bytes = self._lying_bytes = 0
+        self._taken = 0
+        self._lying: list[Apart] = []
+        self._files: SharedFiles | None = None
+        self._reading: InSteps | None = None
         self._is_speaking = False
         self._waiting: asyncio.TimerHandle | None = None
         self._heartbeat: LoopHeartbeat | None = None
@@ -101,36 +120,85 @@ class OwnerLink(asyncio.Protocol):
         self._waiting = asyncio.get_running_loop().call_later(
             GREET_S, self.give_up, f"it has not let this server in within {GREET_S:g} s"
         )
-        self._conversation.greet()
+        self._files = SharedFiles(transport)
+        self._reading = InSteps(self._transport, self._read)
+        self._conversation.greet(self._files.shown)
 
     def data_received(self, data: bytes) -> None:
         """Act on what the owner says."""
         if self._heartbeat is not None:
             self._heartbeat.heard()
+        if self._reading is not None:
+            self._reading.take(data)
+
+    def expect(self, message: Any, apart: list[Apart]) -> None:
+        """Have results that follow their frame joined as they come; those that lie in memory are copied later."""
+        for one in apart:
+            if one.place is None:
+                one.sink = Joining()
+        self._lying = [one for one in apart if one.place is not None]
+
+    def arrived(self, body: Apart, size: int) -> None:
+        """Do nothing: one frame at a time is read, and what follows it is bounded."""
+
+    def _read(self, data: bytes) -> Iterator[int]:
+        """Act on what has come, in steps."""
         conversation = self._conversation
         for message in conversation.feed(data):
             try:
                 match message:
                     case OwnedModels(models):
-                        self._on_models(self, models)
+                        self._on_models(self, msgspec.convert(models, list[tuple[int, Any]]))
                         _settle(self.greeted, "")
                     case OwnerAnswers():
-                        self._hear(message)
+                        if self._lying:
+                            yield from self._copy(message)
+                        yield from self._hear(message)
                     case OwnerLeaving():
                         self._end("it is being stopped")
-                    case _:  # this server is let in
+                    case OwnerOpening(options):  # this server is let in
                         self._wait_no_longer()
                         self._begin_to_beat()
+                        self._share(options.get("shares"))
             except (ForebayError, ValueError, TypeError) as error:
                 self.give_up(f"it does not speak the protocol: {error}")
         if conversation.problem:
             self.give_up(conversation.problem)
+
+    def _share(self, shown: Any) -> None:
+        """Have bodies lie in memory if the owner sees that, and tell it if this server sees its own."""
+        if shown is not None and self._files is not None:
+            self._files.is_seen = True
+            if self._files.sees(shown):
+                self._write(frames.encode(["sees"]))
+
+    def _copy(self, message: OwnerAnswers) -> Iterator[int]:
+        """Copy the results that lie in memory of the owner, in steps, and let it go."""
+        lying, self._lying = self._lying, []
+        for one in lying:
+            assert one.place is not None
+            assert self._files is not None
+            copying = self._files.copy(one.place, None)
+            try:
+                while True:
+                    yield next(copying) // COPIED_BYTES
+            except StopIteration as end:
+                one.put(end.value)
+            except OSError as error:
+                problem = f"its answer lies in memory that cannot be read: {error.strerror}"
+                refused(one, message.results, Unavailable(problem))
+        self._taken += len(lying)
+        self._speak_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Have what was handed on sent once more."""
         self._transport = None
         if self._heartbeat is not None:
             self._heartbeat.end()
+        if self._reading is not None:
+            self._reading.end()
+        if self._files is not None:
+            self._files.close()
         self._conversation.lose()
         self._end(self._conversation.problem or self._why_lost(exc))
         for slot in [*self.slots.values()]:
@@ -182,29 +250,72 @@ class OwnerLink(asyncio.Protocol):
 
     def hand_on(self, slot: OwnerSlot, sitting: Sitting, request: Request) -> None:
         """Send a request at the end of this turn, or fail it if it cannot be sent."""
+        kept: list[memoryview] = []
         try:
             params = frames.encode_part(request.params)
-            size = bytes_of(request.body) + len(params) + HEAD_BYTES
-            if size > self._conversation.max_frame_bytes:
-                most = self._conversation.max_frame_bytes
-                raise TooLarge(f"the request cannot be sent to its owner: it has {size} bytes, at most {most} are read")
+            size = bytes_of(request.body)
+            if (most := self._conversation.max_body_bytes) < size or len(params) > MAX_PARAM_BYTES:
+                found = (
+                    f"{size} bytes, at most {most}"
+                    if most < size
+                    else f"params of {len(params)} bytes, at most {MAX_PARAM_BYTES}"
+                )
+                raise TooLarge(f"the request cannot be sent to its owner: it has {found} are read")
+            body, pieces = set_apart(request.body, functools.partial(self._place, slot, kept))
         except (ForebayError, TypeError) as error:
             failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
             failure = Failure(without_frames(failed))
             asyncio.get_running_loop().call_soon(self._fail, slot, sitting.name, failure)
             return
-        if self._new_bytes + size > self._conversation.max_frame_bytes:
+        apart = sum(map(len, pieces)) + sum(map(len, kept))
+        size = max(size - apart, 0) + len(params) + HEAD_BYTES
+        if self._new_bytes + size > FRAME_BYTES:
             self._say()
-        self._new_bytes += size
-        slot.joins.append((sitting, params))
-        self.speak(slot)
+        if kept:
+            slot.kept[sitting.name] = kept
+        slot.joins.append((sitting, params, body, pieces))
+        self._following_bytes += sum(map(len, pieces))
+        self._lying_bytes += sum(map(len, kept))
+        self.speak(slot, size)
 
-    def speak(self, slot: OwnerSlot) -> None:
-        """Have what is new of a model sent at the end of this turn."""
+    def speak(self, slot: OwnerSlot, size: int = HEAD_BYTES) -> None:
+        """Have what is new of a model sent at the end of this turn, or now if that is much."""
         self._new[slot] = None
+        self._new_bytes += size
+        if (
+            self._new_bytes >= FRAME_BYTES
+            or self._following_bytes >= FOLLOWING_BYTES
+            or self._lying_bytes >= LYING_BYTES
+        ):
+            self._say()
+        else:
+            self._speak_soon()
+
+    def _speak_soon(self) -> None:
         if not self._is_speaking:
             self._is_speaking = True
-            asyncio.get_running_loop().call_soon(self._say)
+            asyncio.get_running_loop().call_soon(self._speak_now)
+
+    def _speak_now(self) -> None:
+        self._is_speaking = False
+        self._say()
+
+    def _place(self, slot: OwnerSlot, kept: list[memoryview], data: Any) -> Any:
+        """Return what stands in a frame for bytes in memory that the owner sees; None if it sees none."""
+        if self._files is None or not self._files.is_seen:
+            return None
+        places = slot.pool.bodies
+        lying = data if type(data) is memoryview and places.has(data) else None
+        if lying is None:
+            try:
+                lying = placed(data, places)
+            except OSError:
+                return None
+        found = landed_in(lying)
+        if found is None:
+            return None
+        kept.append(lying)
+        return frames.landed(*found)
 
     @staticmethod
     def _fail(slot: OwnerSlot, name: int, failure: Failure) -> None:
@@ -214,31 +325,35 @@ class OwnerLink(asyncio.Protocol):
             sitting.done(sitting.batch, [failure])
 
     def _say(self) -> None:
-        self._is_speaking = False
-        new, self._new, self._new_bytes = self._new, {}, 0
+        new, self._new = self._new, {}
+        self._new_bytes = self._following_bytes = self._lying_bytes = 0
+        taken, self._taken = self._taken, 0
         now = time.monotonic()
         bundles: list[ModelRequests] = []
         bodies: list[Any] = []
+        following: list[Any] = []
         for slot in new:
             seats: list[HandedOn] = []
-            for sitting, params in slot.joins:
+            for sitting, params, body, pieces in slot.joins:
                 request = sitting.batch.entries[0]
                 left_s = request.deadline - now
                 seats.append(HandedOn(sitting.name, params, request.size, left_s, id_of(request)))
-                bodies.append(request.body)
+                bodies.append(body)
+                following += pieces
             bundles.append(ModelRequests(slot.number, seats, slot.leaves, slot.allows))
             slot.joins, slot.leaves, slot.allows = [], [], []
-        if bundles:
-            self._write(*frames.pieces("requests", bundles, bodies))
+        if bundles or taken:
+            self._write(frames.encode(("requests", bundles, taken, bodies)), *following)
 
-    def _hear(self, message: OwnerAnswers) -> None:
+    def _hear(self, message: OwnerAnswers) -> Iterator[int]:
         results = iter(message.results)
         for told in message.models:
-            parts = [[next(results) for _ in range(count)] for _, count in told.parts]
+            parts = [[_part(next(results)) for _ in range(count)] for _, count in told.parts]
             outcomes = [_outcome(one, next(results)) for one in told.ended]
             slot = self.slots.get(told.model)
             if slot is not None:
                 slot.hear(told, parts, outcomes)
+            yield len(told.ended) + len(told.parts) + 1
         self.close_if_done()
 
     def _begin_to_beat(self) -> None:
@@ -281,9 +396,18 @@ def _settle(future: asyncio.Future[str], result: str) -> None:
         future.set_result(result)
 
 
+def _part(result: Any) -> Any:
+    """Return a part of a streamed answer; raises the error of one that could not be read."""
+    if type(result) is Failure:
+        raise result.error
+    return result
+
+
 def _outcome(told: EndedSeat, result: Any) -> Any:
     """Return what came of a request."""
     if told.failure is not None:
         kind, message, detail = told.failure
         return Failure(revive(kind, message, detail))
+    if type(result) is Failure:  # it could not be read
+        return result
     return result if told.media is None else Media(result, told.media)

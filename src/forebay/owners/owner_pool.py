@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest, QueueFull, Unavailable
 from forebay.types.call import Failure
+from forebay.workers.landing import Places
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.seating import Seating
 from forebay.workers.slot_pool import SlotPool
@@ -42,6 +43,7 @@ class OwnerSlot:
         number: What the owner calls it.
         worker: The link.
         seating: The requests that were handed on.
+        kept: Of each, what lies in memory for the owner to read.
     """
 
     owes_since: float | None = None
@@ -57,7 +59,8 @@ class OwnerSlot:
         self._room = room
         self._sent = 0
         self._heard = 0
-        self.joins: list[tuple[Sitting, Any]] = []
+        self.joins: list[tuple[Sitting, bytes, Any, list[Any]]] = []
+        self.kept: dict[int, list[memoryview]] = {}
         self.leaves: list[int] = []
         self.allows: list[tuple[int, int]] = []
 
@@ -102,6 +105,8 @@ class OwnerSlot:
             raise InvalidRequest("it ends a request twice")
         if any(seating.open[seat].batch.on_steps is None for seat, _ in told.parts):
             raise InvalidRequest("it sends parts of an answer that is not streamed")
+        for name in over if self.kept else ():
+            self.kept.pop(name, None)
         for name in told.returned:
             self.pool.hand_back(self, seating.end(name))
         seating.hear(made, ended, self._freed, lambda: None)
@@ -126,7 +131,11 @@ class OwnerSlot:
 
 
 class OwnerPool(SlotPool[OwnerSlot]):
-    """Hands the requests to one model on to its owner."""
+    """Hands the requests to one model on to its owner.
+
+    Attributes:
+        bodies: Where they land; an owner on this machine may read them there.
+    """
 
     def __init__(self, name: str, owner: str, batch_size: int, capacity: int, grace_s: float) -> None:
         """Describe it.
@@ -140,6 +149,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
         """
         super().__init__(seats=SEATS)
         self.model = name
+        self.bodies = self.places = Places()
         self.holder = f"owner {owner}"
         self.problem = AWAY
         self._owner = owner
@@ -235,6 +245,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
             slot.worker.forget(slot)
             self._drop(slot, "the server stops")
         self._fail_orphans()
+        self.bodies.close()
 
     def _begin_vacancy(self) -> None:
         if self._vacancy is None and self._refusal is None:

@@ -27,6 +27,7 @@ from forebay.owners.owned_model import OwnedModel, owned_model
 from forebay.owners.owner import LinkOptions, Owner
 from forebay.owners.owner_pool import AWAY, MISSING
 from forebay.types.did_you_mean import meant
+from forebay.workers.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     import ssl
@@ -148,6 +149,7 @@ class Owners:
     async def start(self) -> None:
         """Dial, and wait for a while until their models are served."""
         self._is_up = True
+        keep_freed_memory()  # each long answer is copied into new memory
         firsts = [owner.start() for owner in self._owners.values()]
         if firsts:
             await asyncio.wait(firsts, timeout=START_S)

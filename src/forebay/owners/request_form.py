@@ -83,14 +83,14 @@ def require_form(body: Any, size: int, params: Mapping[str, Any], takes_lists: M
         rows = cast("list[Any]", body)
     elif size != 1:
         raise InvalidRequest(f"a request for one sample says that it has {size}")
-    if set(map(type, rows)) - {bytes}:
+    if set(map(type, rows)) - {bytes, memoryview}:
         raise InvalidRequest("the body of a request is no bytes")
     if params.get("in") == "form":
         for row in rows:
             _require_no_paths(row)
 
 
-def _require_no_paths(body: bytes) -> None:
+def _require_no_paths(body: bytes | memoryview) -> None:
     """Check that a form holds its files, and names none that lie on this machine.
 
     Raises:

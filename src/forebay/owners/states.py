@@ -23,6 +23,7 @@ LEAVING: Final = State("leaving")
 GONE: Final = State("gone")
 
 HELLO: Final = Event("the caller says who it is; the door has checked the secret")
+SEES: Final = Event("the caller sees the owner's files in memory")
 REQUESTS: Final = Event("a bundle: requests, and what is said about those before")
 BEAT: Final = Event("the other side can still be reached")
 DRAIN: Final = Event("the owner takes no further requests")
@@ -30,9 +31,9 @@ HANG_UP: Final = Event("either side hangs up, or the caller has violated the pro
 
 CALLERS: Final[Mapping[State, Mapping[Event, State]]] = {
     GREETING: {HELLO: SERVING, HANG_UP: GONE},
-    SERVING: {REQUESTS: SERVING, BEAT: SERVING, DRAIN: LEAVING, HANG_UP: GONE},
+    SERVING: {SEES: SERVING, REQUESTS: SERVING, BEAT: SERVING, DRAIN: LEAVING, HANG_UP: GONE},
     # requests that come now are handed back
-    LEAVING: {REQUESTS: LEAVING, BEAT: LEAVING, DRAIN: LEAVING, HANG_UP: GONE},
+    LEAVING: {SEES: LEAVING, REQUESTS: LEAVING, BEAT: LEAVING, DRAIN: LEAVING, HANG_UP: GONE},
     GONE: {HANG_UP: GONE},
 }
 

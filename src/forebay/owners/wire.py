@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a front and an owner say to each other, as docs/reference/worker-protocol.md has it. Sans-I/O.
 
-Each message is one frame of the worker protocol. Bodies and results stand at the end of theirs, so that long ones are
-written as they are, after what announces them.
+Each message is one frame of the worker protocol. Bodies and results stand at the end of theirs; what is long of them
+is elsewhere, as `apart.py` has it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
 class LinkBeat(msgspec.Struct, frozen=True, array_like=True, tag=BEAT):
     """Either side can still be reached."""
+
+
+class SeesMemory(msgspec.Struct, frozen=True, array_like=True, tag="sees"):
+    """The front sees the owner's files in memory, as the owner sees its: results may lie there."""
 
 
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -63,10 +67,12 @@ class HandedRequests(msgspec.Struct, frozen=True, array_like=True, tag="requests
 
     Attributes:
         bundles: One for each model.
+        taken: How many more results in memory the front has read, so that others may lie there.
         bodies: Those of all seats, in order.
     """
 
     bundles: list[ModelRequests]
+    taken: _Number
     bodies: list[Any]
 
 
@@ -127,7 +133,8 @@ class OwnerOpening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """The owner lets the front in.
 
     Attributes:
-        options: `max_frame` is the longest frame that the owner reads.
+        options: `max_body` is the longest body that the owner reads, `shares` a file of its own if it sees those of
+            the front.
     """
 
     options: dict[str, Any]
@@ -136,7 +143,7 @@ class OwnerOpening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 class OwnedModels(msgspec.Struct, frozen=True, array_like=True, tag="models"):
     """All that the owner serves from now on: numbers and descriptions, see `model_description.py`."""
 
-    models: list[tuple[_Number, Any]]
+    models: list[Any]
 
 
 class OwnerLeaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
@@ -161,10 +168,23 @@ class OwnerRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     reason: str
 
 
-FromCaller = CallerHello | HandedRequests | LinkBeat
+FromCaller = CallerHello | SeesMemory | HandedRequests | LinkBeat
 FromOwner = (
     OwnerChallenge | OwnerWelcome | OwnerRefusal | OwnerOpening | OwnedModels | OwnerAnswers | OwnerLeaving | LinkBeat
 )
+
+
+def bodies_of(message: Any) -> list[Any] | None:
+    """Return the bodies of a message; None if it is of a kind that has none."""
+    match message:
+        case HandedRequests():
+            return message.bodies
+        case OwnerAnswers():
+            return message.results
+        case OwnedModels():
+            return message.models
+        case _:
+            return None
 
 
 def bytes_of(body: Any) -> int:

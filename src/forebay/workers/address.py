@@ -170,8 +170,17 @@ def stranger_at(connection: socket.socket) -> str:
 
 def user_of(connection: socket.socket) -> int:
     """Return the id of the user at the other end of a Unix socket."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    return _credentials(connection)[1]
+
+
+def process_of(connection: socket.socket) -> int:
+    """Return the id of the process at the other end of a Unix socket; 0 if this process cannot see it."""
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", found)
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int] | None:

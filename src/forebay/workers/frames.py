@@ -37,6 +37,12 @@ _PLACE: Final = Struct(">QQQ")
 HEADER = 4
 """Bytes of the length before each message."""
 
+FOLLOWS: Final = 3
+"""Code of the extension for bytes that follow the frame: their length, 8 bytes."""
+
+PACKED: Final = 4
+"""Code of the extension for an array that follows the frame as msgpack: the length of that, 8 bytes."""
+
 LONG_BYTES: Final = 1 << 16
 """Bytes that are written as they are, after what announces them, from this length on."""
 
@@ -45,48 +51,6 @@ def encode(message: Any) -> bytes:
     """Return one frame."""
     payload = _encoder.encode(message)
     return len(payload).to_bytes(HEADER, "big") + payload
-
-
-def pieces(*message: Any) -> list[Any]:
-    """Return the pieces of one frame: long bytes in the last element of the message are pieces as they are."""
-    *first, bodies = message
-    if not any(map(_is_long, bodies)):
-        return [encode(message)]
-    found: list[Any] = [bytearray(_array(len(message)))]
-    for value in first:
-        found[0] += _encoder.encode(value)
-    _lay_out(bodies, found)
-    length = sum(map(len, found))
-    if length > MAX_FRAME_BYTES:
-        raise TooLarge(f"a frame would have {length} bytes, at most {MAX_FRAME_BYTES} are possible")
-    found[0][:0] = length.to_bytes(HEADER, "big")
-    return found
-
-
-def _is_long(body: Any) -> bool:
-    if isinstance(body, list | tuple):
-        return any(map(_is_long, cast("list[Any]", body)))
-    return isinstance(body, bytes | bytearray | memoryview) and len(cast("bytes", body)) >= LONG_BYTES
-
-
-def _lay_out(value: Any, found: list[Any]) -> None:
-    """Add what a value is written as: to the last piece, or where it is long as a piece of its own."""
-    if not _is_long(value):
-        found[-1] += _encoder.encode(value)
-    elif isinstance(value, list | tuple):
-        values = cast("list[Any]", value)
-        found[-1] += _array(len(values))
-        for one in values:
-            _lay_out(one, found)
-    else:
-        data = memoryview(value).cast("B")
-        found[-1] += b"\xc6" + len(data).to_bytes(4, "big")
-        found += [data, bytearray()]
-
-
-def _array(count: int) -> bytes:
-    """Return what begins an array."""
-    return b"\xdd" + count.to_bytes(4, "big")
 
 
 def encode_part(value: Any) -> bytes:
@@ -197,9 +161,8 @@ class FrameReader:
             raise InvalidRequest(f"a frame is not msgpack: {error}") from error
 
     def _extension(self, code: int, data: memoryview) -> Any:
-        if code == LANDED and self._view_landed is not None and len(data) > _PLACE.size:
-            offset, length, inode = _PLACE.unpack_from(data)
-            return self._view_landed(str(data[_PLACE.size :], "utf-8"), inode, offset, length)
+        if code == LANDED and self._view_landed is not None:
+            return self._view_landed(*read_landed(data))
         if code != SHARED or self._view is None or len(data) != 16:
             raise InvalidRequest(f"msgpack extension {code} is not part of the protocol")
         return self._view(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
@@ -208,6 +171,18 @@ class FrameReader:
 def shared(offset: int, length: int) -> msgspec.msgpack.Ext:
     """Return what represents bytes in a frame when they lie in the arena."""
     return msgspec.msgpack.Ext(SHARED, offset.to_bytes(8, "big") + length.to_bytes(8, "big"))
+
+
+def read_landed(data: bytes | memoryview) -> tuple[str, int, int, int]:
+    """Return path and inode of a file, an offset and a length.
+
+    Raises:
+        InvalidRequest: If that is not what the extension has.
+    """
+    if len(data) <= _PLACE.size:
+        raise InvalidRequest("bytes in a file are announced without its name")
+    offset, length, inode = _PLACE.unpack_from(data)
+    return str(data[_PLACE.size :], "utf-8"), inode, offset, length
 
 
 def landed(path: str, inode: int, offset: int, length: int) -> msgspec.msgpack.Ext:

@@ -385,6 +385,18 @@ class Landing:
         self._view, self._place, self._ready = view, place, place.reserved
 
 
+def placed(data: bytes | bytearray | memoryview, places: Places) -> memoryview:
+    """Return a copy of bytes that has landed.
+
+    Raises:
+        OSError: There is no memory for it, or there are no more files.
+    """
+    size = memoryview(data).nbytes
+    room, _ = places.room(size, size)
+    room[:size] = memoryview(data).cast("B")
+    return room[:size].toreadonly()
+
+
 def landed_in(body: memoryview) -> tuple[str, int, int, int] | None:
     """Return path and inode of the file that a body, or a part of one, has landed in, where it begins and its length.
 

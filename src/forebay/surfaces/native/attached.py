@@ -186,7 +186,7 @@ class Lobby:
 
     def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink | PulseLink:
         if about.get("role") == frames.CALLER:
-            return self._callers.receive()
+            return self._callers.receive(about)
         if about.get("role") == PULSE:
             return PulseLink(functools.partial(self._silent, about.get("worker")))
         try:
