@@ -60,13 +60,13 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.workers.joining import JoiningWorker
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.shared_secret import read_secret
-    from forebay.workers.tls_files import client_context
+    from forebay.workers.tls_files import client_tls
     from forebay.workers.worker_connection import DialledServer
     from forebay.workers.worker_pulse import WorkerPulse
 
     address = parse_address(parsed.connect)
     secret = read_secret(parsed.secret, "--secret")
-    tls = client_context(parsed.cafile, parsed.certfile, parsed.keyfile)
+    tls = client_tls(parsed.cafile, parsed.certfile, parsed.keyfile)
     if tls is not None and isinstance(address, UnixAddress):
         raise ConfigError(f"{address} stays on this machine and is not encrypted; leave out --cafile")
     server = DialledServer(address, secret, tls)

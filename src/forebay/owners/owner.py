@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from forebay.owners.model_description import WeighedModel
     from forebay.workers.address import Address
+    from forebay.workers.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.owners")
 
@@ -36,7 +37,7 @@ class LinkOptions(msgspec.Struct, frozen=True):
 
     name: str
     secret: bytes | None
-    tls: ssl.SSLContext | None
+    tls: TlsFiles | None
 
 
 class OwnedVersion(msgspec.Struct, frozen=True):
@@ -177,7 +178,9 @@ class Owner:
             if isinstance(address, UnixAddress):
                 _, link = await loop.create_unix_connection(make, address.path)
             else:
-                transport, link = await loop.create_connection(make, address.host, address.port, ssl=self._options.tls)
+                files = self._options.tls
+                tls = None if files is None else files.context
+                transport, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
                 tune(transport.get_extra_info("socket"))
         self._answering.add(link)
         return link

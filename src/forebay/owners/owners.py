@@ -30,13 +30,13 @@ from forebay.types.did_you_mean import meant
 from forebay.workers.memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from forebay.owners.owner import OwnedVersion
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.workers.address import Address
+    from forebay.workers.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.owners")
 
@@ -78,7 +78,7 @@ class Owners:
         self,
         app: App,
         secret: bytes | None,
-        tls: ssl.SSLContext | None,
+        tls: TlsFiles | None,
         grace_s: float,
         take_back: Callable[[str], Awaitable[None]],
     ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
 from forebay.workers.address import TcpAddress, require_place
-from forebay.workers.tls_files import server_context
+from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,4 +67,4 @@ def require_ports(project: Project) -> None:
             require_free(address.host, 0)
         else:
             require_place(address)
-    server_context(project.http.certfile, project.http.keyfile)
+    server_tls(project.http.certfile, project.http.keyfile)

@@ -18,11 +18,11 @@ from forebay.transports.acceptor import Acceptor
 from forebay.workers.peeking import peek
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Sized
 
     from forebay.errors import ForebayError
     from forebay.server.config import GrpcConfig, HttpConfig
+    from forebay.workers.tls_files import TlsFiles
 
 TLS_GOODBYE_S: Final = 1.0
 """How long a closing TLS connection waits for the client's goodbye."""
@@ -70,16 +70,16 @@ class TlsPort(Protocol):
 class TlsDoor:
     """Listens on one address."""
 
-    def __init__(self, port: TlsPort, context: ssl.SSLContext, connect: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, port: TlsPort, tls: TlsFiles, connect: Callable[[], asyncio.Protocol]) -> None:
         """Describe the door.
 
         Args:
             port: Whose connections they become.
-            context: How they are encrypted.
+            tls: How they are encrypted.
             connect: Makes the protocol of one.
         """
         self._port = port
-        self._context = context
+        self._tls = tls
         self._connect = connect
         self._acceptor = Acceptor(self._take)
         self._greeting: set[asyncio.Task[None]] = set()
@@ -125,7 +125,7 @@ class TlsDoor:
                     await loop.connect_accepted_socket(
                         self._connect,
                         accepted,
-                        ssl=self._context,
+                        ssl=self._tls.context,
                         ssl_handshake_timeout=patience_s,
                         ssl_shutdown_timeout=TLS_GOODBYE_S,
                     )

@@ -1,23 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of the files that a person names, for every port and for what dials, or why that cannot be."""
+"""TLS of the files that a person names, for every port and for what dials, or why that cannot be.
+
+Certificates are renewed while a server runs. So each new connection looks whether a file has changed, which costs a few
+microseconds beside the handshake. Open connections keep the certificate that they began with.
+"""
 
 from __future__ import annotations
 
+import logging
 import ssl
+import time
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger("forebay")
+
+_RETRY_S: Final = 60.0
+"""Pause before files are read again that could not be used and have not changed since."""
 _OTHER_KEY: Final = "KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"
 """What is said of a key that is not the certificate's: of one of its kind, and of one of another."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
 """What the library says of a server that answers without TLS."""
 
 
-def server_context(
-    certfile: str | None, keyfile: str | None, cafile: str | None = None, *, flag: str = "--"
-) -> ssl.SSLContext | None:
+class TlsFiles:
+    """How connections are encrypted, by files that are read again once one of them has changed."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext], *files: str | None) -> None:
+        """Read the files.
+
+        Args:
+            make: Reads them.
+            files: Which they are.
+
+        Raises:
+            ConfigError: If they cannot be used, with the reason and the cure.
+        """
+        self._make = make
+        self._files = [Path(file) for file in files if file is not None]
+        self._stamps = self._look()  # before they are read, or a change meanwhile would be missed
+        self._retry_at = float("inf")
+        self._context = make()
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """How the next connection is encrypted; while changed files cannot be used, as before."""
+        stamps, now = self._look(), time.monotonic()
+        if stamps != self._stamps or now >= self._retry_at:
+            self._stamps, self._retry_at = stamps, float("inf")
+            try:
+                self._context = self._make()
+            except ConfigError as error:
+                self._retry_at = now + _RETRY_S
+                log.warning("a TLS file has changed; new connections still use what it held before: %s", error.message)
+            else:
+                log.info("new connections use the changed TLS files %s", ", ".join(map(str, self._files)))
+        return self._context
+
+    def _look(self) -> Sequence[tuple[int, int, int] | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def server_tls(
+    certfile: str | None,
+    keyfile: str | None,
+    cafile: str | None = None,
+    *,
+    flag: str = "--",
+    protocols: Sequence[str] = (),
+) -> TlsFiles | None:
     """Return how a port encrypts its connections; None if it does not.
 
     Args:
@@ -25,6 +82,7 @@ def server_context(
         keyfile: Its private key; None if it is in the same file.
         cafile: Authorities in PEM, of which clients must have a certificate; None asks them for none.
         flag: How the flags begin that name the files, for messages.
+        protocols: What is spoken on the port, as ALPN names it; none leaves that open.
 
     Raises:
         ConfigError: If the files cannot be used, with the reason and the cure.
@@ -35,17 +93,23 @@ def server_context(
                 msg = f"{flag}{named} was given without {flag}certfile; TLS needs the certificate as well"
                 raise ConfigError(msg)
         return None
+    return TlsFiles(partial(_server_context, certfile, keyfile, cafile, flag, protocols), certfile, keyfile, cafile)
+
+
+def _server_context(
+    certfile: str, keyfile: str | None, cafile: str | None, flag: str, protocols: Sequence[str]
+) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load_chain(context, certfile, keyfile, flag)
     if cafile is not None:
         _load_authorities(context, cafile)
         context.verify_mode = ssl.CERT_REQUIRED
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     return context
 
 
-def client_context(
-    cafile: str | None, certfile: str | None, keyfile: str | None, *, flag: str = "--"
-) -> ssl.SSLContext | None:
+def client_tls(cafile: str | None, certfile: str | None, keyfile: str | None, *, flag: str = "--") -> TlsFiles | None:
     """Return how connections are encrypted that are dialled; None if they are not.
 
     The certificate of the server must be signed by one of the authorities and name the host that was dialled.
@@ -67,6 +131,10 @@ def client_context(
         return None
     if certfile is None and keyfile is not None:
         raise ConfigError(f"{flag}keyfile was given without {flag}certfile; a key needs its certificate as well")
+    return TlsFiles(partial(_client_context, cafile, certfile, keyfile, flag), cafile, certfile, keyfile)
+
+
+def _client_context(cafile: str, certfile: str | None, keyfile: str | None, flag: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load_authorities(context, cafile)
     if certfile is not None:
@@ -98,6 +166,15 @@ def why_closed(flag: str = "--") -> str:
         "the connection was closed before it answered; if it asks for certificates, what it is shown must be signed by "
         f"an authority in its --attach-cafile ({flag}certfile, {flag}keyfile)"
     )
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """Return what differs once a file has changed; None if it cannot be found."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _spelled(reason: str) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forebay.workers.address import Address
     from forebay.workers.objects import Buffer
     from forebay.workers.shm import ArenaReader, ArenaWriter
+    from forebay.workers.tls_files import TlsFiles
 
 
 log = logging.getLogger(DROPPING)
@@ -368,11 +369,12 @@ class DialledServer(NamedTuple):
 
     address: Address
     secret: bytes | None = None
-    tls: ssl.SSLContext | None = None
+    tls: TlsFiles | None = None
 
     def dial(self, about: Mapping[str, Any]) -> WorkerConnection:
         """Connect and say hello; raises as `WorkerConnection`."""
-        return WorkerConnection(self.address, about, self.secret, self.tls)
+        tls = None if self.tls is None else self.tls.context
+        return WorkerConnection(self.address, about, self.secret, tls)
 
 
 def calls_off(message: Any, batch_id: int) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.workers.address import Address
+    from forebay.workers.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.workers")
 
@@ -86,12 +87,12 @@ class EncryptedPort(NamedTuple):
     """How a port that speaks TLS is opened.
 
     Attributes:
-        context: How connections are encrypted.
+        files: How connections are encrypted.
         acceptor: Given what takes each connection and the address of its client, makes what accepts them: the event
             loop's own server knows a connection only once its handshake is over.
     """
 
-    context: ssl.SSLContext
+    files: TlsFiles
     acceptor: Callable[[Callable[[socket.socket, tuple[str, int]], object]], PortAcceptor]
 
 
@@ -123,7 +124,7 @@ class WorkerListener:
             ConfigError: If other machines could connect without a secret or a certificate, or a Unix socket is to be
                 encrypted.
         """
-        is_proven = secret is not None or (tls is not None and tls.context.verify_mode is ssl.CERT_REQUIRED)
+        is_proven = secret is not None or (tls is not None and tls.files.context.verify_mode is ssl.CERT_REQUIRED)
         self._is_open = isinstance(address, TcpAddress) and not address.is_loopback
         if self._is_open and not is_proven and native is not None:
             raise ConfigError(
@@ -178,8 +179,8 @@ class WorkerListener:
             server = await loop.create_server(lambda: Visitor(self), address.host, address.port, backlog=BACKLOG)
             self._server = server
             return int(server.sockets[0].getsockname()[1])
-        context = self.tls.context
-        self._server = self.tls.acceptor(lambda accepted, _peer: Visitor(self).greet(accepted, context))
+        files = self.tls.files
+        self._server = self.tls.acceptor(lambda accepted, _peer: Visitor(self).greet(accepted, files.context))
         return (await self._server.open(address.host, address.port, BACKLOG))[1]
 
     @property

@@ -36,7 +36,7 @@ from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
 from forebay.workers.loop_heartbeat import SILENCE
 from forebay.workers.pulse_link import PulseLink
-from forebay.workers.tls_files import server_context
+from forebay.workers.tls_files import server_tls
 from forebay.workers.worker_listener import EncryptedPort, VisitorLimits, WorkerListener
 from forebay.workers.worker_pulse import ROLE as PULSE
 from forebay.workers.worker_slot import WorkerSlot
@@ -164,8 +164,8 @@ class Lobby:
             address = parse_address(config.address or "")
         except ConfigError as error:  # not one of a file, where it is looked at with its line
             raise ConfigError(f"--attach: {error.message}") from error
-        context = server_context(config.certfile, config.keyfile, config.cafile, flag="--attach-")
-        tls = None if context is None else EncryptedPort(context, Acceptor)
+        files = server_tls(config.certfile, config.keyfile, config.cafile, flag="--attach-")
+        tls = None if files is None else EncryptedPort(files, Acceptor)
         door = WorkerListener(
             address, native=self._receive, jobs=self._receive_jobs, secret=config.secret, tls=tls, limits=limits
         )

@@ -11,7 +11,7 @@ from forebay.owners.owned_model import owned_model
 from forebay.owners.owner_link import FLAG
 from forebay.owners.owners import Owners, WantedOwner, names_of
 from forebay.workers.address import UnixAddress, parse_address
-from forebay.workers.tls_files import client_context
+from forebay.workers.tls_files import client_tls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -85,7 +85,7 @@ def serve_owners(
     Raises:
         ConfigError: TLS files cannot be used.
     """
-    tls = client_context(attach.owner_cafile, attach.owner_certfile, attach.owner_keyfile, flag=FLAG)
+    tls = client_tls(attach.owner_cafile, attach.owner_certfile, attach.owner_keyfile, flag=FLAG)
     owners = Owners(project.app, attach.secret, tls, attach.owner_grace_s, take_back)
     owners.want(wanted)
     owners.expect(expected)

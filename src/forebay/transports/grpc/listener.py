@@ -16,7 +16,7 @@ from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
 from forebay.transports.tls_door import TlsDoor
-from forebay.workers.tls_files import server_context
+from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,10 +92,9 @@ class GrpcListener:
         loop = asyncio.get_running_loop()
         port = GrpcPort(config, heads, loop, self._byte_budget)
         connect = lambda: GrpcConnection(port)  # noqa: E731
-        if (tls := server_context(config.certfile, config.keyfile)) is None:
+        if (tls := server_tls(config.certfile, config.keyfile, protocols=("h2",))) is None:
             door = Acceptor(adopting(connect))
         else:
-            tls.set_alpn_protocols(["h2"])
             door = TlsDoor(port, tls, connect)
         try:
             self.address = await door.open(config.host, number, config.backlog)

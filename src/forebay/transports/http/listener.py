@@ -16,7 +16,7 @@ from forebay.transports.binding import why_not
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
-from forebay.workers.tls_files import server_context
+from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +60,7 @@ class HttpListener:
         """
         self._config = config
         self._source = source
-        self._tls = server_context(config.certfile, config.keyfile)
+        self._tls = server_tls(config.certfile, config.keyfile)
         self._lane = HttpPort(config, routes, _quiet(asgi), byte_budget, is_any_method=is_any_method)
         self._door: TlsDoor | Acceptor | None = None
 
