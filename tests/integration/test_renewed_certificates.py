@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates that are renewed while servers and workers run: each new connection gets what the files hold then."""
 
-import os
 import ssl
 
 import httpx
@@ -34,7 +33,7 @@ def lay(folder, authority):
     for name, data in told.items():
         (folder / f"{name}.new").write_bytes(data)
     for name in told:
-        os.replace(folder / f"{name}.new", folder / name)
+        (folder / f"{name}.new").replace(folder / name)
 
 
 def flags(folder, *names, prefix="--"):
