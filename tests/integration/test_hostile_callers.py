@@ -190,7 +190,7 @@ def test_a_stream_waits_for_who_does_not_read(launch, tmp_path):
         eventually(lambda: made.read_text() > "15")
         for number in range(300):
             assert owner.call("echo", number).json() == number
-        assert int(made.read_text()) < 400
+        assert int(made.read_text() or 0) < 400  # the model may be about to write it
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ class Neighbour:
         while True:
             _, models, results = self.hear("answers")
             for model in models:
-                for _, _, failure in model[4]:
+                for ended in model[4]:
+                    failure = ended[2] if isinstance(ended, list) else None
                     self.lying = int(isinstance(results[-1], Apart))
                     return failure or seen(results[-1])
 

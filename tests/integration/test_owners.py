@@ -100,6 +100,12 @@ def test_the_logs_of_both_call_a_request_alike(front, owner):
     eventually(lambda: "called-alike" in owner.log)
 
 
+def test_the_logs_call_a_request_as_its_client_is_told(front, owner):
+    answer = front.call("fails", "break")
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+    eventually(lambda: answer.headers["x-request-id"] in owner.log)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Clients that go away, and queues that are full
 

@@ -220,6 +220,7 @@ def test_what_drains_stays_so():
         ([[1, 0, 9, [], [], [5]]], "returns requests"),  # it would be sent the same ones without an end
         ([[1, 0, 9, [], [[5]], []]], "announces 1 results and gives 0"),
         ([[1, 0, 9, [[5, 1 << 63]], [], []]], "and gives 0"),
+        ([[1, 0, 9, [], [[5, None, ["Unavailable", "no", None], "a\r\nb: c"]], []]], "Expected `str` matching"),
     ],
 )
 def test_an_owner_answers_what_it_says(answers, problem):

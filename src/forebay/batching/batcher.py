@@ -56,9 +56,12 @@ class Slots(Protocol):
 
     Attributes:
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
+        answers_apart: Whether entries of a batch are answered as they end. It holds them itself: for queue and batcher
+            such a batch is over once the pool has it.
     """
 
     can_rest: ClassVar[bool]
+    answers_apart: ClassVar[bool]
 
     @property
     def idle(self) -> int:
@@ -75,7 +78,11 @@ class Slots(Protocol):
         ...
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
-        """Run a batch on an idle slot; `done` is called exactly once, on the loop."""
+        """Run a batch on an idle slot; `done` is called on the loop, exactly once for each entry."""
+        ...
+
+    def abandon(self, entry: Entry) -> None:
+        """Note that nobody waits for an entry that is answered apart."""
         ...
 
     def rest(self, seconds: float) -> None:
@@ -125,6 +132,7 @@ class Batcher:
         self._bringers: list[Callable[[float], None]] = []
         self._expected_since = 0.0
         self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
+        self._answers_apart = pool.answers_apart
         self._may_rest = self._has_one_core and steps is None and pool.can_rest
         self._rests = False
         self._resting = here(_Rest)
@@ -184,6 +192,9 @@ class Batcher:
         if not entry.taken:
             self.queue.cancel(entry)
             return
+        if self._answers_apart:
+            self.pool.abandon(entry)
+            return
         for batch in list(self._running):  # a pool may answer a batch while it is called off
             if all(mate.done for mate in batch.entries) and not batch.cancelled:
                 batch.cancelled = True
@@ -220,7 +231,7 @@ class Batcher:
             if batch is None:
                 break
             self._run(batch, now)
-            if batch not in self._running:
+            if batch not in self._running and not self._answers_apart:
                 return  # it ran here: the loop reads what came meanwhile before the next; `_done` asks for another turn
         if pool.idle:
             self._arm(now)
@@ -246,7 +257,10 @@ class Batcher:
             self._resting.who = None
 
     def _run(self, batch: EntryBatch, now: float) -> None:
-        self._running.add(batch)
+        if self._answers_apart:
+            self.queue.answered(batch, now)
+        else:
+            self._running.add(batch)
         if self._steps is not None:
             batch.on_steps = functools.partial(self._steps, batch)
         if self._timeline.told:
@@ -277,7 +291,8 @@ class Batcher:
             if following is not None:
                 self._run(following, now)
         self._answer(batch, outcomes, now)
-        queue.answered(batch, now)
+        if not self._answers_apart:
+            queue.answered(batch, now)
         if queue.auto is not None and queue.auto.held is not self._told_held:
             self._tell(queue.auto.state(), now)
         if queue.waiting or queue.next_due() is not None:

@@ -26,7 +26,7 @@ class DeskNotes(Protocol):
 
     heard: int
     parts: list[tuple[int, list[Any]]]
-    ended: list[EndedSeat]
+    ended: list[int | EndedSeat]
     results: list[Any]
     returned: list[int]
 
@@ -58,14 +58,34 @@ class Answers:
                     model.parts[-1] = seat, model.parts[-1][1] + 1
                 else:
                     model.parts.append((seat, 1))
-        for ended, result in zip(noted.ended, noted.results, strict=True):
-            if type(result) is not bytes or len(result) > frames.LONG_BYTES:
-                ended, result = _sendable(ended, result)  # noqa: PLW2901
-            model = self._result(model, result, _size(ended))
-            model.ended.append(ended)
+        if self._has_room_for(noted.ended, noted.results):
+            model.ended.extend(noted.ended)
+            self._results += noted.results
+        else:
+            model = self._add_each(model, noted)
         for seat in noted.returned:
             model = self._room(model, HEAD_BYTES)
             model.returned.append(seat)
+
+    def _has_room_for(self, ended: list[int | EndedSeat], results: list[Any]) -> bool:
+        """Make room for results if they are bytes that stand in this frame, as most do; tells whether they are."""
+        if {*map(type, results)} != {bytes} or {*map(type, ended)} != {int}:
+            return False
+        lengths = [*map(len, results)]
+        size = sum(lengths) + len(lengths) * HEAD_BYTES
+        is_long = max(lengths) >= frames.LONG_BYTES or self._following_bytes >= FOLLOWING_BYTES
+        if is_long or self._size + size > FRAME_BYTES:
+            return False
+        self._size += size
+        return True
+
+    def _add_each(self, model: ModelAnswers, noted: DeskNotes) -> ModelAnswers:
+        for ended, result in zip(noted.ended, noted.results, strict=True):
+            if type(result) is not bytes or len(result) > frames.LONG_BYTES:
+                ended, result = _sendable(ended, result)  # noqa: PLW2901
+            model = self._result(model, result, _size(ended) if isinstance(ended, EndedSeat) else 0)
+            model.ended.append(ended)
+        return model
 
     def send(self) -> None:
         """Send what is left."""
@@ -104,13 +124,14 @@ class Answers:
         return model
 
 
-def _sendable(ended: EndedSeat, result: Any) -> tuple[EndedSeat, Any]:
+def _sendable(ended: int | EndedSeat, result: Any) -> tuple[int | EndedSeat, Any]:
     """Return an end and its result; a failure where the front would not read that."""
     size = bytes_of(result)
     if size <= frames.MAX_FRAME_BYTES:
         return ended, result
     error = TooLarge(f"the answer has {size} bytes, at most {frames.MAX_FRAME_BYTES} can be sent to a front")
-    return EndedSeat(ended.seat, None, (error.kind, error.message, None)), None
+    seat = ended.seat if isinstance(ended, EndedSeat) else ended
+    return EndedSeat(seat, None, (error.kind, error.message, None)), None
 
 
 def _size(ended: EndedSeat) -> int:

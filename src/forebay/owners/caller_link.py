@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable
+from forebay.errors import InvalidRequest, TooLarge, Unavailable
 from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
 from forebay.owners.caller_conversation import CallerConversation
@@ -38,7 +38,6 @@ from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
-from forebay.types.failures import without_frames
 from forebay.workers import frames
 from forebay.workers.address import peer_of
 from forebay.workers.landing import Joining, Landing, Places, landed_in, placed
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
     from forebay.types.call import Outcome
 
 
+TOGETHER: Final = 64
+"""Requests that are queued at once."""
 UNREAD_BYTES: Final = 1 << 24
 """What may be on its way to a front; beyond that nothing more is read of it, and no stream goes on."""
 LENT_BYTES: Final = 1 << 26
@@ -84,6 +85,7 @@ class _Seat(Request, gc=False, eq=False):
     """A request of a front; `held_bytes` are counted until its end."""
 
     seat: int = 0
+    is_named: bool = False
     state: State = RUNNING
     flow: _Flow | None = None
     served: Served | None = None
@@ -94,6 +96,7 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
     """The same where tensors are asked."""
 
     seat: int = 0
+    is_named: bool = False
     state: State = RUNNING
     flow: _Flow | None = None
     served: Served | None = None
@@ -111,7 +114,7 @@ class _Desk(ReplyToAll):
         self.heard = 0
         self.is_new = False
         self.parts: list[tuple[int, list[Any]]] = []
-        self.ended: list[EndedSeat] = []
+        self.ended: list[int | EndedSeat] = []
         self.results: list[Any] = []
         self.returned: list[int] = []
 
@@ -123,19 +126,19 @@ class _Desk(ReplyToAll):
             return  # the front is gone
         if asked.held_bytes:
             self._link.account.release(asked.held_bytes)
-        self.end(asked.seat, outcome)
+        self.end(asked.seat, outcome, "" if asked.is_named else asked.id)
 
-    def end(self, seat: int, outcome: Outcome) -> None:
-        """Note what came of a seat."""
+    def end(self, seat: int, outcome: Outcome, name: str = "") -> None:
+        """Note what came of a seat, and what this server has called its request."""
         if type(outcome) is Failure:
             error = outcome.error
-            self.ended.append(EndedSeat(seat, None, (error.kind, error.message, _plain(error.detail))))
+            self.ended.append(EndedSeat(seat, None, (error.kind, error.message, _plain(error.detail)), name))
             self.results.append(None)
         elif type(outcome) is Media:
             self.ended.append(EndedSeat(seat, outcome.type))
             self.results.append(outcome.body)
         else:
-            self.ended.append(EndedSeat(seat))
+            self.ended.append(seat)
             self.results.append(outcome)
         self._link.speak(self)
 
@@ -145,8 +148,18 @@ class _Desk(ReplyToAll):
 
     def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
         """Take the outcomes of a batch."""
-        for request, outcome in zip(requests, outcomes, strict=True):
-            self(request, outcome)
+        if {*map(type, outcomes)} != {bytes}:
+            return [*zip(requests, outcomes, strict=True)]
+        opened, ended, results = self.open, self.ended, self.results
+        for request, outcome in zip(cast("Sequence[_Seat]", requests), outcomes, strict=True):
+            request.state = SEATS[request.state][END]
+            if opened.pop(request.seat, None) is None:
+                continue  # the front is gone
+            if request.held_bytes:
+                self._link.account.release(request.held_bytes)
+            ended.append(request.seat)
+            results.append(outcome)
+        self._link.speak(self)
         return ()
 
     def part(self, seat: int, part: Any, release: Callable[[], object]) -> None:
@@ -464,23 +477,47 @@ class CallerLink(asyncio.Protocol):
         self._taken(message.taken)
         top = 0
         for bundle in message.bundles:
-            desk = self._desks.get(bundle.model)
-            if desk is None:
-                if not self._callers.has_named(bundle.model):
-                    raise InvalidRequest(f"it asks for the model {bundle.model}, of which it was never told")
-                desk = self._desks[bundle.model] = _Desk(self)
-                self._numbers[desk] = bundle.model
-            for told in bundle.seats:
-                yield from self._submit(desk, told, top, now)
-                top += 1
+            desk = self._desk(bundle.model)
+            arrived: list[_Seat | _TensorSeat] = []
+            try:
+                for told in bundle.seats:
+                    served = self._callers.model(bundle.model)
+                    lying = self._lying.pop(top, ()) if self._lying else ()
+                    size = self._admit(desk, served, told, top, lying)
+                    if size is not None and lying:
+                        _submit(arrived, now)
+                        size = yield from self._copied(desk, told, lying, size)
+                    if size is not None:
+                        assert served is not None
+                        arrived.append(self._seat(desk, served, told, self._bodies[top], now, size))
+                    self._bodies[top] = None
+                    top += 1
+                    if len(arrived) >= TOGETHER:
+                        count = len(arrived)
+                        _submit(arrived, now)
+                        yield count
+            finally:  # those before one that violates the protocol are requests like others
+                count = len(arrived)
+                _submit(arrived, now)
             for seat in bundle.leaves:
                 desk.leave(seat)
-            for seat, count in bundle.allows:
-                desk.allow(seat, count)
-            yield 1
+            for seat, room in bundle.allows:
+                desk.allow(seat, room)
+            yield count + 1
 
-    def _submit(self, desk: _Desk, told: HandedOn, top: int, now: float) -> Iterator[int]:
-        served = self._callers.model(self._numbers[desk])
+    def _desk(self, number: int) -> _Desk:
+        desk = self._desks.get(number)
+        if desk is None:
+            if not self._callers.has_named(number):
+                raise InvalidRequest(f"it asks for the model {number}, of which it was never told")
+            desk = self._desks[number] = _Desk(self)
+            self._numbers[desk] = number
+        return desk
+
+    def _admit(
+        self, desk: _Desk, served: Served | None, told: HandedOn, top: int, lying: Sequence[Apart]
+    ) -> int | None:
+        """Return how long the body of a request is that may be submitted; None of one that is answered already."""
         held = self._forget(top) if self._coming else 0
         desk.heard += told.size
         if told.seat in desk.open:
@@ -496,17 +533,22 @@ class CallerLink(asyncio.Protocol):
         elif type(body) is Failure:
             desk.end(told.seat, body)
         else:
-            lying = self._lying.pop(top, ()) if self._lying else ()
-            size = bytes_of(body) + sum(one.length for one in lying)
-            if size > SMALL_BYTES and not self._has_room(size, size - held):
-                desk.end(told.seat, Failure(self._callers.budget.exceeded()))
-            elif not lying or (yield from self._copy(lying, served.endpoint.places)):
-                self._seat(desk, served, told, self._bodies[top], now, size)
-            else:
-                self.account.release(size if size > SMALL_BYTES else 0)
-                desk.end(told.seat, _UNREADABLE)
-        self._bodies[top] = None
-        yield 1
+            size = len(body) if type(body) is bytes else bytes_of(body) + sum(one.length for one in lying)
+            if size <= SMALL_BYTES or self._has_room(size, size - held):
+                return size
+            desk.end(told.seat, Failure(self._callers.budget.exceeded()))
+        return None
+
+    def _copied(
+        self, desk: _Desk, told: HandedOn, lying: Sequence[Apart], size: int
+    ) -> Generator[int, None, int | None]:
+        """Copy what lies in memory of the front; returns the size, or None for a request that cannot be read."""
+        served = self._callers.model(self._numbers[desk])
+        if (yield from self._copy(lying, None if served is None else served.endpoint.places)):
+            return size
+        self.account.release(size if size > SMALL_BYTES else 0)
+        desk.end(told.seat, _UNREADABLE)
+        return None
 
     def _has_room(self, size: int, more: int) -> bool:
         """Count a body; tells whether the server has room for it, of which `more` bytes were not counted before."""
@@ -536,7 +578,9 @@ class CallerLink(asyncio.Protocol):
             return False
         return True
 
-    def _seat(self, desk: _Desk, served: Served, told: HandedOn, body: Any, now: float, size: int) -> None:
+    def _seat(
+        self, desk: _Desk, served: Served, told: HandedOn, body: Any, now: float, size: int
+    ) -> _Seat | _TensorSeat:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat
         require_form(body, told.size, params, self._callers.takes_lists(self._numbers[desk]))
@@ -545,9 +589,11 @@ class CallerLink(asyncio.Protocol):
             reply=desk,
             params=params,
             deadline=now + max(told.left_s, 0.0),
+            arrived=now,
             size=told.size,
             id=told.id,
             seat=told.seat,
+            is_named=bool(told.id),
             served=served,
             held_bytes=size if size > SMALL_BYTES else 0,
         )
@@ -555,10 +601,16 @@ class CallerLink(asyncio.Protocol):
             request.on_part = functools.partial(desk.part, told.seat)
             request.on_bundle = functools.partial(desk.hand, told.seat)
         desk.open[told.seat] = request
-        try:
-            served.endpoint.submit(request)
-        except ForebayError as error:  # it raises none; a defect must not leave a seat without an end
-            desk(request, Failure(without_frames(error)))
+        return request
+
+
+def _submit(arrived: list[_Seat | _TensorSeat], now: float) -> None:
+    """Queue requests to one model, all that have arrived so far; none is left in the list."""
+    if arrived:
+        requests, served = arrived[:], arrived[0].served
+        arrived.clear()
+        assert served is not None
+        served.endpoint.submit_bundle(requests, now)
 
 
 _REPLACED: Final = Failure(Unavailable("the model was replaced while the request was on its way; try again"))

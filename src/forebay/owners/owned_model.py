@@ -46,13 +46,13 @@ def owned_model(description: ModelDescription, owner: str, grace_s: float) -> Ow
     pool = OwnerPool(name, owner, description.max_size, capacity, grace_s)
     config = msgspec.structs.replace(description.config, split=False)  # its owner cuts it
     queue = BatchConfig(max_size=capacity, capacity=capacity, idle="go")
-    endpoint = Endpoint(config, queue, pool, keys_of=_alone)
+    endpoint = Endpoint(config, queue, pool, keys_of=_alone if config.streams else None)
     endpoint.batching = description.batching  # as it is told to clients
     return OwnedModel(description, pool, description.served_by(endpoint))
 
 
 def _alone(_request: Request) -> Sequence[Hashable]:
-    """Have each request leave as a batch of its own: its owner forms batches."""
+    """Have each streamed request leave as a batch of its own: parts are told of one batch at a time."""
     return _ALONE
 
 

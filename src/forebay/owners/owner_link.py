@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable, revive
-from forebay.observe.naming import id_of
 from forebay.owners.apart import (
     FOLLOWING_BYTES,
     FRAME_BYTES,
@@ -27,6 +26,7 @@ from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.owner_pool import OwnerSlot
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.wire import (
+    EndedSeat,
     HandedOn,
     ModelRequests,
     OwnedModels,
@@ -44,13 +44,11 @@ from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
 from forebay.workers.tls_files import why_closed, why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.owners.apart import Apart
     from forebay.owners.owner_pool import OwnerPool
-    from forebay.owners.wire import EndedSeat
     from forebay.types.call import Request
-    from forebay.workers.seating import Sitting
 
 FLAG: Final = "--owner-"
 """How the flags begin that name the TLS files of a front."""
@@ -248,45 +246,61 @@ class OwnerLink(asyncio.Protocol):
             del self.slots[slot.number]
             self.close_if_done()
 
-    def hand_on(self, slot: OwnerSlot, sitting: Sitting, request: Request) -> None:
-        """Send a request at the end of this turn, or fail it if it cannot be sent."""
-        kept: list[memoryview] = []
-        try:
-            params = frames.encode_part(request.params)
-            size = bytes_of(request.body)
-            if (most := self._conversation.max_body_bytes) < size or len(params) > MAX_PARAM_BYTES:
-                found = (
-                    f"{size} bytes, at most {most}"
-                    if most < size
-                    else f"params of {len(params)} bytes, at most {MAX_PARAM_BYTES}"
-                )
-                raise TooLarge(f"the request cannot be sent to its owner: it has {found} are read")
-            body, pieces = set_apart(request.body, functools.partial(self._place, slot, kept))
-        except (ForebayError, TypeError) as error:
-            failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
-            failure = Failure(without_frames(failed))
-            asyncio.get_running_loop().call_soon(self._fail, slot, sitting.name, failure)
-            return
-        apart = sum(map(len, pieces)) + sum(map(len, kept))
-        size = max(size - apart, 0) + len(params) + HEAD_BYTES
-        if self._new_bytes + size > FRAME_BYTES:
-            self._say()
-        if kept:
-            slot.kept[sitting.name] = kept
-        slot.joins.append((sitting, params, body, pieces))
-        self._following_bytes += sum(map(len, pieces))
-        self._lying_bytes += sum(map(len, kept))
-        self.speak(slot, size)
+    def hand_on(self, slot: OwnerSlot, first: int, requests: Sequence[Request]) -> None:
+        """Send requests under names in a row from the first one, and fail those that cannot be sent."""
+        now = time.monotonic()
+        params: Mapping[str, Any] | None = None
+        packed = b""
+        for name, request in enumerate(requests, first):
+            try:
+                if request.params is not params:  # most of a bundle came with the same head
+                    packed = _packed(request.params)
+                    params = request.params
+                body, pieces, size = self._laid(slot, name, request.body)
+            except (ForebayError, TypeError) as error:
+                failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
+                failure = Failure(without_frames(failed))
+                asyncio.get_running_loop().call_soon(self._fail, slot, name, failure)
+                continue
+            size += len(packed) + HEAD_BYTES
+            if self._new_bytes + size > FRAME_BYTES:
+                self._say()
+            slot.joins.append(HandedOn(name, packed, request.size, request.deadline - now, request.root().id))
+            slot.bodies.append(body)
+            self._new[slot] = None
+            self._new_bytes += size
+            slot.following += pieces
+            if self._following_bytes >= FOLLOWING_BYTES or self._lying_bytes >= LYING_BYTES:
+                self._say()
+        self._say()  # a bundle is what came in a turn
 
-    def speak(self, slot: OwnerSlot, size: int = HEAD_BYTES) -> None:
+    def _laid(self, slot: OwnerSlot, name: int, body: Any) -> tuple[Any, Sequence[Any], int]:
+        """Return what stands in a frame for a body, the pieces that follow it, and how long the first is at most.
+
+        Raises:
+            TooLarge: The owner does not read it.
+            TypeError: It is no plain data.
+        """
+        most = self._conversation.max_body_bytes
+        if type(body) is bytes and len(body) < frames.LONG_BYTES and len(body) <= most:
+            return body, (), len(body)
+        size = bytes_of(body)
+        if size > most:
+            raise TooLarge(f"the request cannot be sent to its owner: it has {size} bytes, at most {most} are read")
+        kept: list[memoryview] = []
+        body, pieces = set_apart(body, functools.partial(self._place, slot, kept))
+        following, lying = sum(map(len, pieces)), sum(map(len, kept))
+        if kept:
+            slot.kept[name] = kept
+        self._following_bytes += following
+        self._lying_bytes += lying
+        return body, pieces, max(size - following - lying, 0)
+
+    def speak(self, slot: OwnerSlot) -> None:
         """Have what is new of a model sent at the end of this turn, or now if that is much."""
         self._new[slot] = None
-        self._new_bytes += size
-        if (
-            self._new_bytes >= FRAME_BYTES
-            or self._following_bytes >= FOLLOWING_BYTES
-            or self._lying_bytes >= LYING_BYTES
-        ):
+        self._new_bytes += HEAD_BYTES
+        if self._new_bytes >= FRAME_BYTES:
             self._say()
         else:
             self._speak_soon()
@@ -320,28 +334,20 @@ class OwnerLink(asyncio.Protocol):
     @staticmethod
     def _fail(slot: OwnerSlot, name: int, failure: Failure) -> None:
         if name in slot.seating.open:
-            sitting = slot.seating.end(name)
-            slot.pool.freed(slot, sitting.batch.rows)
-            sitting.done(sitting.batch, [failure])
+            slot.end([name], [failure])
 
     def _say(self) -> None:
         new, self._new = self._new, {}
         self._new_bytes = self._following_bytes = self._lying_bytes = 0
         taken, self._taken = self._taken, 0
-        now = time.monotonic()
         bundles: list[ModelRequests] = []
         bodies: list[Any] = []
         following: list[Any] = []
         for slot in new:
-            seats: list[HandedOn] = []
-            for sitting, params, body, pieces in slot.joins:
-                request = sitting.batch.entries[0]
-                left_s = request.deadline - now
-                seats.append(HandedOn(sitting.name, params, request.size, left_s, id_of(request)))
-                bodies.append(body)
-                following += pieces
-            bundles.append(ModelRequests(slot.number, seats, slot.leaves, slot.allows))
-            slot.joins, slot.leaves, slot.allows = [], [], []
+            bundles.append(ModelRequests(slot.number, slot.joins, slot.leaves, slot.allows))
+            bodies += slot.bodies
+            following += slot.following
+            slot.joins, slot.bodies, slot.following, slot.leaves, slot.allows = [], [], [], [], []
         if bundles or taken:
             self._write(frames.encode(("requests", bundles, taken, bodies)), *following)
 
@@ -349,7 +355,10 @@ class OwnerLink(asyncio.Protocol):
         results = iter(message.results)
         for told in message.models:
             parts = [[_part(next(results)) for _ in range(count)] for _, count in told.parts]
-            outcomes = [_outcome(one, next(results)) for one in told.ended]
+            outcomes = [
+                _outcome(one, result) if isinstance(one, EndedSeat) else result
+                for one, result in zip(told.ended, results, strict=False)  # those of the next models are left
+            ]
             slot = self.slots.get(told.model)
             if slot is not None:
                 slot.hear(told, parts, outcomes)
@@ -389,6 +398,20 @@ class OwnerLink(asyncio.Protocol):
             transport.write(pieces[0])
         else:
             transport.writelines(pieces)
+
+
+def _packed(params: Mapping[str, Any]) -> bytes:
+    """Return params as they are sent.
+
+    Raises:
+        TooLarge: The owner does not read them.
+        TypeError: They are no plain data.
+    """
+    packed = frames.encode_part(params)
+    if len(packed) > MAX_PARAM_BYTES:
+        found = f"params of {len(packed)} bytes, at most {MAX_PARAM_BYTES}"
+        raise TooLarge(f"the request cannot be sent to its owner: it has {found} are read")
+    return packed
 
 
 def _settle(future: asyncio.Future[str], result: str) -> None:

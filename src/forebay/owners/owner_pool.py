@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool of a model that another server owns: what runs its batches is a link to that server.
 
-Theory of operation. Each request is a batch of its own, since batches are formed in the owner's queue. A link is a slot
-with any number of seats. How many samples may be under way is the room in the owner's queue, as it was told with the
-last answers: without room a request is refused as by a full queue here, unless less than one batch is under way, so
-that a front which hears of no answers still finds out.
+Theory of operation. What came in a turn of the loop is a batch here, so that its requests share the cost of the way;
+each of them is answered by itself, since the batches that run are formed in the owner's queue. A link is a slot with
+any number of seats. How many samples may be under way is the room in the owner's queue, as it was told with the last
+answers: without room a request is refused as by a full queue here, unless less than one batch is under way, so that a
+front which hears of no answers still finds out.
 
 A link that is gone has its requests handed on to the next one, once. If none comes within `grace_s`, the pool answers
 everything with the reason, until there is one.
@@ -15,23 +16,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from forebay.errors import InvalidRequest, QueueFull, Unavailable
+from forebay.owners.request_seats import SEATS, RequestSeats
+from forebay.owners.wire import EndedSeat
 from forebay.types.call import Failure
 from forebay.workers.landing import Places
 from forebay.workers.pool import PoolStatistics
-from forebay.workers.seating import Seating
 from forebay.workers.slot_pool import SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from forebay.owners.owner_link import OwnerLink
-    from forebay.owners.wire import ModelAnswers
-    from forebay.types.batch import Done, EntryBatch
+    from forebay.owners.wire import HandedOn, ModelAnswers
+    from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.workers.seating import Sitting
 
-SEATS: Final = 1 << 40
-"""Seats of a link: what bounds them is the owner's room."""
 AWAY: Final = "is away"
 MISSING: Final = "has no such model now"
 
@@ -54,12 +56,14 @@ class OwnerSlot:
         self.number = number
         self.worker = link
         self.pool = pool
-        self.seating = Seating(SEATS, self._allow, self._leave)
+        self.seating = RequestSeats(self._allow, self._leave)
         self._link = link
         self._room = room
         self._sent = 0
         self._heard = 0
-        self.joins: list[tuple[Sitting, bytes, Any, list[Any]]] = []
+        self.joins: list[HandedOn] = []
+        self.bodies: list[Any] = []
+        self.following: list[Any] = []
         self.kept: dict[int, list[memoryview]] = {}
         self.leaves: list[int] = []
         self.allows: list[tuple[int, int]] = []
@@ -80,9 +84,10 @@ class OwnerSlot:
         return SEATS - self.seating.free
 
     def run(self, batch: EntryBatch, done: Done) -> None:
-        """Hand a request on, at the end of this turn."""
+        """Hand requests on."""
         self._sent += batch.rows
-        self._link.hand_on(self, self.seating.join(batch, done), batch.entries[0])
+        sitting = self.seating.join(batch, done)
+        self._link.hand_on(self, sitting.name, batch.entries)
 
     def hear(self, told: ModelAnswers, parts: list[list[Any]], outcomes: list[Any]) -> None:
         """Take what the owner says of its requests.
@@ -94,22 +99,34 @@ class OwnerSlot:
         """
         self._room, self._heard = told.room, told.heard
         seating = self.seating
-        made: list[tuple[int | list[int], list[Any]]] = [
-            (seat, [part]) for (seat, _), some in zip(told.parts, parts, strict=True) for part in some
-        ]
-        ended = [(one.seat, [outcome], 0.0) for one, outcome in zip(told.ended, outcomes, strict=True)]
-        for name in (*(seat for seat, _ in told.parts), *(one.seat for one in told.ended), *told.returned):
+        ended = [one.seat if isinstance(one, EndedSeat) else one for one in told.ended]
+        over = {*ended, *told.returned}
+        for name in over - seating.open.keys():
             seating.check(name)
-        over = [*(one.seat for one in told.ended), *told.returned]
-        if len(set(over)) < len(over):
+        if len(over) < len(ended) + len(told.returned):
             raise InvalidRequest("it ends a request twice")
-        if any(seating.open[seat].batch.on_steps is None for seat, _ in told.parts):
-            raise InvalidRequest("it sends parts of an answer that is not streamed")
+        if told.parts:
+            if any(seating.check(seat).batch.on_steps is None for seat, _ in told.parts):
+                raise InvalidRequest("it sends parts of an answer that is not streamed")
+            made = zip(told.parts, parts, strict=True)
+            seating.hear([(seat, [part]) for (seat, _), some in made for part in some], (), self._freed, lambda: None)
         for name in over if self.kept else ():
             self.kept.pop(name, None)
-        for name in told.returned:
-            self.pool.hand_back(self, seating.end(name))
-        seating.hear(made, ended, self._freed, lambda: None)
+        if told.returned:
+            for batch, done, _ in seating.end_all(told.returned, told.returned):
+                self.pool.hand_back(self, batch, done)
+        for one in told.ended:
+            if isinstance(one, EndedSeat) and one.id:
+                seating.identify(one.seat, one.id)
+        self.end(ended, outcomes)
+
+    def end(self, names: list[int], outcomes: list[Any]) -> None:
+        """Answer requests that have ended."""
+        groups = self.seating.end_all(names, outcomes)
+        for batch, _, _ in groups:
+            self._freed(batch.rows)
+        for batch, done, its in groups:
+            done(batch, its)
 
     def stop(self) -> None:
         """Do nothing: the link may serve other models."""
@@ -125,9 +142,21 @@ class OwnerSlot:
         self.allows.append((sitting.name, steps))
         self._link.speak(self)
 
-    def _leave(self, sitting: Sitting) -> None:
-        self.leaves.append(sitting.name)
+    def _leave(self, name: int) -> None:
+        self.leaves.append(name)
         self._link.speak(self)
+
+    def fitting(self, batch: EntryBatch, batch_size: int) -> int:
+        """Return how many requests of a batch may be handed on; without credit those that make `batch_size` samples."""
+        credit, under_way = self.credit, self.under_way
+        if batch.rows <= credit:
+            return len(batch.entries)
+        for count, entry in enumerate(batch.entries):
+            if credit < entry.size and under_way >= batch_size:
+                return count
+            credit -= entry.size
+            under_way += entry.size
+        return len(batch.entries)
 
 
 class OwnerPool(SlotPool[OwnerSlot]):
@@ -136,6 +165,8 @@ class OwnerPool(SlotPool[OwnerSlot]):
     Attributes:
         bodies: Where they land; an owner on this machine may read them there.
     """
+
+    answers_apart = True
 
     def __init__(self, name: str, owner: str, batch_size: int, capacity: int, grace_s: float) -> None:
         """Describe it.
@@ -157,6 +188,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
         self._capacity = capacity
         self._grace_s = grace_s
         self._vacancy: asyncio.TimerHandle | None = None
+        self._asked: dict[OwnerSlot, None] = {}
 
     @property
     def is_full(self) -> bool:
@@ -175,18 +207,28 @@ class OwnerPool(SlotPool[OwnerSlot]):
             self._begin_vacancy()
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
-        """Hand a request on to the owner with most room, or answer that there is none."""
+        """Hand requests on to the owners with most room; those for whom there is none are refused."""
         if self._refusal is not None:
             super().submit(batch, done)
             return
-        slot = self._roomiest()
-        if slot.credit < batch.rows and slot.under_way >= self._batch_size:
-            waiting = self._capacity - max(slot.credit, 0)
-            text = f"{waiting} samples wait already, the queue takes {self._capacity}; try again later"
-            asyncio.get_running_loop().call_soon(done, batch, [Failure(QueueFull(text))])
-            return
-        self.idle -= batch.rows
-        slot.run(batch, done)
+        left: EntryBatch | None = batch
+        while left is not None:
+            slot = self._roomiest()
+            taken, left = _cut(left, slot.fitting(left, self._batch_size))
+            if taken is not None:
+                self.idle -= taken.rows
+                self._asked[slot] = None
+                slot.run(taken, done)
+            elif left is not None:
+                waiting = self._capacity - max(slot.credit, 0)
+                text = f"{waiting} samples wait already, the queue takes {self._capacity}; try again later"
+                refused = [Failure(QueueFull(text))] * len(left.entries)
+                asyncio.get_running_loop().call_soon(done, left, refused)
+                return
+
+    def abandon(self, entry: Entry) -> None:
+        """Have the owner told that nobody waits for a request."""
+        any(slot.seating.abandon(entry) for slot in self._asked)
 
     def uses(self, slot: OwnerSlot) -> bool:
         """Tell whether requests are handed on by a slot."""
@@ -223,11 +265,11 @@ class OwnerPool(SlotPool[OwnerSlot]):
         if not self._seated and not self._stopping:
             self._begin_vacancy()
 
-    def hand_back(self, slot: OwnerSlot, sitting: Sitting) -> None:
-        """Keep a request that the owner has not taken for the next one."""
-        self.freed(slot, sitting.batch.rows)
-        sitting.batch.attempts -= 1
-        self._lost(sitting.batch, sitting.done, "")
+    def hand_back(self, slot: OwnerSlot, batch: EntryBatch, done: Done) -> None:
+        """Keep requests that the owner has not taken for the next one."""
+        self.freed(slot, batch.rows)
+        batch.attempts -= 1
+        self._lost(batch, done, "")
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -247,6 +289,10 @@ class OwnerPool(SlotPool[OwnerSlot]):
         self._fail_orphans()
         self.bodies.close()
 
+    def _drop(self, slot: OwnerSlot, how: str) -> None:
+        self._asked.pop(slot, None)
+        super()._drop(slot, how)
+
     def _begin_vacancy(self) -> None:
         if self._vacancy is None and self._refusal is None:
             self._vacancy = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
@@ -255,3 +301,18 @@ class OwnerPool(SlotPool[OwnerSlot]):
         self._vacancy = None
         if not self._seated and not self._stopping:
             self._refuse(Unavailable(f"the owner of '{self.model}', {self._owner}, {self.problem}; try again later"))
+
+
+def _cut(batch: EntryBatch, count: int) -> tuple[EntryBatch | None, EntryBatch | None]:
+    """Return a batch of the first entries, and one of the others; None where there are none."""
+    if count == len(batch.entries):
+        return batch, None
+    if not count:
+        return None, batch
+    first, others = batch.entries[:count], batch.entries[count:]
+    rows = sum(entry.size for entry in first)
+    others_rows = batch.rows - rows
+    return (
+        msgspec.structs.replace(batch, entries=first, rows=rows),
+        msgspec.structs.replace(batch, entries=others, rows=others_rows),
+    )

@@ -16,6 +16,8 @@ from forebay.workers.heartbeat import BEAT
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+_OwnId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f-]{0,64}\Z")]
+"""An id that an owner has made; it is told to clients in a header."""
 
 
 class LinkBeat(msgspec.Struct, frozen=True, array_like=True, tag=BEAT):
@@ -36,7 +38,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         params: What the protocol says about the body, as msgpack: most requests have the same.
         size: Samples in it.
         left_s: What is left of its time; clocks differ, so it is a duration.
-        id: What the client and the logs call it.
+        id: What the client and the logs call it; empty if nobody has named it yet.
     """
 
     seat: _Count
@@ -84,17 +86,19 @@ class CallerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request that has ended; its result follows, nil if it failed.
+    """A request that has ended otherwise than most; its result follows, nil if it failed.
 
     Attributes:
         seat: Which.
         media: The media type of a result that has one of its own.
         failure: Kind, message and detail of an error.
+        id: What the owner has called a request that failed, and that came without a name.
     """
 
     seat: int
     media: str | None = None
     failure: tuple[str, str, Any] | None = None
+    id: _OwnId = ""
 
 
 class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,7 +109,7 @@ class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
         heard: Samples of this link that the owner has read so far, so that the front knows what `room` counts.
         room: Samples for which the owner's queue has room.
         parts: Seats of streamed answers, and how many parts of each follow.
-        ended: Requests that have ended.
+        ended: Requests that have ended; of most the seat alone, and their results follow.
         returned: Seats of requests that the owner has not taken.
     """
 
@@ -113,7 +117,7 @@ class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     heard: _Number
     room: int
     parts: list[tuple[int, _Count]]
-    ended: list[EndedSeat]
+    ended: list[int | EndedSeat]
     returned: list[int]
 
 

@@ -266,11 +266,21 @@ class Endpoint:
         assert self._batcher is not None
         self._batcher.expect(bring)
 
-    def submit_all(self, requests: Sequence[Request], now: float) -> None:
+    def submit_bundle(self, requests: Sequence[Request], now: float) -> None:
+        """Queue requests that have times of their own, and arrived now, as `submit` would."""
+        deadlines = [request.deadline for request in requests]
+        if {request.size for request in requests} == {1} and max(deadlines) <= now + self._max_timeout_s:
+            self.submit_all(requests, now, min(deadlines))
+        else:
+            for request in requests:
+                self.submit(request)
+
+    def submit_all(self, requests: Sequence[Request], now: float, first_deadline: float = _NEVER) -> None:
         """Queue requests as `submit` would, one after the other.
 
         Args:
-            requests: At least one; of one sample each, without a key, that arrived now and have the usual time.
+            requests: At least one; of one sample each, without a key, that arrived now.
+            first_deadline: The earliest of their deadlines; infinity if all have the usual time.
         """
         batcher = self._batcher
         if (
@@ -283,7 +293,7 @@ class Endpoint:
                 self.submit(request)
             return
         self._open.update(dict.fromkeys(requests))
-        deadline = now + self._timeout_s
+        deadline = min(first_deadline, now + self._timeout_s)
         if deadline < self._sweep_due:
             self._arm(deadline, now)
         self._queue.offer_all(requests, now)

@@ -70,10 +70,12 @@ class Pool:
         idle: Slots that could take a batch now.
         places: Where bodies land that all its workers can read there; None where they cannot.
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
+        answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
     """
 
     places: Places | None = None
     can_rest: ClassVar[bool] = False
+    answers_apart: ClassVar[bool] = False
 
     def __init__(self) -> None:
         """Begin without a slot."""
@@ -109,8 +111,11 @@ class Pool:
         raise NotImplementedError
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
-        """Give a batch to an idle slot. `done` is called exactly once, on the loop, whatever happens."""
+        """Give a batch to an idle slot. `done` is called on the loop, exactly once for each entry, whatever happens."""
         raise NotImplementedError
+
+    def abandon(self, entry: Entry) -> None:
+        """Note that nobody waits for an entry that is answered apart; `done` is called all the same."""
 
     def rest(self, seconds: float) -> None:
         """Block until a worker has something to say, but no longer than this; see `can_rest`."""
