@@ -15,7 +15,7 @@ import asyncio
 import gc
 import random
 from collections import deque
-from itertools import accumulate
+from itertools import accumulate, cycle
 from time import perf_counter
 
 import msgspec
@@ -58,8 +58,9 @@ class Generator:
         self.loop = asyncio.get_running_loop()
         self.finished = self.loop.create_future()
 
-    async def run(self, port: int) -> None:
-        for _ in range(CONNECTIONS):
+    async def run(self, *ports: int) -> None:
+        """Ask on connections to each of these in turn."""
+        for _, port in zip(range(CONNECTIONS), cycle(ports), strict=False):
             _, connection = await self.loop.create_connection(
                 lambda: self.connection(self.answered, self.lost), "127.0.0.1", port
             )
@@ -106,7 +107,7 @@ class Generator:
 async def measure(options: argparse.Namespace) -> Load:
     due = arrivals(options.rate, WARM_UP_S + options.seconds, options.seed)
     generator = Generator(post(options.job, options.path), due)
-    await generator.run(options.port)
+    await generator.run(*options.port)
     counted = sorted(1e3 * seconds for moment, seconds in generator.latencies if moment >= WARM_UP_S)
     return Load(
         requests=len(counted),
@@ -122,7 +123,7 @@ async def measure(options: argparse.Namespace) -> Load:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", choices=JOBS, default="batchmodel")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, nargs="+", required=True, help="of one server, or of several fronts")
     parser.add_argument("--path", default="/")
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--seconds", type=float, default=3.0)
