@@ -176,6 +176,23 @@ def workers_of(server, name):
 # Joining and leaving
 
 
+def test_a_file_says_whether_a_worker_is_ready_and_well(opened, attach, tmp_path, eventually):
+    health = tmp_path / "health"
+    address = f"unix:{tmp_path}/s"
+    worker = attach(address, "it", "--health-file", str(health)).says("waiting for a server")
+    assert not health.exists()
+    server = opened()
+    eventually(health.exists)
+    os.utime(health, (0, 0))
+    eventually(lambda: health.stat().st_mtime > 0)
+    server.stop()
+    eventually(lambda: not health.exists())
+    opened()
+    eventually(health.exists)
+    assert worker.signal().wait() == 0
+    assert not health.exists()
+
+
 def test_an_endpoint_appears_with_its_first_worker_and_others_share_it(opened, attach, eventually):
     server = opened()
     assert server.client.get("/readyz").json()["problems"] == [

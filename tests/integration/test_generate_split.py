@@ -2,7 +2,9 @@
 """`forebay generate --split`: fronts, owners and workers are pods of their own, which fit together and run."""
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -26,6 +28,12 @@ class Count(forebay.Model):
 """
 GRAPH = MODEL + "\n@forebay.compose\ndef both(text: str) -> int:\n    return forebay.node(Count)(text)\n"
 SECRET = "/run/wire/secret"
+OWN_FLAGS = {"words-front": "--owner-", "words-shout-owner": "--attach-", "words-shout-worker": "--"}
+
+
+def tls_flags(prefix):
+    kinds = {"cafile": "ca.crt", "certfile": "tls.crt", "keyfile": "tls.key"}
+    return [word for kind, file in kinds.items() for word in (f"{prefix}{kind}", f"/run/wire-tls/{file}")]
 
 
 @pytest.fixture
@@ -76,6 +84,7 @@ def test_fronts_owners_and_workers_are_objects_of_their_own(split):
         *owners,
         "--attach-secret",
         f"@{SECRET}",
+        *tls_flags("--owner-"),
         "--http-port",
         "8181",
     ]
@@ -83,10 +92,12 @@ def test_fronts_owners_and_workers_are_objects_of_their_own(split):
     assert owner["spec"]["replicas"] == 1
     asks = ["--workers", "0", "--attach", "tcp:0.0.0.0:9100", "--attach-secret", f"@{SECRET}"]
     settings = ["--http-port", "8181", "--timeout-ms", "700"]
+    asks += tls_flags("--attach-")
     assert container(owner)["command"] == ["forebay", "serve", "model.py:Shout", *asks, *settings]
     worker = container(found["Deployment", "words-shout-worker"])
     dials = ["--connect", "tcp:words-shout-owner:9100", "--secret", f"@{SECRET}"]
-    assert worker["command"] == ["forebay", "worker", "model.py:Shout", *dials, "--threads", "2"]
+    more = [*tls_flags("--"), "--health-file", "/tmp/health", "--threads", "2"]
+    assert worker["command"] == ["forebay", "worker", "model.py:Shout", *dials, *more]
     service = found["Service", "words-shout-owner"]["spec"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     assert [one["port"] for one in service["ports"]] == [9100]
@@ -101,11 +112,19 @@ def test_fronts_owners_and_workers_are_objects_of_their_own(split):
     assert ("PodDisruptionBudget", "words-count-owner") not in found  # it would keep its node from being drained
 
 
-def test_manifests_fit_their_schemas(split, tmp_path):
+@pytest.mark.parametrize("tls", ["secret", "cert-manager", "none"])
+def test_manifests_fit_their_schemas(split, tmp_path, tls):
     if not (SCHEMAS / "kubernetes-validate").exists():
         pytest.skip("no environment with schemas: make environment NAME=deploy")
-    count = len(split("--grpc-port", "9000", "--devices", "cuda:0", "--api-key", "a"))
-    files = [file for file in (tmp_path / "words/deploy/kubernetes").iterdir() if file.name != "kustomization.yaml"]
+    for name in ("chain.pem", "key.pem"):
+        (tmp_path / name).write_text("not read\n")
+    secure = ("--certfile", str(tmp_path / "chain.pem"), "--keyfile", str(tmp_path / "key.pem"))
+    gpus = ("--devices", "cuda:0", "--grpc-port", "9000")
+    count, files = 0, []
+    for more in ((), gpus, ("--api-key", "a"), secure, (*gpus, "--api-key", "a", *secure)):
+        count += sum(kind not in {"Certificate", "Issuer"} for kind, _ in split("--wire-tls", tls, *more))
+        folder = (tmp_path / "words/deploy/kubernetes").rename(tmp_path / f"{len(files)}")
+        files += [file for file in folder.iterdir() if file.name not in {"kustomization.yaml", "certificates.yaml"}]
     command = [SCHEMAS / "kubernetes-validate", "--strict", *files]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -230,18 +249,57 @@ def test_the_rule_of_the_adapter_is_a_query(split, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+KUBECTL = """#!/bin/sh
+# Has the files of a secret in a folder of its name.
+case "$1 $2 $3" in
+"create secret generic")
+    mkdir -p "$SECRETS/$4"
+    for word; do
+        case "$word" in --from-file=*) word="${word#--from-file=}"; cp "${word#*=}" "$SECRETS/$4/${word%%=*}"; esac
+    done ;;
+"apply -f -") cat ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def make_certificates(folder, tmp_path, names):
+    """Runs the program that makes certificates; gives the folder that has its secrets."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin/kubectl").write_text(KUBECTL)
+    (tmp_path / "bin/kubectl").chmod(0o755)
+    text = (folder / "wire-certificates.sh").read_text()
+    assert "subjectAltName=DNS:words-shout-owner" in text
+    (folder / "wire-certificates.sh").write_text(text.replace("DNS:words-shout-owner", names))
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SECRETS": str(tmp_path / "s")}
+    command = ["sh", folder / "wire-certificates.sh", tmp_path / "authority"]
+    subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, capture_output=True)
+    return tmp_path / "s"
+
+
+def probe(workload, kind, health):
+    """Runs a probe; tells whether it succeeds."""
+    words = container(workload)[f"{kind}Probe"]["exec"]["command"]
+    return subprocess.run([word.replace("/tmp/health", str(health)) for word in words], check=False).returncode == 0
+
+
 def test_what_the_pods_run_answers_through_a_front(split, tmp_path):
     found = workloads(split(target="model.py:Shout"))
     (tmp_path / "secret").write_text("a secret of sixteen bytes and more\n")
-    port = free_port()
+    secrets = make_certificates(tmp_path / "words/deploy", tmp_path, "DNS:localhost")
+    port, health = free_port(), tmp_path / "health"
     here = {
         f"@{SECRET}": f"@{tmp_path / 'secret'}",
-        "tcp:0.0.0.0:9100": f"tcp:127.0.0.1:{port}",
-        "tcp:words-shout-owner:9100": f"tcp:127.0.0.1:{port}",
+        "tcp:0.0.0.0:9100": f"tcp:localhost:{port}",
+        "tcp:words-shout-owner:9100": f"tcp:localhost:{port}",
+        "/tmp/health": str(health),
     }
 
     def command(name):
+        spec = found[name]["spec"]["template"]["spec"]
+        (tls,) = [one["secret"]["secretName"] for one in spec["volumes"] if one["name"] == "wire-tls"]
         _, *arguments = [here.get(word, word) for word in container(found[name])["command"]]
+        arguments = [word.replace("/run/wire-tls", str(secrets / tls)) for word in arguments]
         return ["env", "-C", str(tmp_path / "words"), *FOREBAY, *arguments]
 
     with contextlib.ExitStack() as stack:
@@ -250,10 +308,20 @@ def test_what_the_pods_run_answers_through_a_front(split, tmp_path):
         owner.wait_ready()
         assert owner.client.get("/healthz").status_code == 200
         assert owner.client.get("/readyz").status_code == 503  # nothing has dialled in yet
+        as_worker = found["words-shout-worker"]
+        assert not probe(as_worker, "readiness", health)
+        assert probe(as_worker, "liveness", health)
         worker = subprocess.Popen(command("words-shout-worker"))
         stack.callback(worker.wait)
         stack.callback(worker.terminate)
         eventually(lambda: owner.client.get("/readyz").status_code == 200)
+        eventually(lambda: probe(as_worker, "readiness", health))
+        assert probe(as_worker, "liveness", health)
+        worker.send_signal(signal.SIGSTOP)
+        os.utime(health, (0, 0))
+        assert not probe(as_worker, "liveness", health)
+        worker.send_signal(signal.SIGCONT)
+        eventually(lambda: probe(as_worker, "liveness", health))
         front = Server(None, command=command("words-front"))
         stack.callback(front.stop)
         front.wait_ready()
@@ -261,3 +329,41 @@ def test_what_the_pods_run_answers_through_a_front(split, tmp_path):
         answer = front.call("shout", "hello")
         assert (answer.status_code, answer.json()) == (200, "HELLO")
         assert owner.metric("forebay_queue_seconds_count") == 1  # what its workers are scaled by
+
+
+def test_a_certificate_is_renewed_by_the_authority_that_pods_believe(split, tmp_path):
+    split(target="model.py:Shout")
+
+    def made():
+        folder = make_certificates(tmp_path / "words/deploy", tmp_path, "DNS:words-shout-owner")
+        return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+    first = made()
+    same = {file.name for file, text in made().items() if text == first[file]}
+    assert same == {"ca.crt"}
+    assert {file.name for file in first} == {"ca.crt", "tls.crt", "tls.key"}
+
+
+@pytest.mark.parametrize("tls", ["secret", "cert-manager", "none"])
+def test_only_owners_have_the_key_of_owners(split, tls):
+    found = split("--wire-tls", tls, target="model.py:Shout")
+    mounted = {
+        name: [one["secret"]["secretName"] for one in volumes if one["name"] == "wire-tls"]
+        for name, workload in workloads(found).items()
+        for volumes in [workload["spec"]["template"]["spec"]["volumes"]]
+    }
+    client, owner = [], []
+    if tls != "none":
+        client, owner = ["words-wire-client"], ["words-wire-owner"]
+    assert mounted == {"words-front": client, "words-shout-worker": client, "words-shout-owner": owner}
+    for name, prefix in OWN_FLAGS.items():
+        words = container(workloads(found)[name])["command"]
+        assert (f"{prefix}cafile" in words) == (tls != "none")
+    made = {name: one["spec"] for (kind, name), one in found.items() if kind == "Certificate"}
+    if tls != "cert-manager":
+        assert not made
+        return
+    assert made["words-wire-owner"]["dnsNames"] == ["words-shout-owner"]
+    assert made["words-wire-owner"]["secretName"] == owner[0]
+    assert made["words-wire-client"]["secretName"] == client[0]
+    assert {one["issuerRef"]["name"] for one in made.values()} <= {name for kind, name in found if kind == "Issuer"}

@@ -17,7 +17,7 @@ from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Override
 if TYPE_CHECKING:
     from forebay.server.setting_sources import Told
     from forebay.surfaces.container.recipe import Recipe
-    from forebay.surfaces.container.wanted import SplitFlags
+    from forebay.surfaces.container.wanted import SplitFlags, WireTls
 
 DESCRIPTION = """\
 Write what a project needs to run in containers: a Dockerfile, a Compose file, Kubernetes manifests with a
@@ -63,6 +63,13 @@ def add_parser(commands: Any) -> None:
     )
     files.add_argument("--kubernetes", action="store_true", help="write the image and the Kubernetes manifests only")
     files.add_argument("--split", action="store_true", help="fronts, owners and workers are pods of their own")
+    files.add_argument(
+        "--wire-tls",
+        choices=["secret", "cert-manager", "none"],
+        default="secret",
+        help="who makes the certificates that pods of --split show each other: a script, which puts them into secrets "
+        "(the default), or cert-manager; none has them speak without TLS",
+    )
     add_options(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -103,7 +110,7 @@ def run(parsed: argparse.Namespace) -> int:
     keys = [(setting, text) for told in (told_in(parsed), in_file) for setting, text in secrets_in(told)]
     # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
     secrets = [text[1:] for setting, text in keys if setting.name == "api_keys" and text.startswith("@")]
-    split = _split(told_in(parsed)) if parsed.split else None
+    split = _split(told_in(parsed), parsed.wire_tls) if parsed.split else None
     image = _image(parsed.image or recipe.name)
     wanted = Wanted(output, image, parsed.replicas, secrets, split, is_kubernetes_only=parsed.kubernetes)
     files = files_of(recipe, wanted)
@@ -120,7 +127,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _split(told: Told) -> SplitFlags:
+def _split(told: Told, tls: WireTls) -> SplitFlags:
     """Return the flags of each kind of pod.
 
     Raises:
@@ -141,6 +148,7 @@ def _split(told: Told) -> SplitFlags:
             {**fronts, AttachConfig: told.get(AttachConfig, {}), Overrides: of_models}, {*_NEVER, *_POOL, "address"}
         ),
         workers=flags_for({Overrides: own}, ()),
+        tls=tls,
     )
 
 

@@ -57,6 +57,7 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.surfaces.native.target_file import import_file, split_target
     from forebay.workers.address import TcpAddress, UnixAddress, parse_address
     from forebay.workers.devices import move_to
+    from forebay.workers.health_file import HealthFile
     from forebay.workers.joining import JoiningWorker
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.shared_secret import read_secret
@@ -70,6 +71,7 @@ def run(parsed: argparse.Namespace) -> int:
     if tls is not None and isinstance(address, UnixAddress):
         raise ConfigError(f"{address} stays on this machine and is not encrypted; leave out --cafile")
     server = DialledServer(address, secret, tls)
+    health = None if parsed.health_file is None else HealthFile(parsed.health_file)
     # It is forked off before there is any code of the user's.
     pulse = WorkerPulse(server.dial) if isinstance(address, TcpAddress) else None
     if parsed.device is not None:
@@ -95,5 +97,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     if parsed.secret is not None and not parsed.secret.startswith("@"):
         tell("warning: --secret shows its value in the process list; give @FILE or FOREBAY_SECRET")
-    worker = JoiningWorker(server, told, pulse=pulse, threads=parsed.threads, once=parsed.once, tell=tell)
+    worker = JoiningWorker(
+        server, told, pulse=pulse, health=health, threads=parsed.threads, once=parsed.once, tell=tell
+    )
     return worker.run(spec_of)

@@ -394,6 +394,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         version: Its version.
         device: What it runs on: cuda:1, or a set of processors, cpu:0-3; told to the model before it is imported.
         once: End when the server goes away or is not there, instead of waiting for it.
+        health_file: A file that exists while the worker is ready, and is touched every second while it is well; for
+            probes of Kubernetes.
     """
 
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
@@ -406,6 +408,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     version: Annotated[str | None, Written("--model-version", "VERSION", "its own"), Checked(version_name)] = None
     device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
     once: Annotated[bool, Written("--once")] = False
+    health_file: Annotated[str | None, Written("--health-file", "PATH")] = None
 
 
 def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:

@@ -23,6 +23,7 @@ from forebay.observe.model_log import capture, origin, speaking
 from forebay.workers import sigterm
 from forebay.workers.child import serve, wire_error
 from forebay.workers.devices import device_in
+from forebay.workers.health_file import BEAT_S
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.redialling import MAX_PAUSE_S, Pauses
 from forebay.workers.runner import WorkerContext
@@ -33,6 +34,7 @@ from forebay.workers.worker_connection import WorkerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from forebay.workers.health_file import HealthFile
     from forebay.workers.runner import Runner, RunnerSpec
     from forebay.workers.worker_connection import DialledServer, WorkerConnection
     from forebay.workers.worker_pulse import WorkerPulse
@@ -55,6 +57,7 @@ class JoiningWorker:
         model: Any,
         *,
         pulse: WorkerPulse | None = None,
+        health: HealthFile | None = None,
         threads: int = 1,
         once: bool = False,
         tell: Callable[[str], None] = lambda _line: None,
@@ -65,6 +68,7 @@ class JoiningWorker:
             server: Where workers attach.
             model: What it serves, described as plain data for the server.
             pulse: Beats for it, if there is a network between it and the server.
+            health: Says to a supervisor how it is.
             threads: Slots.
             once: End when the server goes away, or is not there, instead of dialling again.
             tell: Takes sentences for whoever started it.
@@ -74,6 +78,7 @@ class JoiningWorker:
         name = secrets.token_hex(16) if pulse is None else pulse.worker
         self._about = {"pid": os.getpid(), "worker": name, "model": model, "phases": True}
         self._pulse = pulse
+        self._health = health
         self._threads = threads
         self._once = once
         self._tell = tell
@@ -114,8 +119,11 @@ class JoiningWorker:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(self._say_how_it_is())
         close_runner(runner)
+        if self._health is not None:
+            self._health.close()
         if self._refused is not None:
             raise self._refused
         return 0
@@ -140,6 +148,13 @@ class JoiningWorker:
         gc.collect()
         gc.freeze()  # what is loaded now stays: the collector need not walk over it again and again
         return runner
+
+    def _say_how_it_is(self) -> float | None:
+        """Tell the supervisor; returns after how many seconds to do so again, None for never."""
+        if self._health is None:
+            return None
+        self._health.tell(connection.fileno() for connection in list(self._connections))
+        return BEAT_S
 
     def _work(self, runner: Runner, connection: WorkerConnection | None) -> None:
         pauses = Pauses()

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.surfaces.container.dockerfile import dockerfile
@@ -26,9 +26,11 @@ from forebay.surfaces.container.pod import (
     stop_s,
 )
 from forebay.surfaces.container.recipe import Recipe, Sidecar
-from forebay.surfaces.container.split import split
+from forebay.surfaces.container.split import certificates_script, split
 from forebay.surfaces.container.steps import steps
 from forebay.surfaces.container.wanted import Wanted
+
+CERTIFICATES: Final = "wire-certificates.sh"
 
 
 def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
@@ -64,6 +66,8 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         texts["kserve.yaml"] = deployed("kserve.yaml", pod=pod(recipe, image, predictor), scrape=block(scrape(recipe)))
     if wanted.split is not None:
         texts["prometheus-adapter.yaml"] = filled("queue-adapter.yaml")
+        if wanted.split.tls == "secret":
+            texts[CERTIFICATES] = certificates_script(recipe, shown(output / CERTIFICATES))
     elif recipe.http_port is not None:
         texts["prometheus-adapter.yaml"] = deployed("prometheus-adapter.yaml")
     own = [os.path.relpath(output / name.partition("/")[0], context) for name in texts]
@@ -118,11 +122,13 @@ def next_commands(recipe: Recipe, wanted: Wanted) -> list[str]:
         secrets.append(f"tls {recipe.name}-tls --cert={certificate} --key={key}")
     if wanted.split is not None:
         secrets.append(f'generic {recipe.name}-wire --from-literal={Path(WIRE_SECRET).name}="$(openssl rand -hex 32)"')
+    makes_certificates = wanted.split is not None and wanted.split.tls == "secret"
     compose, kserve = (shown(wanted.output / name) for name in ("compose.yaml", "kserve.yaml"))
     return [
         f"docker build -f {shown(wanted.output / 'Dockerfile')} -t {wanted.image}{index} {shown(context)}",
         *([] if wanted.is_kubernetes_only else [f"docker compose -f {compose} up --build --wait"]),
         *(f"kubectl create secret {secret}" for secret in secrets),
+        *([f"sh {shown(wanted.output / CERTIFICATES)} ~/{recipe.name}-wire"] if makes_certificates else []),
         f"kubectl apply -k {shown(wanted.output / 'kubernetes')}",
         *([] if wanted.is_kubernetes_only else [f"kubectl apply -f {kserve}"]),
     ]

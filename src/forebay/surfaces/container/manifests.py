@@ -38,12 +38,11 @@ def kustomization(wanted: Wanted, names: Sequence[str]) -> str:
     return filled("kustomization.yaml", values, {"resources": resources})
 
 
-def deployment(app: str, lines: Sequence[str], annotations: dict[str, str], ready_after: Sequence[str] = ()) -> str:
+def deployment(app: str, lines: Sequence[str], annotations: dict[str, str]) -> str:
     """Return a Deployment of pods."""
     told = {
         "pod": lines,
         "scrape": block({"annotations": annotations} if annotations else {}),
-        "ready_after": ready_after,
     }
     return filled("deployment.yaml", {"app": app}, told)
 

@@ -17,6 +17,11 @@ TLS: Final = {"FOREBAY_CERTFILE": "/run/tls/tls.crt", "FOREBAY_KEYFILE": "/run/t
 """Where a container finds its certificate and the key, by the settings that say so; names are those of Kubernetes."""
 WIRE_SECRET: Final = "/run/wire/secret"  # noqa: S105 - a path
 """Where the pods of a split deployment find the secret that they share."""
+WIRE_TLS: Final = "/run/wire-tls"
+"""Where they find a certificate, its key and the authority; the names of the files are those of cert-manager."""
+WIRE_CERTFILE, WIRE_KEYFILE, WIRE_CAFILE = (f"{WIRE_TLS}/{name}" for name in ("tls.crt", "tls.key", "ca.crt"))
+HEALTH_FILE: Final = "/tmp/health"  # noqa: S108 - a volume of the pod's own
+"""Where a worker says how it is."""
 
 
 class Role(NamedTuple):
@@ -31,6 +36,7 @@ class Role(NamedTuple):
         has_port: Whether it is a server: it has ports, which are probed, keys and certificates.
         has_clients: Whether new requests come to it until every node has heard that it goes.
         has_wire: Whether it shares the secret of a split deployment.
+        certificate: What it is there, by its certificate: owner or client; empty if it needs none.
         startup: Probe that holds until it has started; empty for the one that says whether it is ready.
     """
 
@@ -42,6 +48,7 @@ class Role(NamedTuple):
     has_port: bool = True
     has_clients: bool = True
     has_wire: bool = False
+    certificate: str = ""
     startup: str = ""
 
 
@@ -65,6 +72,9 @@ def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
     if role.has_wire:
         mounts.append({"name": "wire", "mountPath": str(Path(WIRE_SECRET).parent), "readOnly": True})
         kinds.append({"name": "wire", "secret": {"secretName": f"{recipe.name}-wire"}})
+    if role.certificate:
+        mounts.append({"name": "wire-tls", "mountPath": WIRE_TLS, "readOnly": True})
+        kinds.append({"name": "wire-tls", "secret": {"secretName": f"{recipe.name}-wire-{role.certificate}"}})
     ports = [flow({"name": name, "containerPort": port}) for name, port in ports_of(recipe).items()]
     names = [one.host for one in recipe.sidecars if one.host]
     return filled(
@@ -83,7 +93,7 @@ def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
                 f"requests: {inline({'cpu': str(role.cpu), 'memory': '2Gi'})}",
                 f"limits: {inline({'memory': '2Gi', **({'nvidia.com/gpu': role.gpus} if role.gpus else {})})}",
             ],
-            "probes": _probes(recipe, role) if role.has_port else [],
+            "probes": _probes(recipe, role) if role.has_port else _lines("worker-probes.yaml", {"file": HEALTH_FILE}),
             "lifecycle": _lines("pre-stop.yaml", {"pre_stop_s": str(PRE_STOP_S)}) if role.has_clients else [],
             "sidecars": block([_sidecar(recipe, one, image) for one in recipe.sidecars]),
             # In a pod, all containers are on one network.

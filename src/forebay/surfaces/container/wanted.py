@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
+
+WireTls: TypeAlias = Literal["secret", "cert-manager", "none"]
+"""Who makes the certificates that fronts, owners and workers show each other."""
 
 
 class SplitFlags(NamedTuple):
-    """Flags of `forebay serve` and `forebay worker` in a split deployment, by who gets them."""
+    """Flags of `forebay serve` and `forebay worker` in a split deployment, by who gets them; and its certificates."""
 
     fronts: Sequence[str] = ()
     owners: Sequence[str] = ()
     workers: Sequence[str] = ()
+    tls: WireTls = "secret"
 
 
 class Wanted(NamedTuple):
