@@ -25,7 +25,7 @@ class Caller:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect(path)
-        self.reader = LinkReader(Any, lambda message: message[-1] if message[0] == "answers" else None)
+        self.reader = LinkReader(Any, lambda message: message[-1] if message[0] in {"answers", "models"} else None)
         self.said = []
         self.send(["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}])
         self.described = self.hear("models")[1]

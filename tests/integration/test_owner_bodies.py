@@ -36,7 +36,7 @@ class Neighbour:
         self.probe = make_file("test")
         self.places = Places()
         self.read = self.lying = 0
-        self.reader = LinkReader(Any, lambda message: message[-1] if message[0] == "answers" else None)
+        self.reader = LinkReader(Any, lambda message: message[-1] if message[0] in {"answers", "models"} else None)
         self.said: list[Any] = []
         shown = f"/proc/{os.getpid()}/fd/{self.probe}", os.fstat(self.probe).st_ino
         self.send(["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16, "shares": shown}])

@@ -23,6 +23,7 @@ from forebay.owners.apart import (
 )
 from forebay.owners.caller_conversation import CallerConversation
 from forebay.owners.owner_conversation import OwnerConversation
+from forebay.owners.parts_ahead import FEW_PARTS, MAX_BYTES, MAX_PARTS, PartsAhead
 from forebay.owners.wire import EndedSeat, FromCaller, FromOwner, HandedRequests, bodies_of
 from forebay.types.call import Failure
 from forebay.workers import frames
@@ -226,3 +227,20 @@ def test_the_answers_of_a_turn_go_into_as_many_frames_as_keep_them_short():
 def test_a_body_that_is_too_long_is_refused_by_its_announcement():
     with pytest.raises(InvalidRequest, match="at most 4096 are read"):
         list(LinkReader(FromCaller, bodies_of, 4096).feed(written([bytes(4096 + LYING_BYTES + 1)])[:400]))
+
+
+def test_parts_are_counted_until_there_is_room_for_them():
+    ahead = PartsAhead()
+    for _ in range(100):
+        ahead.come(1, [b"x"] * MAX_PARTS)
+        ahead.allow(1, MAX_PARTS)
+    ahead.come(1, [b"x"] * MAX_PARTS)
+    with pytest.raises(InvalidRequest):
+        ahead.come(1, [b"x"])
+    ahead.end(1)
+    part = b"x" * (MAX_BYTES // FEW_PARTS)
+    ahead.come(1, [part] * FEW_PARTS)
+    ahead.come(2, [part])
+    with pytest.raises(InvalidRequest):
+        ahead.come(1, [b"x"])
+    ahead.allow(3, 1)

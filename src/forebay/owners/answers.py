@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from forebay.errors import TooLarge
-from forebay.owners.apart import FOLLOWING_BYTES, FRAME_BYTES, HEAD_BYTES, Laying, set_apart
+from forebay.owners.apart import FOLLOWING_BYTES, FRAME_BYTES, HEAD_BYTES, VALUE_BYTES, Laying, set_apart, weight
 from forebay.owners.wire import EndedSeat, ModelAnswers, bytes_of
 from forebay.workers import frames
 
@@ -113,9 +113,8 @@ class Answers:
             pieces: Sequence[Any] = ()
             size += len(result)
         else:
-            whole = bytes_of(result)
             result, pieces = set_apart(result, self._place)
-            size += min(whole, frames.LONG_BYTES)
+            size += weight(result)
         model = self._room(model, size + HEAD_BYTES)
         self._results.append(result)
         if pieces:
@@ -139,4 +138,4 @@ def _size(ended: EndedSeat) -> int:
     if ended.failure is None:
         return 0
     _, message, detail = ended.failure
-    return 4 * len(message) + (0 if detail is None else len(msgspec.msgpack.encode(detail)))
+    return 4 * len(message) + (0 if detail is None else VALUE_BYTES * len(msgspec.msgpack.encode(detail)))

@@ -41,6 +41,10 @@ LYING_BYTES: Final = 1 << 24
 """So is one for which so much lies in memory that both sides see."""
 _ROWS: Final = 256
 """Values of a list that stand in a frame; longer ones follow it."""
+_PLAIN_BYTES: Final = 1 << 10
+"""Other values of this length follow their frame."""
+VALUE_BYTES: Final = 16
+"""What a value counts in a frame, so that it has not too many of them."""
 _DEPTH: Final = 2
 """Levels of lists below a body: its samples, and their parts."""
 _LENGTH: Final = 8
@@ -72,13 +76,23 @@ def set_apart(body: Any, place: Laying = nowhere, depth: int = _DEPTH) -> tuple[
         return (_announced(frames.FOLLOWS, _size(body)), [_flat(body)]) if found is None else (found, [])
     if kind not in _LISTS or not depth:
         packed = b"" if body is None else frames.encode_part(body)
-        return (body, []) if len(packed) < frames.LONG_BYTES else follow(packed)
+        return (body, []) if len(packed) < _PLAIN_BYTES else follow(packed)
     size, count = _short(body)
     if size >= frames.LONG_BYTES or count > _ROWS:
         pieces = _laid_out(body)
         return _announced(frames.PACKED, sum(map(len, pieces))), pieces
     parts = [set_apart(one, place, depth - 1) for one in body]
     return [told for told, _ in parts], [piece for _, its in parts for piece in its]
+
+
+def weight(told: Any) -> int:
+    """Return how many bytes a frame has for a body; more where it has many values, which cost more than bytes do."""
+    kind = told.__class__
+    if kind in _BUFFERS:
+        return _size(told)
+    if kind in _LISTS:
+        return _short(told)[0] + _ROWS * VALUE_BYTES
+    return 0 if told is None or kind is msgspec.msgpack.Ext else _PLAIN_BYTES * VALUE_BYTES
 
 
 def follow(packed: bytes) -> tuple[Any, list[Any]]:

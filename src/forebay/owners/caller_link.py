@@ -61,8 +61,10 @@ UNREAD_BYTES: Final = 1 << 24
 """What may be on its way to a front; beyond that nothing more is read of it, and no stream goes on."""
 LENT_BYTES: Final = 1 << 26
 """Results that may lie in memory until the front has read them; beyond that they go through the socket."""
-MAX_DETAIL_BYTES: Final = 1 << 20
+MAX_DETAIL_BYTES: Final = 1 << 16
 """Longest detail of an error; a longer one is left out."""
+LOOK_S: Final = 1.0
+"""How often it is looked at whether a front reads."""
 STALL_S: Final = 5.0
 """How long it may do so before it is like a client that does not read, and hung up on if memory is short."""
 UNREAD_S: Final = 30.0
@@ -346,7 +348,7 @@ class CallerLink(asyncio.Protocol):
             self._reading.release()
 
     def _watch(self) -> None:
-        """Look once a second whether the front reads what is there for it, while there is such."""
+        """Look now and then whether the front reads what is there for it, while there is such."""
         self._watching = None
         transport = self._transport
         if transport is None:
@@ -359,7 +361,7 @@ class CallerLink(asyncio.Protocol):
         if any(left) and now - self._moved > UNREAD_S:
             self._give_up(f"it has read nothing of its answers for {UNREAD_S:g} s")
         elif any(left):
-            self._watching = asyncio.get_running_loop().call_later(1.0, self._watch)
+            self._watching = asyncio.get_running_loop().call_later(LOOK_S, self._watch)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what the front had handed on."""
@@ -410,6 +412,9 @@ class CallerLink(asyncio.Protocol):
             transport.write(pieces[0])
         else:
             transport.writelines(pieces)
+        if self._watching is None and (self._lent or transport.get_write_buffer_size()):
+            self._untaken, self._moved = (0, 0), time.monotonic()
+            self._watching = asyncio.get_running_loop().call_later(LOOK_S, self._watch)
 
     def speak(self, desk: _Desk) -> None:
         """Have what a desk has noted sent at the end of this turn."""
@@ -430,9 +435,6 @@ class CallerLink(asyncio.Protocol):
             answers.add(number, desk, self._callers.room(number))
             desk.forget()
         answers.send()
-        if (self._lent or self._transport.get_write_buffer_size()) and self._watching is None:
-            self._untaken, self._moved = (0, 0), time.monotonic()
-            self._watching = asyncio.get_running_loop().call_later(1.0, self._watch)
 
     def _place(self, data: Any) -> Any:
         """Return what stands in a frame for a result in memory that the front sees; None if it sees none."""

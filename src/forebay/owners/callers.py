@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.observe.refusal_log import RefusalLog
-from forebay.owners.apart import FRAME_BYTES, follow
+from forebay.owners.apart import follow
 from forebay.owners.caller_link import CallerLink
 from forebay.owners.model_description import WeighedModel, description_of
 from forebay.owners.owner_pool import OwnerPool
@@ -67,11 +67,11 @@ class Callers:
     def described_on_wire(self) -> list[Any]:
         """What is served as a frame, and what follows it."""
         packed = [(number, frames.encode_part(model)) for number, model in self.described]
-        is_long = sum(len(model) for _, model in packed) > FRAME_BYTES
+        is_long = sum(len(model) for _, model in packed) > frames.LONG_BYTES
         models: list[Any] = []
         following: list[bytes] = []
         for number, model in packed:
-            if is_long or len(model) >= frames.LONG_BYTES:
+            if is_long:
                 announced, pieces = follow(model)
                 following += pieces
                 models.append([number, announced])

@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.owners.model_description import read_description
 from forebay.owners.owner_link import FLAG, OwnerLink
 from forebay.workers.address import CONNECT_S, UnixAddress, tune
 from forebay.workers.redialling import Pauses
@@ -185,15 +184,10 @@ class Owner:
         self._answering.add(link)
         return link
 
-    def _told(self, link: OwnerLink, models: Sequence[tuple[int, Any]]) -> None:
-        """Note what an owner describes from now on.
-
-        Raises:
-            ConfigError: A description cannot be used.
-        """
+    def _told(self, link: OwnerLink, models: Sequence[tuple[int, WeighedModel]]) -> None:
+        """Note what an owner describes from now on."""
         told: dict[str, list[OwnedVersion]] = {}
-        for number, given in models:
-            weighed = read_description(given)
+        for number, weighed in models:
             told.setdefault(weighed.model.config.name, []).append(OwnedVersion(link, number, weighed))
         if self.problem:
             log.info("the owner %s is here", self.address)

@@ -19,11 +19,14 @@ from forebay.owners.apart import (
     LYING_BYTES,
     refused,
     set_apart,
+    weight,
 )
 from forebay.owners.caller_conversation import MAX_PARAM_BYTES
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
+from forebay.owners.model_description import read_description
 from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.owner_pool import OwnerSlot
+from forebay.owners.parts_ahead import PartsAhead
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.wire import (
     EndedSeat,
@@ -47,11 +50,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.owners.apart import Apart
+    from forebay.owners.model_description import WeighedModel
     from forebay.owners.owner_pool import OwnerPool
     from forebay.types.call import Request
 
 FLAG: Final = "--owner-"
 """How the flags begin that name the TLS files of a front."""
+MAX_MODELS: Final = 4096
+"""Versions of models that an owner may have."""
+MAX_DESCRIBED_BYTES: Final = 1 << 26
+"""What it may say of them together."""
+DESCRIPTION_COST: Final = 64
+"""What it costs to read the description of a model, as requests: a good half of a millisecond."""
 GREET_S: Final = 5.0
 """Time in which an owner must have let this server in; what it serves it may say later, when that is loaded."""
 
@@ -69,7 +79,7 @@ class OwnerLink(asyncio.Protocol):
         self,
         name: str,
         secret: bytes | None,
-        on_models: Callable[[OwnerLink, Sequence[tuple[int, Any]]], object],
+        on_models: Callable[[OwnerLink, Sequence[tuple[int, WeighedModel]]], object],
         on_end: Callable[[OwnerLink], object],
         on_lost: Callable[[OwnerLink], object],
     ) -> None:
@@ -98,6 +108,7 @@ class OwnerLink(asyncio.Protocol):
         self._new_bytes = self._following_bytes = self._lying_bytes = 0
         self._taken = 0
         self._lying: list[Apart] = []
+        self._ahead = PartsAhead()
         self._files: SharedFiles | None = None
         self._reading: InSteps | None = None
         self._is_speaking = False
@@ -130,7 +141,13 @@ class OwnerLink(asyncio.Protocol):
             self._reading.take(data)
 
     def expect(self, message: Any, apart: list[Apart]) -> None:
-        """Have results that follow their frame joined as they come; those that lie in memory are copied later."""
+        """Have results that follow their frame joined as they come; those that lie in memory are copied later.
+
+        Raises:
+            InvalidRequest: An owner describes more than is read.
+        """
+        if isinstance(message, OwnedModels):
+            _require_few(message, apart)
         for one in apart:
             if one.place is None:
                 one.sink = Joining()
@@ -146,8 +163,7 @@ class OwnerLink(asyncio.Protocol):
             try:
                 match message:
                     case OwnedModels(models):
-                        self._on_models(self, msgspec.convert(models, list[tuple[int, Any]]))
-                        _settle(self.greeted, "")
+                        yield from self._describe(msgspec.convert(models, list[tuple[int, Any]]))
                     case OwnerAnswers():
                         if self._lying:
                             yield from self._copy(message)
@@ -162,6 +178,15 @@ class OwnerLink(asyncio.Protocol):
                 self.give_up(f"it does not speak the protocol: {error}")
         if conversation.problem:
             self.give_up(conversation.problem)
+
+    def _describe(self, models: list[tuple[int, Any]]) -> Iterator[int]:
+        """Read what the owner serves, a model in a step, and serve it."""
+        told: list[tuple[int, WeighedModel]] = []
+        for number, one in models:
+            told.append((number, read_description(one)))
+            yield DESCRIPTION_COST
+        self._on_models(self, told)
+        _settle(self.greeted, "")
 
     def _share(self, shown: Any) -> None:
         """Have bodies lie in memory if the owner sees that, and tell it if this server sees its own."""
@@ -289,12 +314,11 @@ class OwnerLink(asyncio.Protocol):
             raise TooLarge(f"the request cannot be sent to its owner: it has {size} bytes, at most {most} are read")
         kept: list[memoryview] = []
         body, pieces = set_apart(body, functools.partial(self._place, slot, kept))
-        following, lying = sum(map(len, pieces)), sum(map(len, kept))
         if kept:
             slot.kept[name] = kept
-        self._following_bytes += following
-        self._lying_bytes += lying
-        return body, pieces, max(size - following - lying, 0)
+        self._following_bytes += sum(map(len, pieces))
+        self._lying_bytes += sum(map(len, kept))
+        return body, pieces, weight(body)
 
     def speak(self, slot: OwnerSlot) -> None:
         """Have what is new of a model sent at the end of this turn, or now if that is much."""
@@ -344,6 +368,8 @@ class OwnerLink(asyncio.Protocol):
         bodies: list[Any] = []
         following: list[Any] = []
         for slot in new:
+            for seat, count in slot.allows:
+                self._ahead.allow(seat, count)
             bundles.append(ModelRequests(slot.number, slot.joins, slot.leaves, slot.allows))
             bodies += slot.bodies
             following += slot.following
@@ -359,6 +385,10 @@ class OwnerLink(asyncio.Protocol):
                 _outcome(one, result) if isinstance(one, EndedSeat) else result
                 for one, result in zip(told.ended, results, strict=False)  # those of the next models are left
             ]
+            for (seat, _), some in zip(told.parts, parts, strict=True):
+                self._ahead.come(seat, some)
+            for one in told.ended if self._ahead.is_any else ():
+                self._ahead.end(one.seat if isinstance(one, EndedSeat) else one)
             slot = self.slots.get(told.model)
             if slot is not None:
                 slot.hear(told, parts, outcomes)
@@ -417,6 +447,14 @@ def _packed(params: Mapping[str, Any]) -> bytes:
 def _settle(future: asyncio.Future[str], result: str) -> None:
     if not future.done():
         future.set_result(result)
+
+
+def _require_few(models: OwnedModels, apart: list[Apart]) -> None:
+    if len(models.models) > MAX_MODELS:
+        raise InvalidRequest(f"it has {len(models.models)} models, at most {MAX_MODELS} are served")
+    size = sum(one.length for one in apart)
+    if size > MAX_DESCRIBED_BYTES:
+        raise InvalidRequest(f"what it says of its models has {size} bytes, at most {MAX_DESCRIBED_BYTES} are read")
 
 
 def _part(result: Any) -> Any:
