@@ -115,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse)
     for command in every:
         command.add_parser(commands)
-    given, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
+    whole = list(sys.argv[1:] if arguments is None else arguments)
+    given, rest = _split(whole)
     try:
         given, warnings = translated(given)
     except ConfigError as error:
@@ -132,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     if unknown:
         options.parser.error("unrecognized arguments: " + " ".join(unknown))
+    options.given = whole
     if rest:
         options.arguments = rest
     try:

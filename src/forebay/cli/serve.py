@@ -6,18 +6,24 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from forebay.cli.flags import add_flags, shown_by_flags, told_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from forebay.machine.part import Part
     from forebay.surfaces.contract import Options
+
+log = logging.getLogger("forebay")
 
 TELL_S: Final = 1.0
 """How long executors may take to tell their threads and processes to end."""
@@ -99,30 +105,77 @@ def run(parsed: argparse.Namespace) -> int:
 def _served(parsed: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
+    from forebay.machine.lifeline import take_lifeline
+    from forebay.machine.part import take_part
     from forebay.observe.log import configure, tell
     from forebay.observe.otel import tracing
     from forebay.surfaces import build, surface_of
+    from forebay.surfaces.parts import options_of_part, quieten_front
     from forebay.surfaces.project_server import server_of
     from forebay.transports.binding import require_free
 
+    lifeline, part = take_lifeline(), take_part()
     options = options_of(parsed)
+    if part is not None:
+        options = options_of_part(options, part)
     log_format = options.log_format or ("text" if sys.stderr.isatty() else "json")
     configure(options.log_level or "info", log_format)
+    if part is None and options.fronts is not None:
+        return _serve_divided(parsed, options, options.fronts)
     surface = surface_of(options.target)
-    if surface is not None and surface.name == "native":  # others may have ports of their own
+    if part is None and surface is not None and surface.name == "native":  # others may have ports of their own
         require_free(options.http.host, options.http.port)
     project = build(options.target, options)
     configure(options.log_level or project.log_level or "info", log_format)
+    if part is not None and not part.is_owner:
+        quieten_front()
     tell(*(f"warning: {warning}" for warning in [*options.warnings, *project.warnings, *project.problems]))
 
     def ready(address: str) -> None:
-        is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))
-        open_to = " (this machine only; --host 0.0.0.0 opens it to others)" if is_local else ""
         door = [] if project.app.door is None else [f"workers attach at {project.app.door.shown}"]
-        tell(f"ready at {address}{open_to}", *(f"  {line}" for line in [*project.summary, *door]))
+        told = [*project.summary, *door]
+        if lifeline is not None:
+            lifeline.ready(msgspec.json.encode(told).decode())
+        if part is None:
+            _tell_ready(address, told)
 
     with project.app.state.entered(), tracing() if options.otel else nullcontext():
         return server_of(project, drain_s=options.drain_s, ready=ready).run()
+
+
+def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) -> int:
+    """Serve as one owner and several fronts."""
+    from forebay.machine.fronts import DividedServer
+    from forebay.surfaces.parts import lends, require_divisible
+
+    require_divisible(options)
+    http = options.http
+    host = f"[{http.host}]" if ":" in http.host else http.host
+    scheme = "https" if http.certfile else "http"
+
+    def ready(part: Part, lines: Sequence[str]) -> None:
+        if part.grpc_port is not None:
+            log.info("gRPC at %s:%d", host, part.grpc_port)
+        _tell_ready(f"{scheme}://{host}:{part.http_port}", lines)
+
+    divided = DividedServer(
+        arguments=parsed.given,
+        fronts=fronts,
+        host=http.host,
+        http_port=http.port,
+        grpc_port=options.grpc.port,
+        drain_s=options.drain_s,
+        lends=lends(options),
+    )
+    return divided.serve(ready)
+
+
+def _tell_ready(address: str, lines: Sequence[str]) -> None:
+    from forebay.observe.log import tell
+
+    is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))
+    open_to = " (this machine only; --host 0.0.0.0 opens it to others)" if is_local else ""
+    tell(f"ready at {address}{open_to}", *(f"  {line}" for line in lines))
 
 
 def _ended(status: int) -> int:

@@ -104,10 +104,12 @@ class EndpointMetrics:
         failed_rows: The part of the samples of all batches whose outcome was an error.
         parts: Parts of streamed answers that were handed to clients.
         last: When the last batch was answered, in the loop's clock; 0 if none was.
+        own: `codes`, `reasons`, `request_s` and `failed_s` without the requests that a front has handed on and counts
+            itself; None where there are none of those.
     """
 
     __slots__ = (
-        *("codes", "failed_rows", "failed_s", "last", "model_s", "parts", "queue_s", "reasons", "request_s"),
+        *("codes", "failed_rows", "failed_s", "last", "model_s", "own", "parts", "queue_s", "reasons", "request_s"),
         "sizes",
     )
 
@@ -122,6 +124,21 @@ class EndpointMetrics:
         self.failed_rows = 0
         self.parts = 0
         self.last = 0.0
+        self.own: EndpointMetrics | None = None
+
+    def count_own(self) -> None:
+        """Begin to count apart what no front counts; what was counted so far is that."""
+        if self.own is None:
+            self.own = self.with_clients(self)
+
+    def with_clients(self, clients: EndpointMetrics) -> EndpointMetrics:
+        """Return the same batches, with copies of what these count of the requests of clients."""
+        found = EndpointMetrics()
+        for name in ("failed_rows", "last", "model_s", "parts", "queue_s", "sizes"):
+            setattr(found, name, getattr(self, name))
+        found.codes, found.reasons, found.failed_s = clients.codes.copy(), clients.reasons.copy(), clients.failed_s
+        found.request_s.counts, found.request_s.total = clients.request_s.counts.copy(), clients.request_s.total
+        return found
 
     @property
     def batch_size(self) -> Histogram:

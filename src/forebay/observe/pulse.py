@@ -135,7 +135,7 @@ class Pulse(Generic[S]):
             if last is not None and last.is_as(reading):
                 seen[metrics] = last
             else:
-                seen[metrics] = _Seen(metrics, reading)
+                seen[metrics] = _Seen(reading.metrics, reading)
                 if last is not None:
                     beats.append(last.beat(reading))
             if number % SLICE == 0:
@@ -147,7 +147,8 @@ class Pulse(Generic[S]):
         """Return how each endpoint stands and what it has counted so far, in turns, for who begins to watch."""
         found: list[Beat] = []
         for number, source in enumerate(list(self._sources()), 1):
-            found.append(_Seen(source.metrics).beat(self._read(source)))
+            reading = self._read(source)
+            found.append(_Seen(reading.metrics).beat(reading))
             if number % SLICE == 0:
                 yield
         return found
@@ -155,12 +156,12 @@ class Pulse(Generic[S]):
     def faults(self) -> list[Fault]:
         """Return the newest errors of all endpoints, the newest first."""
         found = (
-            (reason.at, number, source, code)
-            for number, source in enumerate(self._sources())
-            for code, reason in source.metrics.reasons.items()
+            (reason.at, number, reading, code)
+            for number, reading in enumerate(map(self._read, self._sources()))
+            for code, reason in reading.metrics.reasons.items()
         )
         newest = heapq.nlargest(MAX_FAULTS, found, key=lambda one: one[:2])
-        return [_fault(self._read(source), code) for _, _, source, code in newest]
+        return [_fault(reading, code) for _, _, reading, code in newest]
 
 
 class _Seen:

@@ -92,6 +92,11 @@ class _Seat(Request, gc=False, eq=False):
     flow: _Flow | None = None
     served: Served | None = None
     held_bytes: int = 0
+    is_private: bool = False
+
+    def is_counted_elsewhere(self) -> bool:
+        """Tell whether its front counts it."""
+        return self.is_private
 
 
 class _TensorSeat(TensorRequest, gc=False, eq=False):
@@ -103,6 +108,11 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
     flow: _Flow | None = None
     served: Served | None = None
     held_bytes: int = 0
+    is_private: bool = False
+
+    def is_counted_elsewhere(self) -> bool:
+        """Tell whether its front counts it."""
+        return self.is_private
 
 
 class _Desk(ReplyToAll):
@@ -598,6 +608,7 @@ class CallerLink(asyncio.Protocol):
             is_named=bool(told.id),
             served=served,
             held_bytes=size if size > SMALL_BYTES else 0,
+            is_private=self._callers.is_private,
         )
         if served.endpoint.config.streams:
             request.on_part = functools.partial(desk.part, told.seat)

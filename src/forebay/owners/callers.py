@@ -46,8 +46,17 @@ class Callers:
         max_elements: The most values in a frame, or in what follows it.
     """
 
-    def __init__(self, app: App, max_frame_bytes: int, max_elements: int) -> None:
-        """Serve the models of an app to fronts."""
+    def __init__(self, app: App, max_frame_bytes: int, max_elements: int, *, is_private: bool = False) -> None:
+        """Serve the models of an app to fronts.
+
+        Args:
+            app: What is served.
+            max_frame_bytes: Longest frame that is read from a front.
+            max_elements: The most values in one.
+            is_private: Whether they are fronts of the same node process: these count the requests of clients
+                themselves, and forward what is not handed on, so that models which come and go are only asked so.
+        """
+        self.is_private = is_private
         self.links: set[CallerLink] = set()
         self.is_up = False
         self.described: list[tuple[int, WeighedModel]] = []
@@ -137,9 +146,14 @@ class Callers:
         described: list[tuple[int, WeighedModel]] = []
         for one in self._app.every:
             is_handed_on = isinstance(one.endpoint.pool, OwnerPool)
-            model = None if is_handed_on else description_of(one)
+            stock = self._app.stock
+            comes_and_goes = stock is not None and stock.is_lazy and stock.offer.has(one.endpoint.name)
+            is_left_out = is_handed_on or (self.is_private and comes_and_goes)
+            model = None if is_left_out else description_of(one)
             if model is None:
                 continue
+            if self.is_private:
+                one.endpoint.metrics.count_own()
             name, version = model.config.name, model.config.version
             numbers = known[name, version] = self._known.get((name, version)) or deque(maxlen=MAX_NUMBERS)
             if not numbers or numbers[-1][1] != model:

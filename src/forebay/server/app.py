@@ -27,6 +27,7 @@ from forebay.types.server_state import ServerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
+    from forebay.observe.histograms import EndpointMetrics
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.server.stock import Stock
@@ -60,6 +61,18 @@ class Links(Protocol):
         ...
 
 
+class ClientCounting(Protocol):
+    """Counts the requests of clients where other processes take them."""
+
+    async def refresh(self) -> None:
+        """Find out how many there were."""
+        ...
+
+    def of(self, endpoint: Endpoint) -> EndpointMetrics:
+        """Return the numbers of an endpoint with what was found out."""
+        ...
+
+
 class App:
     """The endpoints of a server by name."""
 
@@ -82,6 +95,8 @@ class App:
         """Connections with other servers; opened and closed with the app."""
         self.owned: dict[str, str] = {}
         """Names of models that other servers serve, each with the address of that server; no other may take them."""
+        self.clients: ClientCounting | None = None
+        """Counts the requests that fronts of the same node process take; None if there are no fronts."""
         self.stock: Stock | None = None
         """Models of repositories, which are loaded when they are asked for; started and stopped with the app."""
         self.on_left: Callable[[], None] = lambda: None
@@ -97,6 +112,8 @@ class App:
         """What requests and their unsent answers may take in memory, of all ports together."""
         self.labels: dict[str, dict[str, str]] = {}
         """Names that whoever manages the server gave to versions, by model; for clients of TensorFlow Serving."""
+        self.has_others = False
+        """Whether there may be models that only another server knows, which a front forwards requests to."""
         self.problem = ""
         """Why the project could not be read anew, though it should have been."""
         for one in served:
@@ -125,7 +142,11 @@ class App:
     @property
     def only(self) -> Served | None:
         """The endpoint, if there is just one model: it also answers without its name."""
-        if len(self._served) != 1 or (self.stock is not None and self.stock.offer.has_others(next(iter(self._served)))):
+        if (
+            self.has_others
+            or len(self._served) != 1
+            or (self.stock is not None and self.stock.offer.has_others(next(iter(self._served))))
+        ):
             return None
         return next(iter(self._served.values()))
 

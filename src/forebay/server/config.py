@@ -28,6 +28,9 @@ from forebay.types.settings import (
 from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
 
+MAX_FRONTS: Final = 64
+"""Most fronts of an owner, which carries about four; a number beyond that is a slip."""
+
 WorkerKind = Literal["inline", "thread", "process"]
 
 _HOST: Final = r"(?:[\w-]+(?:\.[\w-]+)*|\[[0-9a-f:.]+\])"
@@ -360,6 +363,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
         log_format: One JSON object a line, or text for a person.
         log_level: What is logged.
         otel: Send traces to an OpenTelemetry collector; the OTEL_* variables say where. Needs the extra `otel`.
+        fronts: Processes that take requests and share the ports, before one more that has the queues and the workers.
+            Without it one process does both. Worth it from three cores on.
         extra_routes: Whether forebay's own paths answer beside those of a project of another server.
         state_dir: Folder for the readiness files of a project.
     """
@@ -375,6 +380,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error"] | None, Written("--log-level", usual="info", key="level")
     ] = None
     otel: Annotated[bool, Written("--otel")] = False
+    fronts: Annotated[Annotated[int, Meta(ge=1, le=MAX_FRONTS)] | None, Written("--fronts", "N")] = None
     extra_routes: Annotated[bool, Written("--extra-routes")] = True
     state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None
 

@@ -385,6 +385,8 @@ class Endpoint:
     def reject(self, error: ForebayError, times: int = 1) -> None:
         """Count requests that a protocol refused before they could be submitted."""
         self.metrics.failed(error, times=times)
+        if self.metrics.own is not None:
+            self.metrics.own.failed(error, times=times)
 
     def _submit_by_key(self, request: Request, keys: Sequence[Hashable], batcher: Batcher, now: float) -> None:
         """Queue a request under the keys of its samples, in slices if they differ or are too many."""
@@ -475,6 +477,8 @@ class Endpoint:
             metrics.ran(batch.rows, len(batch.entries), batch.model_s)
         if batch.noted is not None:
             self._timeline.end(self, batch, batch.noted, now)
+        if metrics.own is not None:
+            _count_own(metrics.own, answered, now)
         if len(answered) == 1:
             (request,) = answered
             metrics.codes["ok"] += 1
@@ -535,13 +539,13 @@ class Endpoint:
                 self._batcher.abandon(entry)
         if self._fed:
             self._slices.feed()
-        metrics = self.metrics
-        if type(outcome) is Failure:
-            metrics.failed(outcome.error, request.root().id)
-            metrics.failed_s += now - request.arrived
-        else:
-            metrics.codes["ok"] += 1
-        metrics.request_s.observe(now - request.arrived)
+        for metrics in self._counting(request):
+            if type(outcome) is Failure:
+                metrics.failed(outcome.error, request.root().id)
+                metrics.failed_s += now - request.arrived
+            else:
+                metrics.codes["ok"] += 1
+            metrics.request_s.observe(now - request.arrived)
         if self._windows is not None:
             self._windows.forget(request)
         self._hand_over(request, outcome)
@@ -554,8 +558,14 @@ class Endpoint:
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
-        self.metrics.failed(error, request.root().id)
+        for metrics in self._counting(request):
+            metrics.failed(error, request.root().id)
         self._hand_over(request, Failure(error))
+
+    def _counting(self, request: Request) -> tuple[EndpointMetrics, ...]:
+        """Return where a request is counted."""
+        metrics = self.metrics
+        return (metrics,) if metrics.own is None or request.is_counted_elsewhere() else (metrics, metrics.own)
 
     def _hand_over(self, request: Request, outcome: Outcome) -> None:
         """Reply. If the transport raises, that is the transport's defect and must not keep others waiting."""
@@ -619,6 +629,14 @@ class Endpoint:
 
 _reply_of: Final = operator.attrgetter("reply")
 _is_done: Final = operator.attrgetter("done")
+
+
+def _count_own(own: EndpointMetrics, answered: Sequence[Request], now: float) -> None:
+    """Count those of a batch that no front counts."""
+    for request in answered:
+        if not request.is_counted_elsewhere():
+            own.codes["ok"] += 1
+            own.request_s.observe(now - request.arrived)
 
 
 def _told(error: Exception) -> ForebayError:

@@ -49,6 +49,8 @@ def build(target: str | None, options: Options) -> Project:
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
+    from forebay.surfaces.parts import owner_of, places_of, take_part_in
+
     surface = _surface_for(target, options)
     project = surface.build(target or "", options)
     if project.http.shared_memory:
@@ -58,7 +60,9 @@ def build(target: str | None, options: Options) -> Project:
     if options.grpc.port is not None and not project.listeners:
         from forebay.transports.grpc.kserve_port import KServePort
 
-        project.listeners.append(KServePort(project.app, project.http, options.grpc))
+        _, place = places_of(options.part)
+        project.listeners.append(KServePort(project.app, project.http, options.grpc, place, owner_of(options)))
+    take_part_in(project, options)
     return project
 
 

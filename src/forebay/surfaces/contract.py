@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from forebay.graph.drawing.draw import Drawable
+from forebay.machine.part import Part
 from forebay.server.app import App
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.surfaces.container.recipe import Recipe
+from forebay.transports.binding import OWN, ListeningPlace
 from forebay.transports.http.route import Route
 from forebay.transports.server import Listener
 
@@ -50,6 +52,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
         arguments: What a script that is the target finds in `sys.argv`.
         source: The configuration that was read, if there is one.
         again: Reads all of it anew; None if it cannot be read again.
+        part: Which part of a server this is; None if it is all of it.
     """
 
     target: str | None = None
@@ -65,6 +68,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     source: Path | None = None
     again: Callable[[], Options] | None = None
+    part: Part | None = None
 
 
 class Project(msgspec.Struct, kw_only=True):
@@ -74,6 +78,7 @@ class Project(msgspec.Struct, kw_only=True):
         app: Its endpoints.
         http: The HTTP front it wants.
         port_source: What has set its port, for messages; see `forebay.transports.binding.why_not`.
+        place: Where that listens, if not just at its address.
         asgi: Its face as an ASGI application; None opens no HTTP port.
         routes: Models on the fast lane, by the target of their POST requests.
         listeners: Further ports; at least one where there is no HTTP port.
@@ -93,6 +98,7 @@ class Project(msgspec.Struct, kw_only=True):
     app: App
     http: HttpConfig
     port_source: str = ""
+    place: ListeningPlace = OWN
     asgi: Any
     routes: Mapping[bytes, Route] = {}
     listeners: list[Listener] = []

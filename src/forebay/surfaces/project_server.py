@@ -31,7 +31,14 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
 
         app = project.app
         with app.state.entered():
-            http = HttpListener(project.http, project.routes, project.asgi, project.port_source, app.byte_budget)
+            http = HttpListener(
+                project.http,
+                project.routes,
+                project.asgi,
+                project.port_source,
+                app.byte_budget,
+                place=project.place,
+            )
         project.app.watch(http.routes_changed)
         listeners.insert(0, http)
         scheme = "https" if project.http.certfile else "http"

@@ -16,10 +16,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.transports.binding import PASSIVE, bound
+from forebay.transports.binding import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from forebay.transports.binding import ListeningPlace
 
     Take = Callable[[socket.socket, tuple[str, int]], object]
 
@@ -70,7 +72,7 @@ class Acceptor:
         self._told_s = -TOLD_EVERY_S
         self._most = sys.maxsize
 
-    async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
+    async def open(self, host: str, port: int, backlog: int, place: ListeningPlace = OWN) -> tuple[str, int]:
         """Bind and accept; returns the address.
 
         Raises:
@@ -79,7 +81,7 @@ class Acceptor:
         """
         loop = asyncio.get_running_loop()
         self._most = _most_for_connections()
-        self._sockets = bound(await loop.getaddrinfo(host or None, port, **PASSIVE))
+        self._sockets = await place.bind(host, port)
         try:
             for listening in self._sockets:
                 listening.listen(backlog)
@@ -91,7 +93,7 @@ class Acceptor:
             raise
         for listening in self._sockets:
             loop.add_reader(listening, self._accept, listening)
-        return self._sockets[0].getsockname()[:2]
+        return (host, 0) if place.path else self._sockets[0].getsockname()[:2]
 
     def close(self) -> None:
         """Take what the kernel has queued, then accept nothing more."""

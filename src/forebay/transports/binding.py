@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from forebay.errors import ConfigError
+from forebay.workers.address import UnixAddress, bind_unix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +27,36 @@ _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """What is said of an address that this machine has not."""
 
 
-def bound(found: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket]:
+class ListeningPlace(msgspec.Struct, frozen=True):
+    """Where a server listens, if not just at an address of its own.
+
+    Attributes:
+        path: A Unix socket that it has instead, which only this user can connect to; empty if it has an address.
+        is_shared: Whether other processes of this user listen at the same address: each gets some of the connections.
+    """
+
+    path: str = ""
+    is_shared: bool = False
+
+    async def bind(self, host: str, port: int) -> list[socket.socket]:
+        """Return sockets that have the place and do not listen yet.
+
+        Raises:
+            OSError: If it cannot be had.
+            ConfigError: The same of a path.
+            UnicodeError: If the host cannot be the name of one.
+        """
+        if self.path:
+            return [bind_unix(UnixAddress(self.path))]
+        found = await asyncio.get_running_loop().getaddrinfo(host or None, port, **PASSIVE)
+        return bound(found, is_shared=self.is_shared)
+
+
+OWN: Final = ListeningPlace()
+"""That of a server that has its address for itself."""
+
+
+def bound(found: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool = False) -> list[socket.socket]:
     """Return sockets that have the addresses of a host and do not listen yet; where any port will do, they share one.
 
     What this machine has not is left out if it has others: `localhost` often is an address of IPv6 in a container
@@ -38,21 +71,22 @@ def bound(found: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket
         addresses.append((socket.AF_INET, kind, protocol, name, ("0.0.0.0", port)))  # noqa: S104 - it was asked for
     for _ in range(_TRIES - 1):
         try:
-            return _together(addresses)
+            return _together(addresses, is_shared=is_shared)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or addresses[0][-1][1]:
                 raise
-    return _together(addresses)
+    return _together(addresses, is_shared=is_shared)
 
 
-def _together(addresses: Iterable[tuple[int, int, int, str, Any]]) -> list[socket.socket]:
+def _together(addresses: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     try:
         for family, kind, protocol, _, address in addresses:
             port = address[1] or (sockets[0].getsockname()[1] if sockets else 0)
             try:
-                sockets.append(_bound(family, kind, protocol, (address[0], port, *address[2:])))
+                one = _bound(family, kind, protocol, (address[0], port, *address[2:]), is_shared=is_shared)
+                sockets.append(one)
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
@@ -66,10 +100,12 @@ def _together(addresses: Iterable[tuple[int, int, int, str, Any]]) -> list[socke
     return sockets
 
 
-def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+def _bound(family: int, kind: int, protocol: int, address: Any, *, is_shared: bool) -> socket.socket:
     it = socket.socket(family, kind, protocol)
     try:
         it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         it.bind(address)

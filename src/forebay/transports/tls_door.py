@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.transports.acceptor import Acceptor
+from forebay.transports.binding import OWN
 from forebay.workers.peeking import peek
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.errors import ForebayError
     from forebay.server.config import GrpcConfig, HttpConfig
+    from forebay.transports.binding import ListeningPlace
     from forebay.workers.tls_files import TlsFiles
 
 TLS_GOODBYE_S: Final = 1.0
@@ -84,13 +86,13 @@ class TlsDoor:
         self._acceptor = Acceptor(self._take)
         self._greeting: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str, port: int, backlog: int) -> tuple[str, int]:
+    async def open(self, host: str, port: int, backlog: int, place: ListeningPlace = OWN) -> tuple[str, int]:
         """Bind and accept; returns the address.
 
         Raises:
             OSError: If the address cannot be bound.
         """
-        return await self._acceptor.open(host, port, backlog)
+        return await self._acceptor.open(host, port, backlog, place)
 
     def close(self) -> None:
         """Accept nothing more."""

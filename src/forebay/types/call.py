@@ -235,6 +235,10 @@ class Request(msgspec.Struct, eq=False, gc=False):
         """Tell whether it waits for room in a full queue instead of being refused; its sender bounds how many do."""
         return False
 
+    def is_counted_elsewhere(self) -> bool:
+        """Tell whether a front of the same node process counts it among the requests of clients."""
+        return False
+
     def opening(self) -> Iterator[None]:
         """Read what has to be read before it can be cut, in steps of a millisecond or so; `params` may change.
 

@@ -108,6 +108,7 @@ class WorkerListener:
         secret: bytes | None = None,
         tls: EncryptedPort | None = None,
         limits: VisitorLimits = VisitorLimits(),  # noqa: B008 - immutable
+        is_private: bool = False,
     ) -> None:
         """Describe the door; `start` opens it.
 
@@ -119,6 +120,7 @@ class WorkerListener:
             secret: What workers must know.
             tls: How connections are encrypted; None if they are not.
             limits: What they may take.
+            is_private: Whether it is no person's affair where it is.
 
         Raises:
             ConfigError: If other machines could connect without a secret or a certificate, or a Unix socket is to be
@@ -139,6 +141,7 @@ class WorkerListener:
         self.secret = secret
         self.tls = tls
         self.limits = limits
+        self._is_private = is_private
         self.told = {role: RefusalLog(role) for role in ("worker", "front")}
         self._server: asyncio.Server | PortAcceptor | None = None
         self._inode: tuple[int, int] | None = None
@@ -164,7 +167,8 @@ class WorkerListener:
                 msg = f"{address} cannot be bound: {error.strerror or error}; choose another address or port"
                 raise ConfigError(msg) from error
             self.address = TcpAddress(address.host, port)
-        log.info("workers may attach at %s", self.shown)
+        if not self._is_private:
+            log.info("workers may attach at %s", self.shown)
         if self._is_open and self.tls is None:
             log.warning(
                 "what workers at %s send and get is not encrypted, and others may read it on its way; give a "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
-from forebay.transports.binding import why_not
+from forebay.transports.binding import OWN, why_not
 from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import GrpcConfig
+    from forebay.transports.binding import ListeningPlace
+    from forebay.transports.grpc.forwarding import GrpcForwarding
 from forebay.transports.grpc.service import GrpcService
 
 CLOSING_S: Final = 1.0
@@ -39,7 +41,7 @@ class GrpcListener:
         port: The port that was asked for; 0 for any.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one plain fact about the port
         self,
         config: GrpcConfig,
         services: Sequence[GrpcService],
@@ -47,6 +49,9 @@ class GrpcListener:
         source: str = "",
         is_model_ready: Callable[[str], bool | None] = lambda _: None,
         byte_budget: ByteBudget | None = None,
+        *,
+        place: ListeningPlace = OWN,
+        forwarding: GrpcForwarding | None = None,
     ) -> None:
         """Describe the listener; `start` binds it.
 
@@ -56,6 +61,8 @@ class GrpcListener:
             source: What has set the port, for messages; see `why_not`.
             is_model_ready: What it tells of a model; None if there is none of that name.
             byte_budget: What all ports of the server hold together; None if this is the only one.
+            place: Where it listens, if not just at the address of `config`; a Unix socket speaks no TLS.
+            forwarding: Has another server answer what this one does not; None if there is no such server.
         """
         self.address: tuple[str, int] | None = None
         self.port = config.port
@@ -65,6 +72,8 @@ class GrpcListener:
         self._is_model_ready = is_model_ready
         self._source = source
         self._byte_budget = byte_budget
+        self._place = place
+        self._forwarding = forwarding
         self._health: Any = None
         self._port: GrpcPort | None = None
         self._door: TlsDoor | Acceptor | None = None
@@ -86,18 +95,18 @@ class GrpcListener:
             raise ConfigError(f"port {number} is not possible; a number from 0 to 65535 is needed")
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
+        if self._forwarding is not None:
+            services = [self._forwarding.service(one) for one in services]
         services += Reflection(services).services()
         methods = by_path(services, config.elements)
         heads = HeadReader(methods, config.api_keys, config.max_metadata_bytes, config.max_metadata_fields)
         loop = asyncio.get_running_loop()
         port = GrpcPort(config, heads, loop, self._byte_budget)
         connect = lambda: GrpcConnection(port)  # noqa: E731
-        if (tls := server_tls(config.certfile, config.keyfile, protocols=("h2",))) is None:
-            door = Acceptor(adopting(connect))
-        else:
-            door = TlsDoor(port, tls, connect)
+        tls = None if self._place.path else server_tls(config.certfile, config.keyfile, protocols=("h2",))
+        door = Acceptor(adopting(connect)) if tls is None else TlsDoor(port, tls, connect)
         try:
-            self.address = await door.open(config.host, number, config.backlog)
+            self.address = await door.open(config.host, number, config.backlog, self._place)
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, number, error, self._source)) from error
         self._port, self._door = port, door
@@ -129,6 +138,8 @@ class GrpcListener:
             for connection in list(port.connections):
                 connection.abort()
             port.stop()
+            if self._forwarding is not None:
+                await self._forwarding.close()
         if port.tasks:
             await asyncio.wait(list(port.tasks), timeout=CLOSING_S)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
-from forebay.transports.binding import why_not
+from forebay.transports.binding import OWN, why_not
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import HttpConfig
+    from forebay.transports.binding import ListeningPlace
     from forebay.transports.http.route import Route
 
 log = logging.getLogger("forebay")
@@ -45,6 +46,7 @@ class HttpListener:
         byte_budget: ByteBudget | None = None,
         *,
         is_any_method: bool = False,
+        place: ListeningPlace = OWN,
     ) -> None:
         """Describe the listener; `start` binds it.
 
@@ -54,13 +56,15 @@ class HttpListener:
             source: What has set the port, for messages; see `why_not`.
             byte_budget: What all ports of the server hold together; None if this is the only one.
             is_any_method: All methods are one: those that the parser does not know reach `asgi` as a POST.
+            place: Where it listens, if not just at the address of `config`; a Unix socket speaks no TLS.
 
         Raises:
             ConfigError: If the TLS files cannot be used.
         """
         self._config = config
         self._source = source
-        self._tls = server_tls(config.certfile, config.keyfile)
+        self._place = place
+        self._tls = None if place.path else server_tls(config.certfile, config.keyfile)
         self._lane = HttpPort(config, routes, _quiet(asgi), byte_budget, is_any_method=is_any_method)
         self._door: TlsDoor | Acceptor | None = None
 
@@ -80,7 +84,7 @@ class HttpListener:
                 self._door = TlsDoor(self._lane, self._tls, connect)
             else:
                 self._door = Acceptor(adopting(connect))
-            host, port = await self._door.open(config.host, config.port, config.backlog)
+            host, port = await self._door.open(config.host, config.port, config.backlog, self._place)
         except (OSError, UnicodeError) as error:
             raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
         self._lane.start(asyncio.get_running_loop())

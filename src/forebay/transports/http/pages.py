@@ -59,7 +59,9 @@ class ServerPages:
         self._config = config
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
         self._repositories = RepositoryCollector()
-        self._exposition = Exposition(self._endpoints, reading, servings, self._repositories, app.state.of(MetricStore))
+        self._exposition = Exposition(
+            self._endpoints, self._reading, servings, self._repositories, app.state.of(MetricStore)
+        )
         self._openapi: bytes | None = None
         self._changes = 0
         self._created = int(time.time())
@@ -67,7 +69,7 @@ class ServerPages:
         app.watch(self._changed)
         self.trace = TracePage(app)
         self.management = Management(app, config)
-        self.dashboard = Dashboard(app, config, self._endpoints, reading) if config.dashboard else None
+        self.dashboard = Dashboard(app, config, self._endpoints, self._reading) if config.dashboard else None
 
     async def index(self, request: HttpRequest) -> Response:
         """Say where to go when several models are served; a browser is sent to the dashboard."""
@@ -158,6 +160,8 @@ class ServerPages:
 
     async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
         """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""
+        if self._app.clients is not None:
+            await self._app.clients.refresh()
         columns = await finish_in_turns(self._exposition.write())
         stock = self._app.stock
         self._repositories.reading = None if stock is None else stock_report.reading(stock)
@@ -217,6 +221,10 @@ class ServerPages:
         for name, default in self._app.served.items():
             yield default
             yield from (one for one in self._app.versions(name).ready.values() if one is not default)
+
+    def _reading(self, endpoint: Endpoint) -> Reading:
+        found, clients = reading(endpoint), self._app.clients
+        return found if clients is None else msgspec.structs.replace(found, metrics=clients.of(endpoint))
 
     def _endpoints(self) -> Iterator[Endpoint]:
         for served in self._app.every:

@@ -18,13 +18,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
-from forebay.node.children import ChildFailed, RunningChild
+from forebay.machine.children import ChildFailed, RunningChild
 from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from forebay.node.children import Child, ChildState
+    from forebay.machine.children import Child, ChildState
 
 
 class NodeProcess:

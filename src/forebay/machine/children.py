@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ModelError
-from forebay.node.lifeline import MAX_BYTES, VARIABLE
+from forebay.machine.lifeline import MAX_BYTES, VARIABLE
 from forebay.workers.supervisor import END_S, Supervisor
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ import pytest
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError
-from forebay.node.children import Child, ChildFailed
-from forebay.node.lifeline import VARIABLE
-from forebay.node.node_process import NodeProcess
+from forebay.machine.children import Child, ChildFailed
+from forebay.machine.lifeline import VARIABLE
+from forebay.machine.node_process import NodeProcess
 
 LIVE = """
 import os, pathlib, signal, sys, time
-from forebay.node.lifeline import take_lifeline
+from forebay.machine.lifeline import take_lifeline
 
 line, name = take_lifeline(), sys.argv[1]
 
@@ -182,8 +182,8 @@ def test_what_a_child_starts_does_not_know_of_the_node_process(node, tmp_path):
 
 NODE = """
 import sys
-from forebay.node.children import Child
-from forebay.node.node_process import NodeProcess
+from forebay.machine.children import Child
+from forebay.machine.node_process import NodeProcess
 
 plan = [
     Child(name=name, argv=(sys.executable, "-c", script, name), wave=wave)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fronts count of the requests of clients, told to their owner, which shows the sum.
+
+Theory of operation. Each front listens at a Unix socket in the folder of its node process, and writes its counters to
+whoever connects. The owner asks all of them once a second, and before it shows metrics. A front that was started again
+counts from nothing, so what it last told before that is kept: sums do not fall. What it counted after that is lost
+with it. Queues, batches and workers are counted by the owner alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from forebay.observe.histograms import SECONDS, EndpointMetrics, FailureReason
+from forebay.types.first_use import known
+from forebay.workers.address import UnixAddress, bind_unix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from forebay.server.app import App
+    from forebay.serving.endpoint import Endpoint
+
+log = logging.getLogger("forebay.owners")
+
+LOOK_S: Final = 1.0
+"""How often the owner asks."""
+ANSWER_S: Final = 0.5
+"""Time in which a front must have told its counters."""
+MAX_BYTES: Final = 64 << 20
+"""Longest text that is read of a front."""
+MAX_CODES: Final = 64
+"""Most outcomes of requests that have a name."""
+
+_BUCKETS: Final = len(SECONDS) + 1
+
+Buckets = Annotated[list[int], msgspec.Meta(min_length=_BUCKETS, max_length=_BUCKETS)]
+Codes = Annotated[dict[str, int], msgspec.Meta(max_length=MAX_CODES)]
+Reasons = Annotated[dict[str, FailureReason], msgspec.Meta(max_length=MAX_CODES)]
+
+
+class ClientCounts(msgspec.Struct):
+    """What a front has counted of the requests to a version of a model.
+
+    Attributes:
+        codes: See `EndpointMetrics`.
+        reasons: See `EndpointMetrics`.
+        buckets: How many requests took how long, in the buckets of `SECONDS`.
+        total_s: How long all took together.
+        failed_s: See `EndpointMetrics`.
+    """
+
+    codes: Codes = msgspec.field(default_factory=dict[str, int])
+    reasons: Reasons = msgspec.field(default_factory=dict[str, FailureReason])
+    buckets: Buckets = msgspec.field(default_factory=lambda: [0] * _BUCKETS)
+    total_s: float = 0.0
+    failed_s: float = 0.0
+
+    def add_to(self, metrics: EndpointMetrics) -> None:
+        """Count all of this there as well."""
+        for code, count in self.codes.items():
+            metrics.codes[code] = metrics.codes.get(code, 0) + count
+        for code, reason in self.reasons.items():
+            before = metrics.reasons.get(code)
+            if before is None or before.at < reason.at:
+                metrics.reasons[code] = reason
+        counts = metrics.request_s.counts
+        metrics.request_s.counts = [one + other for one, other in zip(counts, self.buckets, strict=True)]
+        metrics.request_s.total += self.total_s
+        metrics.failed_s += self.failed_s
+
+
+class FrontCounts(msgspec.Struct, frozen=True):
+    """All that a front has counted.
+
+    Attributes:
+        pid: Its process; another one counts from nothing.
+        models: What it counted, by name and version.
+    """
+
+    pid: int
+    models: list[tuple[str, str, ClientCounts]]
+
+
+class CountsTeller:
+    """A front's side: tells its counters to whoever connects."""
+
+    def __init__(self, app: App, path: str) -> None:
+        """Tell what the endpoints of an app have counted, at this socket."""
+        self._app = app
+        self._path = path
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: The socket cannot be made.
+        """
+        self._server = await asyncio.start_unix_server(self._tell, sock=bind_unix(UnixAddress(self._path)))
+
+    def leave(self) -> None:
+        """Go on: requests are still counted."""
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+
+    def problems(self) -> list[str]:
+        """Return nothing: it is no matter to clients."""
+        return []
+
+    async def _tell(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(msgspec.msgpack.encode(FrontCounts(os.getpid(), [*self._counted()])))
+            writer.close()
+            await writer.wait_closed()
+
+    def _counted(self) -> Iterable[tuple[str, str, ClientCounts]]:
+        for served in self._app.every:
+            config, metrics = served.endpoint.config, served.endpoint.metrics
+            times = metrics.request_s
+            reasons = dict(list(metrics.reasons.items())[-MAX_CODES:])
+            codes = dict(list(metrics.codes.items())[-MAX_CODES:])
+            yield config.name, config.version, ClientCounts(codes, reasons, times.counts, times.total, metrics.failed_s)
+
+
+class CountsOfFronts:
+    """The owner's side: what all fronts have counted, with what it counts itself."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Ask the fronts at these sockets."""
+        self._paths = paths
+        self._last: dict[str, FrontCounts] = {}
+        self._before: dict[tuple[str, str], EndpointMetrics] = {}
+        self._sums: dict[tuple[str, str], EndpointMetrics] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to ask once a second."""
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    def leave(self) -> None:
+        """Go on until the end."""
+
+    def stop(self) -> None:
+        """Ask no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def problems(self) -> list[str]:
+        """Return nothing: it is no matter to clients."""
+        return []
+
+    async def refresh(self) -> None:
+        """Ask all fronts now; one that does not answer counts as it last told."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._ask_all())
+        await asyncio.shield(self._asking)
+
+    def of(self, endpoint: Endpoint) -> EndpointMetrics:
+        """Return the numbers of an endpoint as clients see them: each request counts once."""
+        metrics = endpoint.metrics
+        if metrics.own is None:
+            return metrics
+        found = metrics.with_clients(metrics.own)
+        key = endpoint.config.name, endpoint.config.version
+        for some in (self._before.get(key), self._sums.get(key)):
+            if some is not None:
+                _counts_of(some).add_to(found)
+        return found
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.refresh()
+
+    async def _ask_all(self) -> None:
+        for path, told in zip(self._paths, await asyncio.gather(*map(_ask, self._paths)), strict=True):
+            if told is None:
+                continue
+            before = self._last.get(path)
+            if before is not None and before.pid != told.pid:
+                _add(self._before, before)
+            self._last[path] = told
+        self._sums = {}
+        for one in self._last.values():
+            _add(self._sums, one)
+
+
+def _add(sums: dict[tuple[str, str], EndpointMetrics], told: FrontCounts) -> None:
+    for name, version, counts in told.models:
+        counts.add_to(sums.setdefault((name, version), EndpointMetrics()))
+
+
+def _counts_of(metrics: EndpointMetrics) -> ClientCounts:
+    times = metrics.request_s
+    return ClientCounts(metrics.codes, metrics.reasons, times.counts, times.total, metrics.failed_s)
+
+
+async def _ask(path: str) -> FrontCounts | None:
+    """Return what a front has counted; None if it does not say."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                told = await reader.read(MAX_BYTES)
+                while some := await reader.read(MAX_BYTES - len(told)):
+                    told += some
+            finally:
+                writer.close()
+        return msgspec.msgpack.decode(told, type=known(FrontCounts))
+    except (OSError, TimeoutError):
+        return None  # it is being started
+    except msgspec.DecodeError as error:
+        log.warning("what a front has counted cannot be read: %s", error)
+        return None

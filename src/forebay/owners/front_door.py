@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private door of an owner: the fronts of the same node process dial in at a Unix socket, and nobody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import InvalidRequest
+from forebay.owners.callers import Callers
+from forebay.workers import frames
+from forebay.workers.address import UnixAddress
+from forebay.workers.worker_listener import VisitorLimits, WorkerListener
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forebay.owners.caller_link import CallerLink
+    from forebay.server.app import App
+
+
+class FrontDoor:
+    """Lets fronts in once the models of an app are up; opened and closed with it."""
+
+    def __init__(self, app: App, path: str, max_frame_bytes: int, max_elements: int) -> None:
+        """Describe the door.
+
+        Args:
+            app: What is served to the fronts.
+            path: Of the socket.
+            max_frame_bytes: Longest frame that is read from a front.
+            max_elements: The most values in one.
+        """
+        self._callers = Callers(app, max_frame_bytes, max_elements, is_private=True)
+        limits = VisitorLimits(frame_bytes=max_frame_bytes)
+        self._listener = WorkerListener(UnixAddress(path), native=self._receive, limits=limits, is_private=True)
+
+    async def start(self) -> None:
+        """Open the door.
+
+        Raises:
+            ConfigError: If the socket cannot be made.
+        """
+        await self._callers.start()
+        await self._listener.start()
+
+    def leave(self) -> None:
+        """Take no further requests."""
+        self._listener.close()
+        self._callers.leave()
+
+    def stop(self) -> None:
+        """Hang up."""
+        self._callers.stop()
+        self._listener.stop()
+
+    def problems(self) -> list[str]:
+        """Return why the server is not ready: not for want of a front."""
+        return []
+
+    def _receive(self, about: Mapping[str, Any]) -> CallerLink:
+        if about.get("role") != frames.CALLER:
+            raise InvalidRequest("only fronts of this server are let in here; workers attach at --attach")
+        return self._callers.receive(about)
