@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from forebay.types.first_use import known
+
 VARIABLE: Final = "FOREBAY_NODE_PART"
 """The variable in which a node process tells its child that."""
 
@@ -64,4 +66,4 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 def take_part() -> Part | None:
     """Return which part this process is; None if it is a whole server. Its own children are not told."""
     told = os.environ.pop(VARIABLE, "")
-    return msgspec.json.decode(told, type=Part) if told else None
+    return msgspec.json.decode(told, type=known(Part)) if told else None
