@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests import crds
 from tests.conftest import FOREBAY, Server
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
@@ -367,3 +368,10 @@ def test_only_owners_have_the_key_of_owners(split, tls):
     assert made["words-wire-owner"]["secretName"] == owner[0]
     assert made["words-wire-client"]["secretName"] == client[0]
     assert {one["issuerRef"]["name"] for one in made.values()} <= {name for kind, name in found if kind == "Issuer"}
+
+
+def test_certificates_fit_the_definitions_of_cert_manager(split):
+    crds.require_crds()
+    kinds = [one for (kind, _), one in split("--wire-tls", "cert-manager").items() if kind in {"Certificate", "Issuer"}]
+    assert len(kinds) == 5
+    assert [fault for one in kinds for fault in crds.faults(one)] == []

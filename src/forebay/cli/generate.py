@@ -34,6 +34,8 @@ keys, and the certificate of --certfile, lie here, and become secrets.
 With --split the Kubernetes manifests have pods of three kinds: fronts for the clients, one owner with the queue of each
 model, and workers, of which there are more while requests wait long. TARGET is then a Python file with forebay.Model
 classes, or one of them.
+
+With --ray they are a RayCluster of KubeRay and a RayJob that deploys on it, with `forebay serve --cluster auto`.
 """
 
 _NEVER: Final = frozenset({"host", "config", "api_keys", "secret", "certfile", "keyfile"})
@@ -63,6 +65,7 @@ def add_parser(commands: Any) -> None:
     )
     files.add_argument("--kubernetes", action="store_true", help="write the image and the Kubernetes manifests only")
     files.add_argument("--split", action="store_true", help="fronts, owners and workers are pods of their own")
+    files.add_argument("--ray", action="store_true", help="for KubeRay: pods are nodes of a cluster of Ray")
     files.add_argument(
         "--wire-tls",
         choices=["secret", "cert-manager", "none"],
@@ -110,9 +113,12 @@ def run(parsed: argparse.Namespace) -> int:
     keys = [(setting, text) for told in (told_in(parsed), in_file) for setting, text in secrets_in(told)]
     # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
     secrets = [text[1:] for setting, text in keys if setting.name == "api_keys" and text.startswith("@")]
+    if parsed.ray:
+        recipe = _on_ray(recipe, parsed)
     split = _split(told_in(parsed), parsed.wire_tls) if parsed.split else None
     image = _image(parsed.image or recipe.name)
-    wanted = Wanted(output, image, parsed.replicas, secrets, split, is_kubernetes_only=parsed.kubernetes)
+    only = parsed.kubernetes or parsed.ray
+    wanted = Wanted(output, image, parsed.replicas, secrets, split, has_ray=parsed.ray, is_kubernetes_only=only)
     files = files_of(recipe, wanted)
     write(files, output, force=parsed.force)
     plain = [
@@ -125,6 +131,21 @@ def run(parsed: argparse.Namespace) -> int:
     sys.stdout.write(f"{output}: {', '.join(files)}\n\n")
     sys.stdout.writelines(f"  {command}\n" for command in next_commands(recipe, wanted))
     return 0
+
+
+def _on_ray(recipe: Recipe, parsed: argparse.Namespace) -> Recipe:
+    """Return what a container needs that is a node of Ray as well.
+
+    Raises:
+        ConfigError: If the project cannot run on Ray.
+    """
+    from forebay.surfaces.container.ray_cluster import on_ray
+
+    if parsed.split:
+        raise ConfigError("--ray, --split: Ray decides where owners and workers run, so give one of the two")
+    if recipe.folder is None or recipe.step or recipe.sidecars or recipe.base:
+        raise ConfigError(f"--ray: only projects of forebay's own run on Ray, and {recipe.name} is none")
+    return on_ray(recipe)
 
 
 def _split(told: Told, tls: WireTls) -> SplitFlags:

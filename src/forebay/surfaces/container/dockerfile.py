@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay._version import __version__
-from forebay.surfaces.container.recipe import Recipe
+from forebay.surfaces.container.recipe import USER, Recipe
 from forebay.surfaces.container.steps import InstallStep, steps
 
 CONDA_IMAGE: Final = "condaforge/miniforge3:24.9.2-0"
 ENVIRONMENT: Final = "/opt/venv"
-USER: Final = 10001
 
 _PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
 _INDEX: Final = "--mount=type=secret,id=pip.conf PIP_CONFIG_FILE=/run/secrets/pip.conf"
@@ -31,6 +30,7 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         source: The project's folder, seen from where the image is built.
     """
     found = [] if recipe.folder is None else steps(recipe.folder, recipe.files)
+    is_ours = recipe.user == USER
     variables = {**recipe.variables, "FOREBAY_HOST": "0.0.0.0"}  # noqa: S104 - in a container only it is alone
     wheels: list[str] = []
     if recipe.folder is not None and (recipe.folder / "wheels").is_dir():
@@ -38,7 +38,7 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         wheels = [_copy(f"{source}/wheels/", f"{recipe.home}/wheels/")]
     is_named = any(re.search(r"^forebay\b", step.text, re.MULTILINE) for step in found)
     if recipe.step:  # the original runs projects as root, and they may write to their folder
-        project = [_copy(f"{source}/", f"{recipe.home}/", f"--chown={USER} ")]
+        project = [_copy(f"{source}/", f"{recipe.home}/", f"--chown={recipe.user} ")]
     else:  # the server may read its code and not change it
         unreadable = "'(' ! -perm -o=r -o -type d ! -perm -o=x ')'"
         opened = f"RUN find {_words([recipe.home])} {unreadable} -exec chmod o+rX {{}} +"
@@ -50,7 +50,7 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         f"# {build}",
         *(recipe.base or _base(recipe.python, with_conda=any(step.name == "conda" for step in found))),
         *_system(found),
-        f"RUN useradd --uid {USER} --no-log-init --no-create-home --home-dir /tmp forebay",
+        *([f"RUN useradd --uid {USER} --no-log-init --no-create-home --home-dir /tmp forebay"] if is_ours else []),
         "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in variables.items()),
         *wheels,
         *([] if is_named and not recipe.step else _forebay(recipe, is_named=False)),
@@ -64,9 +64,9 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         lines += _forebay(recipe, is_named=is_named)[-1:]
     lines += project if recipe.folder is not None and not is_early else []
     if recipe.writes:
-        lines += ["", f"RUN mkdir -p {_words(recipe.writes)} && chown {USER} {_words(recipe.writes)}"]
+        lines += ["", f"RUN mkdir -p {_words(recipe.writes)} && chown {recipe.user} {_words(recipe.writes)}"]
     ports = " ".join(str(port) for port in (recipe.http_port, recipe.grpc_port) if port is not None)
-    lines += ["", f"USER {USER}", f"EXPOSE {ports}"]
+    lines += ["", f"USER {recipe.user}", f"EXPOSE {ports}"]
     lines += ["HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \\"]
     lines += [f"    CMD {json.dumps(health(recipe))}"]
     arguments = ["--", *recipe.arguments] if recipe.arguments else []

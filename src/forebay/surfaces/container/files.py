@@ -25,6 +25,7 @@ from forebay.surfaces.container.pod import (
     slug,
     stop_s,
 )
+from forebay.surfaces.container.ray_cluster import ray_cluster
 from forebay.surfaces.container.recipe import Recipe, Sidecar
 from forebay.surfaces.container.split import certificates_script, split
 from forebay.surfaces.container.steps import steps
@@ -54,7 +55,7 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     def deployed(name: str, **values: str | Sequence[str]) -> str:
         return filled(name, common, {"file": shown(output / name), **values})
 
-    manifests = whole(recipe, wanted) if wanted.split is None else split(recipe, wanted, wanted.split)
+    manifests = _manifests(recipe, wanted)
     texts = {
         "Dockerfile": dockerfile(recipe, next_commands(recipe, wanted)[0]),
         **{_dockerfile_of(one): one.dockerfile for one in recipe.sidecars},
@@ -68,7 +69,7 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         texts["prometheus-adapter.yaml"] = filled("queue-adapter.yaml")
         if wanted.split.tls == "secret":
             texts[CERTIFICATES] = certificates_script(recipe, shown(output / CERTIFICATES))
-    elif recipe.http_port is not None:
+    elif recipe.http_port is not None and not wanted.has_ray:
         texts["prometheus-adapter.yaml"] = deployed("prometheus-adapter.yaml")
     own = [os.path.relpath(output / name.partition("/")[0], context) for name in texts]
     more = own if output == context else [os.path.relpath(output, context)]
@@ -80,6 +81,12 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     inside = sorted({one for one in more if not one.startswith("..")})
     texts["Dockerfile.dockerignore"] = filled("dockerignore", {"own": _own_ignored(context), "more": inside})
     return texts
+
+
+def _manifests(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
+    if wanted.has_ray:
+        return ray_cluster(recipe, wanted)
+    return whole(recipe, wanted) if wanted.split is None else split(recipe, wanted, wanted.split)
 
 
 def _own_ignored(context: Path) -> list[str]:

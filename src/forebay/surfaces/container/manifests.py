@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from forebay.surfaces.container.filling import block, filled, flow, inline, shown
@@ -20,7 +20,7 @@ def whole(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     role = Role("model", cpu=recipe.workers, gpus=recipe.gpus)
     return {
         "deployment.yaml": deployment(recipe.name, pod(recipe, wanted.image, role), scrape(recipe)),
-        "service.yaml": service(recipe, recipe.name),
+        "service.yaml": service(recipe, {"app": recipe.name}),
         "autoscaling.yaml": autoscaling(
             recipe.name,
             wanted.replicas,
@@ -47,8 +47,8 @@ def deployment(app: str, lines: Sequence[str], annotations: dict[str, str]) -> s
     return filled("deployment.yaml", {"app": app}, told)
 
 
-def service(recipe: Recipe, app: str) -> str:
-    """Return the Service that clients use."""
+def service(recipe: Recipe, labels: Mapping[str, str]) -> str:
+    """Return the Service that clients use, which leads to the pods with these labels."""
     usual = {"http": 443 if recipe.tls else 80}
     ports: list[dict[str, Any]] = [
         {
@@ -59,7 +59,8 @@ def service(recipe: Recipe, app: str) -> str:
         }
         for name, port in ports_of(recipe).items()
     ]
-    return filled("service.yaml", {"name": recipe.name, "app": app, "ports": [flow(one) for one in ports]})
+    values = {"name": recipe.name, "labels": inline(labels), "ports": [flow(one) for one in ports]}
+    return filled("service.yaml", values)
 
 
 def autoscaling(app: str, replicas: int, metrics: Sequence[str], patience: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from forebay.surfaces.container.dockerfile import USER, health
+from forebay.surfaces.container.dockerfile import health
 from forebay.surfaces.container.filling import block, filled, flow, inline
 from forebay.surfaces.container.recipe import AFTER_DRAIN_S, PRE_STOP_S, Recipe, Sidecar
 
@@ -52,8 +52,16 @@ class Role(NamedTuple):
     startup: str = ""
 
 
-def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
-    """Return the lines of a pod's `spec`."""
+class Given(NamedTuple):
+    """What a container finds beside its image, as lines: variables, and files in volumes."""
+
+    environment: list[str]
+    mounts: list[str]
+    volumes: list[str]
+
+
+def given(recipe: Recipe, role: Role) -> Given:
+    """Return what a container finds beside its image."""
     volumes = {"tmp": "/tmp", **{slug(path): path for path in recipe.writes}}  # noqa: S108 - the server's own
     mounts: list[dict[str, Any]] = [{"name": name, "mountPath": path} for name, path in volumes.items()]
     kinds: list[dict[str, Any]] = [
@@ -75,6 +83,12 @@ def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
     if role.certificate:
         mounts.append({"name": "wire-tls", "mountPath": WIRE_TLS, "readOnly": True})
         kinds.append({"name": "wire-tls", "secret": {"secretName": f"{recipe.name}-wire-{role.certificate}"}})
+    return Given(*([flow(one) for one in items] for items in (environment, mounts, kinds)))
+
+
+def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
+    """Return the lines of a pod's `spec`."""
+    found = given(recipe, role)
     ports = [flow({"name": name, "containerPort": port}) for name, port in ports_of(recipe).items()]
     names = [one.host for one in recipe.sidecars if one.host]
     return filled(
@@ -82,13 +96,13 @@ def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
         {
             "container": role.container,
             "image": image,
-            "user": str(USER),
+            "user": str(recipe.user),
             "grace": _grace(recipe, role),
             "command": [f"command: {_listed(role.command)}"] if role.command else [],
             "ports": ["ports:", *(f"  {port}" for port in ports)] if role.has_port else [],
-            "environment": [flow(one) for one in environment],
-            "mounts": [flow(one) for one in mounts],
-            "volumes": [flow(one) for one in kinds],
+            "environment": found.environment,
+            "mounts": found.mounts,
+            "volumes": found.volumes,
             "resources": [
                 f"requests: {inline({'cpu': str(role.cpu), 'memory': '2Gi'})}",
                 f"limits: {inline({'memory': '2Gi', **({'nvidia.com/gpu': role.gpus} if role.gpus else {})})}",

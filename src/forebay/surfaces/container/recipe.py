@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 OLDEST_PYTHON: Final = (3, 11)
 """What forebay itself runs on."""
 
+USER: Final = 10001
+"""Who a container runs as, if its base brings nobody."""
 PRE_STOP_S: Final = 5
 """How long a pod that goes takes new requests, until every node has heard of it."""
 AFTER_DRAIN_S: Final = 10
@@ -76,6 +78,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         protocol: What of KServe's protocols it speaks.
         ready: A command that tells whether the server is ready; none asks its port.
         has_keys: Whether a request needs a key.
+        user: Who it runs as; any but the usual one is a user of the base.
         writes: Folders that it writes to, beside /tmp.
         gpus: How many it needs.
         workers: How many workers it has.
@@ -104,6 +107,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = "v2"
     ready: tuple[str, ...] = ()
     has_keys: bool = False
+    user: int = USER
     writes: tuple[str, ...] = ()
     gpus: int = 0
     workers: int = 1

@@ -98,7 +98,7 @@ def _fronts(recipe: Recipe, wanted: Wanted, front: str, apps: list[str], flags: 
     open_ports = [f"- {{port: {name}}}" for name in ports_of(recipe)]
     return _joined(
         deployment(front, pod(recipe, wanted.image, role), scrape(recipe)),
-        service(recipe, front),
+        service(recipe, {"app": front}),
         autoscaling(
             front, wanted.replicas, by_cpu(), "Connections that are kept do not move to new pods by themselves."
         ),

@@ -29,6 +29,7 @@ class Wanted(NamedTuple):
         replicas: How many pods there are at least.
         secrets: Files of keys, which no image may have.
         split: How fronts, owners and workers are started as pods of their own; None puts all into each pod.
+        has_ray: Whether pods are nodes of a cluster of Ray.
         is_kubernetes_only: Whether only the image and the Kubernetes manifests are written.
     """
 
@@ -37,4 +38,5 @@ class Wanted(NamedTuple):
     replicas: int
     secrets: Sequence[str] = ()
     split: SplitFlags | None = None
+    has_ray: bool = False
     is_kubernetes_only: bool = False

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes manifests of a project that runs on Ray: a cluster of KubeRay, and the job that deploys on it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+import msgspec
+
+from forebay.surfaces.container.dockerfile import health
+from forebay.surfaces.container.filling import block, filled, inline, shown
+from forebay.surfaces.container.manifests import MOST, scrape, service
+from forebay.surfaces.container.pod import Role, given, ports_of, stop_s
+from forebay.surfaces.container.recipe import PRE_STOP_S, Recipe
+from forebay.surfaces.container.wanted import Wanted
+
+RAY: Final = "2.60.0"
+USER: Final = 1000
+"""The user of Ray's own images, `ray`."""
+GROUP: Final = 100
+SECCOMP: Final = {"type": "RuntimeDefault"}
+READY: Final = f'test ! -e /tmp/forebay-cluster-{USER} || exec "$@"'
+"""Until something is deployed a pod is ready for that, or KubeRay would wait before it deploys; then the server is
+asked. The folder is that in which a node of a cluster keeps what it runs."""
+DRAIN_S: Final = 120
+"""How long the models of a pod may take to load elsewhere before the pod goes."""
+
+
+def on_ray(recipe: Recipe) -> Recipe:
+    """Return what a container of a project needs that is a node of Ray as well: Ray's own image."""
+    kind = "-gpu" if recipe.gpus else ""
+    image = f"rayproject/ray:{RAY}-py{recipe.python.replace('.', '')}{kind}"
+    return msgspec.structs.replace(
+        recipe,
+        base=(
+            f"# Ray's own image, in which KubeRay begins Ray. To pin it: --build-arg BASE={image}@sha256:...",
+            f"ARG BASE={image}",
+            "FROM $BASE",
+            "USER root",
+        ),
+        extras=tuple(sorted({*recipe.extras, "ray"})),
+        user=USER,
+    )
+
+
+def ray_cluster(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
+    """Return the manifests by their names."""
+    node = Role("node", has_clients=False, environment={"FOREBAY_HOST": "0.0.0.0"})  # noqa: S104 - in a pod of its own
+    found = given(recipe, node)
+    limits = {"memory": "4Gi", **({"nvidia.com/gpu": recipe.gpus} if recipe.gpus else {})}
+    ports = ports_of(recipe)
+    annotations = scrape(recipe)
+    cluster = {
+        "name": recipe.name,
+        "image": wanted.image,
+        "ray": RAY,
+        "replicas": str(wanted.replicas),
+        "most_replicas": str(MOST * wanted.replicas),
+        "drain_s": str(DRAIN_S),
+        "pre_stop_s": str(PRE_STOP_S),
+        "stop_s": f"{PRE_STOP_S + DRAIN_S + stop_s(recipe):.0f}",
+        "ready": inline(["sh", "-c", READY, "sh", *health(recipe)]),
+        "security": block({"runAsNonRoot": True, "runAsUser": USER, "fsGroup": GROUP, "seccompProfile": SECCOMP}),
+        "environment": found.environment,
+        "mounts": found.mounts,
+        "volumes": found.volumes,
+        "ports": block({"ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}),
+        "resources": block({"requests": {"cpu": str(recipe.workers + 1), "memory": "4Gi"}, "limits": limits}),
+        "scrape": block({"annotations": annotations} if annotations else {"annotations": {}}),
+        "open": [f"- {{port: {name}}}" for name in ports],
+    }
+    job = {
+        "name": recipe.name,
+        "file": shown(wanted.output / "kubernetes/rayjob.yaml"),
+        "entrypoint": block({"entrypoint": f"cd {recipe.home} && exec {shlex.join(_deploys(recipe))}"}),
+    }
+    return {
+        "raycluster.yaml": filled("raycluster.yaml", cluster),
+        "service.yaml": service(recipe, {"ray.io/cluster": recipe.name, "ray.io/node-type": "worker"}),
+        "rayjob.yaml": filled("rayjob.yaml", job),
+    }
+
+
+def _deploys(recipe: Recipe) -> list[str]:
+    target, *flags = recipe.serve
+    more = ["--", *recipe.arguments] if recipe.arguments else []
+    return ["forebay", "serve", target, "--cluster", "auto", *flags, *more]
