@@ -53,7 +53,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv \
 		|| echo "uv could not be installed; going on with pip" >&2
 	@$(INSTALL) at=$(BIN)/python; \
-	install -c constraints.txt -e '.[all,dev,docs]' && install --no-deps $(NO_DEPS_WHEELS) \
+	install -c constraints.txt -e '.[all,dev,docs,ray]' && install --no-deps $(NO_DEPS_WHEELS) \
 		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 			$(ANY_PYTHON_WHEELS) \
 		&& if [ -n "$(TORCH)" ]; then install $(firstword $(TORCH)); \

@@ -7,9 +7,12 @@ import json
 import textwrap
 from pathlib import Path
 
+import msgspec
+
 from forebay.server.config import (
     SECTIONS,
     AttachConfig,
+    ClusterConfig,
     GrpcConfig,
     HttpConfig,
     Overrides,
@@ -73,6 +76,7 @@ TITLES = {
     RepositoryConfig: ("Models in a folder or a bucket", "repository."),
     AttachConfig: ("Workers that attach", "attach."),
     GrpcConfig: ("gRPC", "grpc."),
+    ClusterConfig: ("A Ray cluster", "cluster."),
     ProcessConfig: ("The process", ""),
 }
 CLASS = """\
@@ -97,6 +101,10 @@ def page() -> str:
             key = f"`{prefix}{setting.key}`"
             if struct is ProcessConfig and setting.name.startswith("log_"):
                 key = f"`log.{setting.key}`"
+            if isinstance(setting.default, msgspec.Struct):
+                inner = declared(type(setting.default)).values()
+                lines += [row(f"`{prefix}{setting.key}.{one.key}`", "", *rest(one)) for one in inner]
+                continue
             ways = [setting.written.flag, setting.variable]
             told = "<br>".join(f"`{way}`" for way in ways if way)
             lines.append(row("" if setting.name == "config" else key, told, *rest(setting)))
@@ -131,6 +139,7 @@ def file_page() -> str:
         ("repository", RepositoryConfig),
         ("attach", AttachConfig),
         ("grpc", GrpcConfig),
+        ("cluster", ClusterConfig),
     ):
         told = [one for one in declared(struct).values() if one.written.flag]
         lines += ["", f"# {(struct.__doc__ or '').partition(chr(10))[0]}", f"{name}:", *_keys(told, "  ")]
@@ -143,7 +152,8 @@ def file_page() -> str:
 def _keys(settings, indent):
     lines = []
     for one in settings:
-        allowed, usual, doc = rest(one)
+        is_struct = isinstance(one.default, msgspec.Struct)
+        allowed, usual, doc = ("", "", one.doc) if is_struct else rest(one)
         if doc:
             lines += textwrap.wrap(
                 f"{doc}{f' ({allowed})' if allowed else ''}",
@@ -151,6 +161,9 @@ def _keys(settings, indent):
                 initial_indent=f"{indent}# ",
                 subsequent_indent=f"{indent}# ",
             )
+        if is_struct:
+            lines += [f"{indent}{one.key}:", *_keys(declared(type(one.default)).values(), f"{indent}  ")]
+            continue
         has_default = one.default not in (None, ())
         value = json.dumps(one.default) if has_default else "[]" if one.default == () else "" if " " in usual else usual
         lines.append(f"{indent}{'' if has_default else '# '}{one.key}: {value}".rstrip())

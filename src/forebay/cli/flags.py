@@ -11,6 +11,7 @@ from forebay.errors import ConfigError
 from forebay.server.config import (
     SECTIONS,
     AttachConfig,
+    ClusterConfig,
     GrpcConfig,
     HttpConfig,
     Overrides,
@@ -31,6 +32,7 @@ _TITLES: Final[dict[type, str]] = {
     RepositoryConfig: "models in a folder or a bucket",
     AttachConfig: "workers that attach: forebay worker FILE --connect ADDRESS",
     GrpcConfig: "gRPC",
+    ClusterConfig: "a Ray cluster",
     ProcessConfig: "process",
 }
 

@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench,
         call,
         check,
+        cluster,
         generate,
         init,
         nucleus,
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    every = (init, serve, check, generate, call, bench, worker, nucleus, batching, pipeline, trace, analyse)
+    every = (init, serve, check, generate, call, bench, worker, cluster, nucleus, batching, pipeline, trace, analyse)
     for command in every:
         command.add_parser(commands)
     whole = list(sys.argv[1:] if arguments is None else arguments)

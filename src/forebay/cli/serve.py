@@ -120,6 +120,10 @@ def _served(parsed: argparse.Namespace) -> int:
         options = options_of_part(options, part)
     log_format = options.log_format or ("text" if sys.stderr.isatty() else "json")
     configure(options.log_level or "info", log_format)
+    if part is None and options.cluster.address is not None:
+        from forebay.cli.cluster import deploy
+
+        return deploy(options)
     if part is None and options.fronts is not None:
         return _serve_divided(parsed, options, options.fronts)
     surface = surface_of(options.target)

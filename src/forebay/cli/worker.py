@@ -51,11 +51,12 @@ def run(parsed: argparse.Namespace) -> int:
     import msgspec
 
     from forebay.errors import ConfigError
+    from forebay.machine.lifeline import take_lifeline
     from forebay.serving.models.model import models_in
     from forebay.serving.models.model_runner import runner_for
     from forebay.surfaces.native.describe import describe
     from forebay.surfaces.native.target_file import import_file, split_target
-    from forebay.workers.address import TcpAddress, UnixAddress, parse_address
+    from forebay.workers.address import AddressFile, UnixAddress, parse_address
     from forebay.workers.devices import move_to
     from forebay.workers.health_file import HealthFile
     from forebay.workers.joining import JoiningWorker
@@ -65,7 +66,9 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.workers.worker_connection import DialledServer
     from forebay.workers.worker_pulse import WorkerPulse
 
-    address = parse_address(parsed.connect)
+    lifeline = take_lifeline()
+    named = parsed.connect
+    address = AddressFile(named[1:]) if named.startswith("@") else parse_address(named)
     secret = read_secret(parsed.secret, "--secret")
     tls = client_tls(parsed.cafile, parsed.certfile, parsed.keyfile)
     if tls is not None and isinstance(address, UnixAddress):
@@ -73,7 +76,7 @@ def run(parsed: argparse.Namespace) -> int:
     server = DialledServer(address, secret, tls)
     health = None if parsed.health_file is None else HealthFile(parsed.health_file)
     # It is forked off before there is any code of the user's.
-    pulse = WorkerPulse(server.dial) if isinstance(address, TcpAddress) else None
+    pulse = None if isinstance(address, UnixAddress) else WorkerPulse(server.dial)
     if parsed.device is not None:
         move_to(parsed.device)
     path, class_name = split_target(parsed.target)
@@ -98,6 +101,14 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.secret is not None and not parsed.secret.startswith("@"):
         tell("warning: --secret shows its value in the process list; give @FILE or FOREBAY_SECRET")
     worker = JoiningWorker(
-        server, told, pulse=pulse, health=health, threads=parsed.threads, once=parsed.once, tell=tell
+        server,
+        told,
+        pulse=pulse,
+        health=health,
+        threads=parsed.threads,
+        once=parsed.once,
+        orphan_grace_s=parsed.orphan_grace_s,
+        ready=(lambda: None) if lifeline is None else lifeline.ready,
+        tell=tell,
     )
     return worker.run(spec_of)

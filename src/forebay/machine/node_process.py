@@ -4,7 +4,9 @@
 Theory of operation. A plan is a sequence of children with names. `converge` starts what is new, wave by wave, and ends
 what is not in the plan any more once all that is new is ready; so an upgrade is a plan with other names. If something
 new cannot be started, what this call has started ends again, and what ran before goes on. Calls of `converge` follow
-each other; the end of the node process interrupts the one that is under way.
+each other; the end of the node process interrupts the one that is under way. `adjust` waits for nothing: what is new
+is started again until it is of use, and what is not in the plan any more ends meanwhile. It is for plans of somebody
+who looks at `states` and decides what comes next.
 
 `run` is the life of such a process in the foreground: signals end it, the highest wave first. A second signal is
 passed on to all children at once. What a plan is about, and who makes it, is no matter here.
@@ -34,15 +36,16 @@ class NodeProcess:
         """Begin with none."""
         self._running: dict[str, RunningChild] = {}
         self._coming: list[RunningChild] = []
+        self._leaving: list[RunningChild] = []
         self._lock = threading.Lock()
         self._converging = threading.Lock()
         self._is_over = False
         self._status = 0
 
     def states(self) -> list[ChildState]:
-        """Return how each child is."""
+        """Return how each child is, also of those that have not ended yet."""
         with self._lock:
-            return [one.state for one in self._running.values()]
+            return [one.state for one in [*self._running.values(), *self._leaving]]
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a child, if it is there."""
@@ -65,6 +68,31 @@ class NodeProcess:
         with self._converging:
             return self._converge(plan)
 
+    def adjust(self, plan: Sequence[Child]) -> None:
+        """Start what is new, end what is not in the plan any more, and wait for neither.
+
+        A child that has changed is left as it is: give the changed one another name.
+        """
+        with self._converging, self._lock:
+            if self._is_over:
+                return
+            wanted = {one.name: one for one in plan}
+            for name in [name for name in self._running if name not in wanted]:
+                gone = self._running.pop(name)
+                self._leaving.append(gone)
+                threading.Thread(target=self._see_it_leave, args=(gone,), daemon=True).start()
+            leaving = {one.child.name for one in self._leaving}
+            for name, child in wanted.items():
+                if name not in self._running and name not in leaving:
+                    self._running[name] = RunningChild(child)
+                    self._running[name].begin()
+
+    def _see_it_leave(self, gone: RunningChild) -> None:
+        gone.stop()
+        gone.join()
+        with self._lock:
+            self._leaving.remove(gone)
+
     def end(self) -> None:
         """End all children, the highest wave first; nothing is started any more."""
         with self._lock:
@@ -72,7 +100,7 @@ class NodeProcess:
             for one in self._coming:
                 one.stop()
         with self._converging:
-            self._end([*self._running.values()])
+            self._end([*self._running.values(), *self._leaving])
             self._running.clear()
 
     def hurry(self) -> None:

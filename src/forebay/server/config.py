@@ -14,6 +14,7 @@ from forebay.repository.version_policy import VersionPolicy
 from forebay.serving.models.model import Model
 from forebay.types.element_limits import MAX_ELEMENTS, MAX_TENSOR_ELEMENTS, ElementLimits
 from forebay.types.names import endpoint_name, version_name
+from forebay.types.ray_needs import RayNeeds
 from forebay.types.settings import (
     Checked,
     Count,
@@ -77,6 +78,33 @@ def _policy(text: str) -> str:
     VersionPolicy.of(text)
     return text
 
+
+def _cluster(text: str) -> str:
+    """Return the address of a Ray cluster.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if text not in {"auto", "local"} and re.fullmatch(rf"{_HOST}:[0-9]{{1,5}}", text, re.ASCII) is None:
+        raise ValueError(_CLUSTER)
+    return text
+
+
+_CLUSTER: Final = "auto, local or HOST:PORT is needed"
+
+
+def _deployment(text: str) -> str:
+    """Return the name of a deployment.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", text, re.ASCII) is None:
+        raise ValueError(_DEPLOYMENT)
+    return text
+
+
+_DEPLOYMENT: Final = "at most 40 small letters, digits and hyphens are needed"
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 
@@ -245,6 +273,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         trial_s: Time that a model file is run on made-up values before it is served; if it takes longer, it serves one
             request at a time.
         max_trial_bytes: Memory of the process that loads a model file first; a file that takes more is refused.
+        ray: What each worker reserves in a Ray cluster (`--cluster`); elsewhere it has no meaning.
     """
 
     name: Annotated[str | None, Written("--name", "NAME", "its own"), Checked(endpoint_name)] = None
@@ -273,6 +302,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1 << 26)] | None,
         Written("--max-trial-bytes", "N", "2 GiB, and five for each byte of its files"),
     ] = None
+    ray: RayNeeds = RayNeeds()
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,6 +346,21 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     owner_certfile: Annotated[str | None, Written("--owner-certfile", "PEM", is_path=True)] = None
     owner_keyfile: Annotated[str | None, Written("--owner-keyfile", "PEM", is_path=True)] = None
     owner_grace_s: Annotated[Seconds, Written("--owner-grace-s", "S")] = 15.0
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A Ray cluster that runs what is served, instead of this process.
+
+    Attributes:
+        address: The cluster: auto finds the one that this machine is a node of, HOST:PORT is that of its head, and
+            local starts Ray here.
+        deployment: What the deployment is called; the same name again makes a new version of it.
+        orphan_grace_s: How long workers keep their model loaded when no server has it in its queue any more.
+    """
+
+    address: Annotated[str | None, Written("--cluster", "ADDRESS"), Checked(_cluster, _CLUSTER)] = None
+    deployment: Annotated[str, Written("--deployment", "NAME"), Checked(_deployment, _DEPLOYMENT)] = "default"
+    orphan_grace_s: Annotated[SomeSeconds, Written("--cluster-orphan-grace-s", "S")] = 900.0
 
 
 class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,7 +434,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that joins a server: `forebay worker`.
 
     Attributes:
-        connect: Where the server lets workers attach, unix:PATH or tcp:HOST:PORT.
+        connect: Where the server lets workers attach, unix:PATH or tcp:HOST:PORT; or @FILE that has the address, and is
+            read each time that the worker dials.
         secret: What the server asks for, or @FILE, or in FOREBAY_SECRET.
         cafile: Authorities in PEM, one of which must have signed the certificate of the server; with it the worker
             speaks TLS.
@@ -402,6 +448,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         once: End when the server goes away or is not there, instead of waiting for it.
         health_file: A file that exists while the worker is ready, and is touched every second while it is well; for
             probes of Kubernetes.
+        orphan_grace_s: End when there has been no server for this time; None waits as long as it takes.
     """
 
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""
@@ -415,6 +462,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[str | None, Written("--device", "DEVICE"), Checked(existing_one)] = None
     once: Annotated[bool, Written("--once")] = False
     health_file: Annotated[str | None, Written("--health-file", "PATH")] = None
+    orphan_grace_s: Annotated[SomeSeconds | None, Written("--orphan-grace-s", "S", "waits for ever")] = None
 
 
 def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
@@ -429,5 +477,5 @@ def grpc_like(http: HttpConfig, grpc: GrpcConfig) -> GrpcConfig:
     )
 
 
-SECTIONS: Final = (HttpConfig, Overrides, RepositoryConfig, AttachConfig, GrpcConfig, ProcessConfig)
+SECTIONS: Final = (HttpConfig, Overrides, RepositoryConfig, AttachConfig, GrpcConfig, ClusterConfig, ProcessConfig)
 """All that a server can be told, in the order of the help and of the reference."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from forebay.cluster.deployment import Deployment
     from forebay.runtimes.contract import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
@@ -64,6 +65,23 @@ def build(target: str | None, options: Options) -> Project:
         project.listeners.append(KServePort(project.app, project.http, options.grpc, place, owner_of(options)))
     take_part_in(project, options)
     return project
+
+
+def deployment(target: str | None, options: Options) -> tuple[Deployment, bytes]:
+    """Return what is deployed on a cluster when a target is served there, and the files that go with it.
+
+    Raises:
+        ConfigError: If no surface knows it, it is wrong, or it cannot be on a cluster.
+    """
+    from forebay.surfaces.native import NativeSurface
+
+    surface = _surface_for(target, options)
+    if not isinstance(surface, NativeSurface):
+        raise ConfigError(
+            f"{target} is a {surface.name} project, and --cluster divides forebay's own models; "
+            "serve it on each machine, behind a port of its own"
+        )
+    return surface.deployment(target or "", options)
 
 
 def recipe(target: str | None, options: Options) -> Recipe:

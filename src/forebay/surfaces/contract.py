@@ -12,7 +12,15 @@ import msgspec
 from forebay.graph.drawing.draw import Drawable
 from forebay.machine.part import Part
 from forebay.server.app import App
-from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
+from forebay.server.config import (
+    AttachConfig,
+    ClusterConfig,
+    GrpcConfig,
+    HttpConfig,
+    Overrides,
+    ProcessConfig,
+    RepositoryConfig,
+)
 from forebay.surfaces.container.recipe import Recipe
 from forebay.transports.binding import OWN, ListeningPlace
 from forebay.transports.http.route import Route
@@ -46,6 +54,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
         overrides: What holds for every model.
         repository: What holds for models of repositories.
         attach: Where workers that somebody else starts may attach.
+        cluster: The cluster that serves it, if it is not this process.
         entries: Targets that a file names instead of the command line.
         owned: Other servers whose models are served, and which of them; None for all.
         warnings: What is odd about what was said.
@@ -62,6 +71,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     overrides: Overrides = Overrides()
     repository: RepositoryConfig = RepositoryConfig()
     attach: AttachConfig = AttachConfig()
+    cluster: ClusterConfig = ClusterConfig()
     entries: Sequence[TargetEntry] = ()
     owned: Sequence[tuple[str, str | None]] = ()
     warnings: Sequence[str] = ()

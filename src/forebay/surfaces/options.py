@@ -7,7 +7,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from forebay.errors import ConfigError
-from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
+from forebay.server.config import (
+    AttachConfig,
+    ClusterConfig,
+    GrpcConfig,
+    HttpConfig,
+    Overrides,
+    ProcessConfig,
+    RepositoryConfig,
+)
 from forebay.server.setting_sources import Told, keys_of, merged
 from forebay.surfaces.contract import Options, TargetEntry
 from forebay.surfaces.native.config import entries_of, find_config, read_config
@@ -74,6 +82,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         overrides=Overrides(**told[Overrides]),
         repository=RepositoryConfig(**told[RepositoryConfig]),
         attach=AttachConfig(**attach),
+        cluster=ClusterConfig(**told[ClusterConfig]),
         entries=entries,
         owned=[] if file is None else file.owned,
         source=path,

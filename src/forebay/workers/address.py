@@ -62,6 +62,28 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
 Address: TypeAlias = UnixAddress | TcpAddress
 
+
+class AddressFile(msgspec.Struct, frozen=True):
+    """A file that has an address: what runs there may move, and then the file is written anew."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"the address in {self.path}"
+
+    def read(self) -> Address:
+        """Return the address that it has now.
+
+        Raises:
+            OSError: It cannot be read, or has none.
+        """
+        text = Path(self.path).read_text(encoding="utf-8").strip()
+        try:
+            return parse_address(text)
+        except ConfigError as error:
+            raise ConnectionError(f"{self.path}: {error.message}") from error
+
+
 _KINDS = ("unix", "tcp")
 _NAME = re.compile(rb"[\w.:%-]+")
 

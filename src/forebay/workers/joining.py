@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import secrets
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError
 from forebay.observe.author_metrics import MetricReporter
 from forebay.observe.log import TextFormatter
 from forebay.observe.model_log import capture, origin, speaking
 from forebay.workers import sigterm
+from forebay.workers.address import AddressFile
 from forebay.workers.child import serve, wire_error
 from forebay.workers.devices import device_in
 from forebay.workers.health_file import BEAT_S
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.workers")
 
+MOVED_S: Final = 10.0
+"""How long a server may go on to use a worker that belongs to another one by now: it may have requests left."""
 _LOST = (EOFError, OSError, InvalidRequest)
 
 
@@ -51,7 +55,7 @@ class ToldToEnd(SystemExit):
 class JoiningWorker:
     """One runner and the threads that serve with it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one plain fact about the worker
         self,
         server: DialledServer,
         model: Any,
@@ -60,6 +64,8 @@ class JoiningWorker:
         health: HealthFile | None = None,
         threads: int = 1,
         once: bool = False,
+        orphan_grace_s: float | None = None,
+        ready: Callable[[], object] = lambda: None,
         tell: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """Describe the worker; `run` is its life.
@@ -71,6 +77,8 @@ class JoiningWorker:
             health: Says to a supervisor how it is.
             threads: Slots.
             once: End when the server goes away, or is not there, instead of dialling again.
+            orphan_grace_s: End when there has been no server for this time.
+            ready: Called once the model is loaded.
             tell: Takes sentences for whoever started it.
         """
         self._server = server
@@ -81,6 +89,8 @@ class JoiningWorker:
         self._health = health
         self._threads = threads
         self._once = once
+        self._orphan_grace_s = orphan_grace_s
+        self._ready = ready
         self._tell = tell
         self._leaving = threading.Event()
         self._has_left = threading.Lock()
@@ -112,12 +122,15 @@ class JoiningWorker:
         sigterm.keep_from_children(self._leave)
         with speaking(None):  # to whoever started it; the server logs by itself who has joined
             self._tell(f"ready; attached to {self._address}")
+        self._ready()
         threads = [
             threading.Thread(target=self._work, args=(runner, first), daemon=True)
             for first in (connection, *[None] * (self._threads - 1))
         ]
         for thread in threads:
             thread.start()
+        if isinstance(self._address, AddressFile):
+            threading.Thread(target=self._follow, args=(self._address,), daemon=True).start()
         for thread in threads:
             while thread.is_alive():
                 thread.join(self._say_how_it_is())
@@ -188,6 +201,22 @@ class JoiningWorker:
                 pauses.begin_again()
             self._leaving.wait(pauses.next_s())
 
+    def _follow(self, file: AddressFile) -> None:
+        """Leave a server that goes on although the worker belongs to another one by now."""
+        moved_s: dict[WorkerConnection, float] = {}
+        while not self._leaving.wait(MAX_PAUSE_S):
+            try:
+                address = file.read()
+            except OSError:
+                continue
+            now = time.monotonic()
+            former = [one for one in list(self._connections) if one.address != address]
+            moved_s = {one: moved_s.get(one, now) for one in former}
+            for connection, since_s in moved_s.items():
+                if now - since_s > MOVED_S:
+                    moved_s[connection] = math.inf  # once
+                    connection.leave()
+
     def _cut(self) -> None:
         """Give up all connections: the server is not heard any more."""
         for connection in list(self._connections):
@@ -205,8 +234,12 @@ class JoiningWorker:
         connection.send_aside(["metrics", data])
 
     def _dial(self) -> WorkerConnection | None:
-        """Connect, however long it takes; None once the worker leaves."""
-        pauses = Pauses()
+        """Connect, however long it takes; None once the worker leaves.
+
+        Raises:
+            ModelError: There is no server, and the worker is not to wait for one, or not so long.
+        """
+        pauses, began = Pauses(), time.monotonic()
         while not self._leaving.is_set():
             try:
                 connection = self._server.dial(self._about)
@@ -215,6 +248,9 @@ class JoiningWorker:
                 if self._once:
                     msg = f"there is no server at {self._address}: {why}; start it with: forebay serve --attach ADDRESS"
                     raise ModelError(msg) from error
+                grace_s = self._orphan_grace_s
+                if grace_s is not None and time.monotonic() - began > grace_s:
+                    raise ModelError(f"there has been no server at {self._address} for {grace_s:g} s: {why}") from error
                 if self._says_waiting:
                     self._says_waiting = False
                     hint = "" if isinstance(error, OSError) else f": {why}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from forebay.errors import BadOutcome, ConfigError, InvalidRequest
 from forebay.observe.model_log import DROPPING, LineBudget, line_of, told_dropped
 from forebay.workers import frames, shared_secret
-from forebay.workers.address import UnixAddress, dial, stranger_at
+from forebay.workers.address import AddressFile, UnixAddress, dial, stranger_at
 from forebay.workers.landing import LandedFiles
 from forebay.workers.shm import open_arenas
 from forebay.workers.tls_files import why_no_tls
@@ -51,6 +51,7 @@ class WorkerConnection:
     """One slot's connection to the server, used by one thread; others may only `leave`, ask `is_cancelled`, and `say`.
 
     Attributes:
+        address: Where the server listens.
         options: What the server answered to the hello.
         lends: Whether large bodies arrive as views of the shared memory, which end with their batch. Otherwise what has
             landed arrives as views that may be kept, which the server is told of, and other large bodies as copies.
@@ -75,7 +76,7 @@ class WorkerConnection:
             OSError, EOFError: If nobody is there, or goes away.
             Refused: With the server's reason.
         """
-        self._address = address
+        self.address = address
         try:
             answer_s = HANDSHAKE_S if isinstance(address, UnixAddress) else REMOTE_HANDSHAKE_S
             self._socket = dial(address, answer_s, tls)
@@ -308,7 +309,7 @@ class WorkerConnection:
                     kind, *rest = self._answer()
                 if kind != "welcome" or not shared_secret.is_proof(rest[0], secret, "server", theirs, mine):
                     raise WorkerRefused(
-                        f"the server at {self._address} does not prove that it knows the secret; start it with the "
+                        f"the server at {self.address} does not prove that it knows the secret; start it with the "
                         "same one (--attach-secret), or give this worker none"
                     )
                 kind, *rest = self._answer()
@@ -316,15 +317,15 @@ class WorkerConnection:
                 raise InvalidRequest(f"{kind!r} is no answer to a hello")
             return rest[0]
         except ssl.SSLError as error:
-            raise WorkerRefused(f"the server at {self._address} {why_no_tls(error)}") from error
+            raise WorkerRefused(f"the server at {self.address} {why_no_tls(error)}") from error
         except (InvalidRequest, LookupError, TypeError, ValueError) as error:
-            msg = f"what listens at {self._address} does not speak the worker protocol; is it where workers attach?"
+            msg = f"what listens at {self.address} does not speak the worker protocol; is it where workers attach?"
             raise WorkerRefused(msg) from error
 
     def _answer(self) -> Any:
         message = self.receive()
         if message[0] == "refused":
-            raise WorkerRefused(f"the server at {self._address} refuses this worker: {message[1]}")
+            raise WorkerRefused(f"the server at {self.address} refuses this worker: {message[1]}")
         return message
 
     def _can_share(self) -> bool:
@@ -367,14 +368,15 @@ class WorkerConnection:
 class DialledServer(NamedTuple):
     """A server, as its workers dial it; see `WorkerConnection`."""
 
-    address: Address
+    address: Address | AddressFile
     secret: bytes | None = None
     tls: TlsFiles | None = None
 
     def dial(self, about: Mapping[str, Any]) -> WorkerConnection:
         """Connect and say hello; raises as `WorkerConnection`."""
+        address = self.address.read() if isinstance(self.address, AddressFile) else self.address
         tls = None if self.tls is None else self.tls.context
-        return WorkerConnection(self.address, about, self.secret, tls)
+        return WorkerConnection(address, about, self.secret, tls)
 
 
 def calls_off(message: Any, batch_id: int) -> bool:

@@ -54,6 +54,7 @@ from forebay.workers.runner import RunnerSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from forebay.cluster.deployment import Deployment
     from forebay.graph.drawing.draw import Drawable
     from forebay.runtimes.contract import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
@@ -114,6 +115,16 @@ class NativeSurface:
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
         reloading.owners = serve_owners(project, options.attach, wanted, expected, reloading.take_back)
         return project
+
+    def deployment(self, target: str, options: Options) -> tuple[Deployment, bytes]:
+        """Return what is deployed on a cluster, and the files that go with it.
+
+        Raises:
+            ConfigError: If the project is wrong, or cannot be on a cluster.
+        """
+        from forebay.surfaces.native.clustered import deployment_of
+
+        return deployment_of(target, options, _entries(target, options), lambda: self.build(target, options))
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs; a bucket is only looked at where it is served."""

@@ -27,7 +27,15 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.repository.address import is_address
-from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
+from forebay.server.config import (
+    AttachConfig,
+    ClusterConfig,
+    GrpcConfig,
+    HttpConfig,
+    Overrides,
+    ProcessConfig,
+    RepositoryConfig,
+)
 from forebay.server.document import Document
 from forebay.server.document import Path as Place
 from forebay.server.setting_sources import Told
@@ -48,6 +56,7 @@ _SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "attach": AttachConfig,
     "repository": RepositoryConfig,
     "grpc": GrpcConfig,
+    "cluster": ClusterConfig,
 }
 
 
@@ -167,6 +176,7 @@ class _File(Overrides, frozen=True, kw_only=True):
     attach: Any = None
     repository: Any = None
     grpc: Any = None
+    cluster: Any = None
 
 
 _PROCESS: Final = {
@@ -207,7 +217,7 @@ class _Reader(StructReader):
         if name in _INNER:
             return self._section(path, value, _INNER[name])
         found = super().value(path, value, setting)
-        if name in {"address", "owner"}:
+        if name in {"address", "owner"} and path[0] != "cluster":
             return self._address(path, found)
         if name == "owners":
             return tuple(self._address((*path, index), one) for index, one in enumerate(found))
@@ -230,7 +240,7 @@ class _Reader(StructReader):
         return found.pop("target"), found, self.document.where(path)
 
     def _section(self, path: Place, value: Any, settings: Mapping[str, Setting]) -> dict[str, Any]:
-        if path == ("attach",) and not isinstance(value, dict):
+        if path in {("attach",), ("cluster",)} and not isinstance(value, dict):
             value = {"address": value}
         for setting in settings.values():
             if setting.written.is_secret and self.mapping(path, value).get(setting.key, "") is None:

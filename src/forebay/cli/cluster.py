@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay serve --cluster`, and `forebay cluster status|drain|resume|down`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.cluster.ray_program import Job, RayEvent
+    from forebay.surfaces.contract import Options
+
+DESCRIPTION = """\
+Look at, drain and end what `forebay serve --cluster` has deployed. `status` and `down` work without Ray: they find the
+processes of this machine by the folders in which each node keeps what it was told.
+"""
+
+EPILOG = """\
+examples:
+  forebay serve forebay.yaml --cluster auto    deploy on the Ray cluster that this machine is a node of
+  forebay cluster status                       what runs where
+  forebay cluster drain 10.0.0.7               move what runs on a node to others, to take it out of service
+  forebay cluster resume 10.0.0.7              use it again
+  forebay cluster down                         end everything
+"""
+
+_VERBS: Final = {
+    "status": "show what runs where",
+    "drain": "move what runs on a node to others",
+    "resume": "use a node again",
+    "down": "end everything that was deployed",
+}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "cluster",
+        help="look at, drain and end what runs on a cluster",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "verb", choices=list(_VERBS), help="; ".join(f"{verb}: {does}" for verb, does in _VERBS.items())
+    )
+    parser.add_argument("node", metavar="NODE", nargs="?", help="the node, for drain and resume, as status calls it")
+    parser.add_argument("--deployment", metavar="NAME", default="default", help="which deployment (default)")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Do what the verb says; returns the exit status."""
+    from forebay.errors import ConfigError
+
+    if (parsed.node is None) == (parsed.verb in {"drain", "resume"}):
+        needed = "needs the name of a node" if parsed.node is None else "takes no node"
+        raise ConfigError(f"forebay cluster {parsed.verb} {needed}; see: forebay cluster status")
+    match parsed.verb:
+        case "status":
+            return _status(parsed.deployment)
+        case "down":
+            return _down(parsed.deployment)
+        case verb:
+            return _drain(verb, parsed.node, parsed.deployment)
+
+
+def deploy(options: Options) -> int:
+    """Deploy on a cluster and follow what happens there; returns the exit status."""
+    import msgspec
+
+    from forebay.cluster.ray_program import Job
+    from forebay.observe.log import tell
+    from forebay.surfaces import deployment
+
+    assert options.cluster.address is not None
+    wanted, packed = deployment(options.target, options)
+    tell(*(f"warning: {warning}" for warning in options.warnings))
+    job = Job(
+        verb="deploy",
+        address=options.cluster.address,
+        name=wanted.name,
+        deployment=msgspec.msgpack.encode(wanted),
+        packed=packed,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    return _followed(job)
+
+
+def _followed(job: Job) -> int:
+    from forebay.cluster.deployer import Deployer
+    from forebay.observe.log import tell
+
+    was_ready = False
+    try:
+        with Deployer(job) as events:
+            for event in events:
+                if event.kind == "error":
+                    tell(event.text)
+                    return event.code
+                was_ready |= event.kind == "ready"
+                if event.kind == "done":
+                    tell(event.text)
+                    return 0
+                _show(event)
+    except KeyboardInterrupt:
+        tell(f"detached; the deployment '{job.name}' goes on. It ends with: {_command('down', job.name)}")
+        return 0
+    if was_ready:
+        tell("Ray has ended. What was deployed goes on without it; deploy again to have it looked after")
+        return 1
+    tell("Ray has ended before the deployment was ready")
+    return 1
+
+
+def _show(event: RayEvent) -> None:
+    from forebay.observe.log import tell
+
+    if event.kind == "log":
+        for line in event.text.splitlines():
+            sys.stderr.write(f"[{event.node}] {line}\n")
+        sys.stderr.flush()
+    elif event.kind == "ready":
+        tell(f"ready at {event.text}")
+    elif event.kind == "say":
+        tell(event.text)
+
+
+def _status(name: str) -> int:
+    """Show what runs where, by what the nodes on this machine have been told."""
+    from forebay.cluster.local_view import describe
+
+    lines = describe(name)
+    if not lines:
+        from forebay.observe.log import tell
+
+        tell(f"nothing of a deployment '{name}' runs on this machine")
+        return 1
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _drain(verb: Any, node: str, name: str) -> int:
+    from forebay.cluster.local_view import ray_of
+    from forebay.cluster.ray_program import Job
+
+    address, mode = ray_of(name) or ("auto", "")
+    events = _answers(Job(verb=verb, address=address, auth_mode=mode, name=name, node=node))
+    return _last_status(events, {"drain": f"nothing runs on {node} any more", "resume": f"{node} is used again"}[verb])
+
+
+def _down(name: str) -> int:
+    """End a deployment: by its controller, if there is one, and then what is left on this machine."""
+    from forebay.cluster.deployer import RayEnded
+    from forebay.cluster.local_view import end_all, ray_of
+    from forebay.cluster.ray_program import Job
+    from forebay.observe.log import tell
+
+    head = ray_of(name)
+    if head is not None:
+        try:
+            for event in _answers(Job(verb="down", address=head[0], auth_mode=head[1], name=name)):
+                if event.kind in {"say", "error"}:
+                    tell(event.text)
+        except RayEnded as error:
+            tell(f"{error.message}; what runs on this machine is ended without it")
+    left, elsewhere, count = end_all(name)
+    for one in left:
+        tell(f"what runs in {one} could not be ended")
+    for one in elsewhere:
+        tell(f"{one} may still run what was deployed, and cannot be reached; run this command there as well")
+    if not left:
+        tell(f"the deployment '{name}' has ended" if count or head else f"there is no deployment '{name}' here")
+    return 1 if left or elsewhere else 0
+
+
+def _answers(job: Job) -> Sequence[RayEvent]:
+    from forebay.cluster.deployer import Deployer
+
+    with Deployer(job) as events:
+        return [*events]
+
+
+def _last_status(events: Sequence[RayEvent], done: str) -> int:
+    from forebay.observe.log import tell
+
+    for event in events:
+        if event.kind == "error":
+            tell(event.text)
+            return event.code
+    tell(done)
+    return 0
+
+
+def _command(verb: str, name: str) -> str:
+    return f"forebay cluster {verb}" + ("" if name == "default" else f" --deployment {name}")
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt

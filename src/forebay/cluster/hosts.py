@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts of a deployment, as its controller sees them: one on each node, each asked one question at a time.
+
+A host begins with what is known of the deployment on its machine, then has its node process run, and then reports. One
+that fails is replaced while its node is there; until then, its last report stands. A node is lost when its host has
+been silent for `SILENT_S` and nothing on it can be reached. Where only Ray has ended, what runs goes on, and nothing is
+lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
+from urllib.parse import urlsplit
+
+from forebay.cluster.deployment import newest, read_state
+from forebay.cluster.host import Host, NodeReport
+from forebay.cluster.node_plan import LOOPBACK
+from forebay.cluster.ray_library import ray_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.cluster.deployment import ClusterState
+
+SILENT_S: Final = 2.0
+"""How long a host may take to report before it counts as silent."""
+START_S: Final = 30.0
+"""How long the others wait for a host that has to start first."""
+DIAL_S: Final = 1.0
+
+Step = Literal["kept", "begin", "report"]
+
+
+class RayNode(TypedDict):
+    """A node, as far as it matters what Ray says of it."""
+
+    NodeID: str
+    Alive: bool
+    NodeName: str
+    NodeManagerAddress: str
+    Resources: dict[str, float]
+    Labels: dict[str, str]
+
+
+class HostHandle:
+    """A host.
+
+    Attributes:
+        node_id: What Ray calls its node.
+        actor: The actor; None while there is none.
+        report: What it told last.
+        heard_s: When it was heard last, by the monotonic clock.
+        is_begun: Whether its node process runs, as far as it knows.
+        applying: The answer to the state that it was told last, while that is outstanding.
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.actor: Any = None
+        self.report: NodeReport | None = None
+        self.heard_s = self.began_s = time.monotonic()
+        self.is_begun = False
+        self.is_known = False
+        self.applying: Any = None
+        self.asked: tuple[Step, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the node is called; empty until its host has said so."""
+        return "" if self.report is None else self.report.name
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should have been heard."""
+        return time.monotonic() - self.heard_s > SILENT_S
+
+    def forget_actor(self) -> None:
+        """Begin anew with another actor."""
+        self.actor, self.asked, self.applying, self.is_begun = None, None, None, False
+        self.began_s = time.monotonic()
+
+
+class HostActors:
+    """All hosts.
+
+    Attributes:
+        lost: Nodes that are lost, by what Ray calls them, with their names.
+        problems: What is wrong with hosts, the last few.
+    """
+
+    def __init__(self, deployment: str, *, is_local: bool) -> None:
+        self._deployment = deployment
+        self._is_local = is_local
+        self._handles: dict[str, HostHandle] = {}
+        self._kept: list[tuple[int, bytes]] = []
+        self.lost: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.secret = b""
+
+    @property
+    def every(self) -> list[HostHandle]:
+        """All hosts whose nodes are there, or were."""
+        return [*self._handles.values()]
+
+    @property
+    def usable(self) -> list[HostHandle]:
+        """Those whose nodes have reported and are not lost."""
+        return [one for one in self._handles.values() if one.name and one.node_id not in self.lost]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether all have said what runs on their machines, so that nothing will be started twice."""
+        handles = self._handles.values()
+        late = time.monotonic() - START_S
+        return any(one.is_begun for one in handles) and all(one.is_begun or one.began_s < late for one in handles)
+
+    def attend(self, nodes: Iterable[RayNode]) -> None:
+        """Have a host on each node that Ray has."""
+        alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
+        for node_id, handle in list(self._handles.items()):
+            others = {one.name for one in self._handles.values() if one is not handle}
+            if node_id not in alive and (not handle.name or handle.name in others):  # its successor has the name
+                del self._handles[node_id]
+                self.lost.pop(node_id, None)
+        for node_id, node in alive.items():
+            handle = self._handles.setdefault(node_id, HostHandle(node_id))
+            if handle.actor is None:
+                handle.actor = self._made(node_id, node)
+
+    def hear(self, state: ClusterState | None) -> ClusterState | None:
+        """Ask all, wait a little for what they say, and return the newest state that is known then."""
+        ray = ray_library()
+
+        for handle in self._handles.values():
+            if handle.actor is not None and handle.asked is None:
+                handle.asked = self._next(handle)
+        asked = [one.asked[1] for one in self._handles.values() if one.asked is not None and not one.is_silent]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=SILENT_S)
+        states = [] if state is None else [state]
+        for handle in self._handles.values():
+            if handle.asked is not None and (answer := result(handle.asked[1])) is not None:
+                (step, _), handle.asked = handle.asked, None
+                states += self._heard(handle, step, answer)
+        self._choose_secret()
+        return newest(states)
+
+    def find_lost(self, state: ClusterState) -> None:
+        """Find the nodes that are lost."""
+        for handle in self._handles.values():
+            if not handle.name or not handle.is_silent:
+                self.lost.pop(handle.node_id, None)
+            elif handle.node_id not in self.lost and not _is_there(handle, state):
+                self.lost[handle.node_id] = handle.name
+
+    def _made(self, node_id: str, node: RayNode) -> Any:
+        ray = ray_library()
+
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+        kind = ray.remote(Host)
+        address = LOOPBACK if self._is_local else node["NodeManagerAddress"]
+        return kind.options(num_cpus=0, scheduling_strategy=strategy, max_concurrency=4).remote(
+            self._deployment, "local" if self._is_local else node["NodeName"] or address, address
+        )
+
+    def _next(self, handle: HostHandle) -> tuple[Step, Any] | None:
+        if handle.is_begun:
+            return "report", handle.actor.report.remote()
+        if not self.secret:
+            return None if handle.is_known else ("kept", handle.actor.kept.remote())
+        return "begin", handle.actor.begin.remote(self.secret)
+
+    def _heard(self, handle: HostHandle, step: Step, answer: Any) -> list[ClusterState]:
+        """Take what a host said; returns the states that came with it."""
+        if isinstance(answer, BaseException):
+            self._failed(handle, answer)
+            return []
+        handle.heard_s = time.monotonic()
+        if step == "report":
+            handle.report = cast("NodeReport", answer)
+        elif step == "begin":
+            handle.is_begun = True
+            return [read_state(answer)] if answer else []
+        else:
+            handle.is_known = True
+            name, secret, state = cast("tuple[str, bytes, bytes]", answer)
+            if name:
+                self._kept.append((read_state(state).version, secret))
+        return []
+
+    def _choose_secret(self) -> None:
+        """Take the secret of what runs already, once all hosts that can be heard have said what that is."""
+        import secrets
+
+        if self.secret or not self._handles:
+            return
+        late = time.monotonic() - START_S
+        if all(one.is_known or one.began_s < late for one in self._handles.values()):
+            self.secret = max(self._kept)[1] if self._kept else secrets.token_hex(32).encode()
+
+    def _failed(self, handle: HostHandle, error: BaseException) -> None:
+        ray = ray_library()
+
+        where = handle.name or handle.node_id[:12]
+        said = f"the host on {where} has ended: {words_of(error)}"
+        if said not in self.problems:
+            self.problems = [*self.problems[-4:], said]
+        with contextlib.suppress(Exception):
+            ray.kill(handle.actor)
+        handle.forget_actor()
+
+
+def result(reference: Any) -> Any:
+    """Return what came of a call: its value, the error that it ended with, or None while it goes on."""
+    ray = ray_library()
+
+    ready, _ = ray.wait([reference], timeout=0)
+    if not ready:
+        return None
+    try:
+        return ray.get(reference)
+    except Exception as error:  # noqa: BLE001 - Ray's errors are of many kinds, and so are those of the other side
+        return error
+
+
+def words_of(error: BaseException) -> str:
+    """Return the last line of an error: Ray puts tracebacks before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
+def _is_there(handle: HostHandle, state: ClusterState) -> bool:
+    """Tell whether something on a node answers whose host does not."""
+    places = [(one.host, one.port) for one in state.owners if one.node == handle.name]
+    if not places and handle.report is not None and handle.report.front:
+        front = urlsplit(handle.report.front)
+        places = [(front.hostname or "", front.port or 0)]
+    for place in places:
+        with contextlib.suppress(OSError), socket.create_connection(place, DIAL_S):
+            return True
+    return False
