@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Server
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.server.config import SECTIONS
+from forebay.server.config import SECTIONS, WorkerConfig
 from forebay.types.settings import declared
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ DEPLOY = ROOT / "examples/deploy"
 PAGES = sorted((ROOT / "docs/how-to/deploy").glob("*.md"))
 SCHEMAS = ROOT / ".venv/environments/deploy/bin"
 SETTINGS = [setting for struct in SECTIONS for setting in declared(struct).values()]
-GENERATES = {"--force", "--output", "--image", "--python-version", "--replicas"}
+GENERATES = {"--force", "--output", "--image", "--python-version", "--replicas", "--wire-tls", "--ray", "--split"}
 MODEL = """
 import time
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_recipe_names_only_settings_that_there_are(path):
     text = path.read_text()
     variables = {setting.variable for setting in SETTINGS}
     assert set(re.findall(r"\bFOREBAY_[A-Z_]+", text)) - variables == set()
-    flags = {setting.written.flag for setting in SETTINGS}
+    flags = {setting.written.flag for setting in [*SETTINGS, *declared(WorkerConfig).values()]}
     assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) - flags <= {"--gpus", *GENERATES}  # the first is Docker's
     for command in re.findall(r"forebay serve (.*)", text):
         assert set(re.findall(r"(?<= )--[a-z-]+", command)) - flags == set()
