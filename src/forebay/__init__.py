@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forebay._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    import forebay.cluster as cluster  # noqa: PLR0402 - a module does not import from the package that names all
     from forebay.arrays.batch import Batch
     from forebay.arrays.compilers import jit
     from forebay.arrays.hooks import hook, print_value
@@ -82,6 +83,7 @@ _HOMES = {
     "asgi": "forebay.surfaces.embedding.mounted",
     "batched_run": "forebay.serving.servings.registry",
     "batched_run_async": "forebay.serving.servings.registry",
+    "cluster": "forebay.cluster",
     "compose": "forebay.graph.composition.compose",
     "either": "forebay.graph.composition.node",
     "endpoint": "forebay.serving.models.methods",
@@ -126,6 +128,7 @@ __all__ = [
     "asgi",
     "batched_run",
     "batched_run_async",
+    "cluster",
     "compose",
     "either",
     "endpoint",
@@ -144,7 +147,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         hint = "; a program starts a server with `forebay.start`" if name in {"run", "serve"} else ""
         raise AttributeError(f"module 'forebay' has no attribute {name!r}{hint}")
-    value = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    value = module if home == f"forebay.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -29,8 +29,8 @@ from forebay.workers import frames
 
 PROTOCOL: Final = 1
 """Major version of what members say to each other; those of another one are not called."""
-MAX_BYTES: Final = 1 << 22
-"""Longest directory, as bytes."""
+MAX_BYTES: Final = 3 << 20
+"""Longest directory, as bytes: it fits into one frame of a link."""
 MAX_ELEMENTS: Final = 200_000
 """Values in one."""
 MAX_NAMES: Final = 4096

@@ -14,8 +14,16 @@ import msgspec
 
 from forebay.errors import InvalidRequest
 from forebay.owners.apart import MAX_FRAME_BYTES, MAX_SEATS, LinkReader
-from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS, SEES
-from forebay.owners.wire import CallerHello, FromCaller, HandedRequests, LinkBeat, SeesMemory, bodies_of
+from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS, SEES, SERVINGS
+from forebay.owners.wire import (
+    CallerHello,
+    FromCaller,
+    HandedRequests,
+    LinkBeat,
+    MemberServings,
+    SeesMemory,
+    bodies_of,
+)
 from forebay.types.first_use import known
 from forebay.workers import frames
 from forebay.workers.plain_data import require_plain
@@ -40,6 +48,7 @@ _EVENTS: Final[Mapping[type, tuple[Event, str]]] = {
     CallerHello: (HELLO, "hello"),
     SeesMemory: (SEES, "sees"),
     HandedRequests: (REQUESTS, "requests"),
+    MemberServings: (SERVINGS, "servings"),
     LinkBeat: (BEAT, "beat"),
 }
 
@@ -86,8 +95,8 @@ class CallerConversation:
         """Whether requests are taken."""
         return self.is_open and CALLERS[self.state][REQUESTS] is not CALLERS[self.state][DRAIN]
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[HandedRequests | SeesMemory]:
-        """Read bytes and yield bundles, and that memory is seen; a violation ends that, and is the `problem`."""
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[HandedRequests | MemberServings | SeesMemory]:
+        """Read bytes and yield what is said but for beats; a violation ends that, and is the `problem`."""
         if HANG_UP in CALLERS[self.state] and not self.problem:
             try:
                 for message in self._reader.feed(data):
@@ -97,7 +106,7 @@ class CallerConversation:
                     self.state = CALLERS[self.state][event]
                     if isinstance(message, HandedRequests):
                         yield self._checked(message)
-                    elif isinstance(message, SeesMemory):
+                    elif isinstance(message, SeesMemory | MemberServings):
                         yield message
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
                 self.problem = f"it does not speak the protocol: {error}"

@@ -22,7 +22,7 @@ import functools
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
@@ -31,10 +31,9 @@ from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
 from forebay.owners.caller_conversation import CallerConversation
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
-from forebay.owners.request_form import require_form, require_params
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
-from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, bytes_of
+from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
@@ -49,8 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from forebay.owners.apart import Apart
-    from forebay.owners.callers import Callers
-    from forebay.server.served import Served
+    from forebay.server.byte_budget import ByteBudget
     from forebay.transports.state_table import State
     from forebay.types.call import Outcome
 
@@ -69,6 +67,87 @@ STALL_S: Final = 5.0
 """How long it may do so before it is like a client that does not read, and hung up on if memory is short."""
 UNREAD_S: Final = 30.0
 """How long a front may read nothing of what is there for it; clients have as long (`write_timeout_s`)."""
+
+
+class Callee(msgspec.Struct, frozen=True, eq=False):
+    """What answers the requests to a model, or the calls of a serving.
+
+    Attributes:
+        capacity: The most samples of a request.
+        streams: Whether answers may be streamed.
+        places: Returns where bodies are to land; None if that does not matter.
+        submit: Takes requests that arrived now, and calls the `reply` of each once.
+        cancel: Notes that nobody waits for a request any more.
+        require_form: Given body, samples and params of a request, raises an `InvalidRequest` if they cannot be used.
+    """
+
+    capacity: int
+    streams: bool
+    places: Callable[[], Places | None]
+    submit: Callable[[Sequence[Request], float], object]
+    cancel: Callable[[Request], object]
+    require_form: Callable[[Any, int, Mapping[str, Any]], object]
+
+
+class CalleeHost(Protocol):
+    """What the links of a server, or of a member, have in common.
+
+    Attributes:
+        links: All of them.
+        is_up: Whether callers may be told what is there.
+        is_private: Whether the callers are fronts of the same node process, which count the requests of their clients.
+        budget: What their requests and unread answers may take.
+        max_frame_bytes: Longest body that is read from a caller.
+        max_elements: The most values in a frame, or in what follows it.
+    """
+
+    links: set[CallerLink]
+    is_up: bool
+    is_private: bool
+    budget: ByteBudget
+    max_frame_bytes: int
+    max_elements: int
+
+    @property
+    def described_on_wire(self) -> list[Any]:
+        """What callers are told of all that is there, as a frame and what follows it."""
+        ...
+
+    def require_params(self, params: Mapping[str, Any]) -> None:
+        """Check what a caller says about a body; raises an `InvalidRequest`."""
+        ...
+
+    def has_named(self, number: int) -> bool:
+        """Tell whether a number ever stood for something."""
+        ...
+
+    def callee(self, number: int) -> Callee | None:
+        """Return what answers for a number; None if nothing does any more."""
+        ...
+
+    def room(self, number: int) -> int:
+        """Return for how many samples there is room."""
+        ...
+
+    def told(self, peer: tuple[str, int] | None, reason: str) -> None:
+        """Log why a caller was hung up on."""
+        ...
+
+
+class MemberEntry(Protocol):
+    """What keeps a member that has dialled in."""
+
+    def begin(self, link: CallerLink) -> None:
+        """Note that it is let in."""
+        ...
+
+    def heard(self, said: MemberServings) -> None:
+        """Note what it runs; raises an `InvalidRequest` if that cannot be."""
+        ...
+
+    def end(self) -> None:
+        """Note that it is gone."""
+        ...
 
 
 class _Flow(msgspec.Struct, eq=False):
@@ -90,7 +169,7 @@ class _Seat(Request, gc=False, eq=False):
     is_named: bool = False
     state: State = RUNNING
     flow: _Flow | None = None
-    served: Served | None = None
+    callee: Callee | None = None
     held_bytes: int = 0
     is_private: bool = False
 
@@ -106,7 +185,7 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
     is_named: bool = False
     state: State = RUNNING
     flow: _Flow | None = None
-    served: Served | None = None
+    callee: Callee | None = None
     held_bytes: int = 0
     is_private: bool = False
 
@@ -210,8 +289,8 @@ class _Desk(ReplyToAll):
         if request is None or CALL_OFF not in SEATS[request.state]:
             return  # it has ended meanwhile
         request.state = SEATS[request.state][CALL_OFF]
-        assert request.served is not None
-        request.served.endpoint.cancel(request)
+        assert request.callee is not None
+        request.callee.cancel(request)
 
 
 class CallerLink(asyncio.Protocol):
@@ -222,14 +301,23 @@ class CallerLink(asyncio.Protocol):
         account: What it holds of the server's memory.
     """
 
-    def __init__(self, callers: Callers, about: Mapping[str, Any]) -> None:
-        """Make the owner's end of a connection that the door has let in; `about` is what its hello says."""
+    def __init__(self, callers: CalleeHost, about: Mapping[str, Any], member: MemberEntry | None = None) -> None:
+        """Make the owner's end of a connection that the door has let in.
+
+        Args:
+            callers: What it has in common with the other links.
+            about: What its hello says.
+            member: Keeps what the other side says of its servings; None if it is no member.
+        """
+        self._member = member
         self.is_unread = False
         self.account = callers.budget.open(self, sys.maxsize)
         self._callers = callers
         self._about = about
         self._transport: asyncio.Transport | None = None
-        self._conversation = CallerConversation(callers.max_frame_bytes, callers.max_elements, require_params, self)
+        self._conversation = CallerConversation(
+            callers.max_frame_bytes, callers.max_elements, callers.require_params, self
+        )
         self._desks: dict[int, _Desk] = {}
         self._new: list[tuple[int, _Desk]] = []
         self._numbers: dict[_Desk, int] = {}
@@ -259,6 +347,8 @@ class CallerLink(asyncio.Protocol):
         shown = files.shown if files.sees(self._about.get("shares")) else None
         self.write(frames.encode(["open", {"max_body": self._callers.max_frame_bytes, "shares": shown}]))
         self.describe()
+        if self._member is not None:
+            self._member.begin(self)
         if peer_of(transport) is not None:  # there is a network between
             self._heartbeat = LoopHeartbeat(lambda: self._give_up(SILENCE), lambda: self.write(BEAT_FRAME))
 
@@ -276,6 +366,8 @@ class CallerLink(asyncio.Protocol):
             try:
                 if isinstance(message, HandedRequests):
                     yield from self._take(message)
+                elif isinstance(message, MemberServings):
+                    self._hear(message)
                 elif self._files is not None and self._files.shown is not None:
                     self._files.is_seen = True
             except InvalidRequest as error:
@@ -335,8 +427,8 @@ class CallerLink(asyncio.Protocol):
         self.account.set_unread(unread)
 
     def _places_of(self, number: int) -> Places | None:
-        served = self._callers.model(number)
-        return None if served is None else served.endpoint.places
+        callee = self._callers.callee(number)
+        return None if callee is None else callee.places()
 
     # What the front does not read
 
@@ -376,6 +468,8 @@ class CallerLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what the front had handed on."""
         self._callers.links.discard(self)
+        if self._member is not None:
+            self._member.end()
         self._conversation.close()
         self._transport = None
         if self._heartbeat is not None:
@@ -483,6 +577,11 @@ class CallerLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _hear(self, said: MemberServings) -> None:
+        if self._member is None:
+            raise InvalidRequest("it says which servings it runs, and is no member")
+        self._member.heard(said)
+
     def _take(self, message: HandedRequests) -> Iterator[int]:
         """Act on a bundle, in steps."""
         now = time.monotonic()
@@ -493,15 +592,15 @@ class CallerLink(asyncio.Protocol):
             arrived: list[_Seat | _TensorSeat] = []
             try:
                 for told in bundle.seats:
-                    served = self._callers.model(bundle.model)
+                    callee = self._callers.callee(bundle.model)
                     lying = self._lying.pop(top, ()) if self._lying else ()
-                    size = self._admit(desk, served, told, top, lying)
+                    size = self._admit(desk, callee, told, top, lying)
                     if size is not None and lying:
                         _submit(arrived, now)
                         size = yield from self._copied(desk, told, lying, size)
                     if size is not None:
-                        assert served is not None
-                        arrived.append(self._seat(desk, served, told, self._bodies[top], now, size))
+                        assert callee is not None
+                        arrived.append(self._seat(desk, callee, told, self._bodies[top], now, size))
                     self._bodies[top] = None
                     top += 1
                     if len(arrived) >= TOGETHER:
@@ -527,7 +626,7 @@ class CallerLink(asyncio.Protocol):
         return desk
 
     def _admit(
-        self, desk: _Desk, served: Served | None, told: HandedOn, top: int, lying: Sequence[Apart]
+        self, desk: _Desk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]
     ) -> int | None:
         """Return how long the body of a request is that may be submitted; None of one that is answered already."""
         held = self._forget(top) if self._coming else 0
@@ -538,9 +637,9 @@ class CallerLink(asyncio.Protocol):
         if not self._conversation.is_taking:
             desk.returned.append(told.seat)
             self.speak(desk)
-        elif served is None:
+        elif callee is None:
             desk.end(told.seat, _REPLACED)
-        elif told.size > (most := served.endpoint.batching.capacity):
+        elif told.size > (most := callee.capacity):
             desk.end(told.seat, Failure(TooLarge(f"the request has {told.size} samples, the queue takes {most}")))
         elif type(body) is Failure:
             desk.end(told.seat, body)
@@ -555,8 +654,7 @@ class CallerLink(asyncio.Protocol):
         self, desk: _Desk, told: HandedOn, lying: Sequence[Apart], size: int
     ) -> Generator[int, None, int | None]:
         """Copy what lies in memory of the front; returns the size, or None for a request that cannot be read."""
-        served = self._callers.model(self._numbers[desk])
-        if (yield from self._copy(lying, None if served is None else served.endpoint.places)):
+        if (yield from self._copy(lying, self._places_of(self._numbers[desk]))):
             return size
         self.account.release(size if size > SMALL_BYTES else 0)
         desk.end(told.seat, _UNREADABLE)
@@ -591,11 +689,11 @@ class CallerLink(asyncio.Protocol):
         return True
 
     def _seat(
-        self, desk: _Desk, served: Served, told: HandedOn, body: Any, now: float, size: int
+        self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
     ) -> _Seat | _TensorSeat:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat
-        require_form(body, told.size, params, self._callers.takes_lists(self._numbers[desk]))
+        callee.require_form(body, told.size, params)
         request = kind(
             body=body,
             reply=desk,
@@ -606,11 +704,11 @@ class CallerLink(asyncio.Protocol):
             id=told.id,
             seat=told.seat,
             is_named=bool(told.id),
-            served=served,
+            callee=callee,
             held_bytes=size if size > SMALL_BYTES else 0,
             is_private=self._callers.is_private,
         )
-        if served.endpoint.config.streams:
+        if callee.streams:
             request.on_part = functools.partial(desk.part, told.seat)
             request.on_bundle = functools.partial(desk.hand, told.seat)
         desk.open[told.seat] = request
@@ -620,10 +718,10 @@ class CallerLink(asyncio.Protocol):
 def _submit(arrived: list[_Seat | _TensorSeat], now: float) -> None:
     """Queue requests to one model, all that have arrived so far; none is left in the list."""
     if arrived:
-        requests, served = arrived[:], arrived[0].served
+        requests, callee = arrived[:], arrived[0].callee
         arrived.clear()
-        assert served is not None
-        served.endpoint.submit_bundle(requests, now)
+        assert callee is not None
+        callee.submit(requests, now)
 
 
 _REPLACED: Final = Failure(Unavailable("the model was replaced while the request was on its way; try again"))

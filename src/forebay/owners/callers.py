@@ -10,6 +10,7 @@ at the end of the turn in which something has changed. What the server itself ha
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -18,14 +19,16 @@ import msgspec
 
 from forebay.observe.refusal_log import RefusalLog
 from forebay.owners.apart import follow
-from forebay.owners.caller_link import CallerLink
+from forebay.owners.caller_link import Callee, CallerLink
 from forebay.owners.model_description import WeighedModel, description_of
 from forebay.owners.owner_pool import OwnerPool
+from forebay.owners.request_form import require_form, require_params
 from forebay.workers import frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forebay.owners.caller_link import MemberEntry
     from forebay.owners.model_description import ModelDescription
     from forebay.server.app import App
     from forebay.server.served import Served
@@ -65,7 +68,7 @@ class Callers:
         self.max_elements = max_elements
         self._app = app
         self._served: dict[int, Served] = {}
-        self._takes_lists: dict[int, dict[str, bool]] = {}
+        self._callees: dict[int, Callee] = {}
         self._known: dict[tuple[str, str], deque[tuple[int, ModelDescription]]] = {}
         self._highest = 0
         self._is_looking = False
@@ -88,9 +91,9 @@ class Callers:
                 models.append([number, msgspec.Raw(model)])
         return [frames.encode(["models", models]), *following]
 
-    def receive(self, about: Mapping[str, Any]) -> CallerLink:
-        """Make what talks to a front that the door lets in, which says this about itself."""
-        return CallerLink(self, about)
+    def receive(self, about: Mapping[str, Any], member: MemberEntry | None = None) -> CallerLink:
+        """Make what talks to a front that the door lets in, or to a member; it says this about itself."""
+        return CallerLink(self, about, member)
 
     async def start(self) -> None:
         """Tell the fronts that are here already; called once all models are up."""
@@ -116,13 +119,17 @@ class Callers:
         """Tell whether a number ever stood for a model."""
         return 1 <= number <= self._highest
 
-    def model(self, number: int) -> Served | None:
-        """Return what answers for a number; None if nothing does any more."""
-        return self._served.get(number)
+    def require_params(self, params: Mapping[str, Any]) -> None:
+        """Check what a front says about a body.
 
-    def takes_lists(self, number: int) -> Mapping[str, bool]:
-        """Return the methods of a model, and whether each takes a list of samples."""
-        return self._takes_lists[number]
+        Raises:
+            InvalidRequest: A worker could not read it.
+        """
+        require_params(params)
+
+    def callee(self, number: int) -> Callee | None:
+        """Return what answers for a number; None if nothing does any more."""
+        return self._callees.get(number)
 
     def room(self, number: int) -> int:
         """Return for how many samples the queue of a model has room."""
@@ -163,11 +170,21 @@ class Callers:
             weight = self._app.versions(name).weights.get(version, 0)
             described.append((numbers[-1][0], WeighedModel(model, weight)))
         self._served, self._known = served, known
-        self._takes_lists = {
-            number: {contract.call: contract.batchable for contract in one.contracts.values()}
-            for number, one in served.items()
-        }
+        self._callees = {number: _callee(one) for number, one in served.items()}
         if described != self.described or not described:
             self.described = described
             for link in self.links:
                 link.describe()
+
+
+def _callee(served: Served) -> Callee:
+    endpoint = served.endpoint
+    takes_lists = {contract.call: contract.batchable for contract in served.contracts.values()}
+    return Callee(
+        endpoint.batching.capacity,
+        endpoint.config.streams,
+        lambda: endpoint.places,
+        endpoint.submit_bundle,
+        endpoint.cancel,
+        functools.partial(require_form, takes_lists=takes_lists),
+    )

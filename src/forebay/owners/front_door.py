@@ -9,13 +9,16 @@ from forebay.errors import InvalidRequest
 from forebay.owners.callers import Callers
 from forebay.workers import frames
 from forebay.workers.address import UnixAddress
-from forebay.workers.worker_listener import VisitorLimits, WorkerListener
+from forebay.workers.worker_listener import DoorWords, VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.owners.caller_link import CallerLink
     from forebay.server.app import App
+
+
+_PRIVATE = DoorWords("fronts", is_private=True)
 
 
 class FrontDoor:
@@ -32,7 +35,7 @@ class FrontDoor:
         """
         self._callers = Callers(app, max_frame_bytes, max_elements, is_private=True)
         limits = VisitorLimits(frame_bytes=max_frame_bytes)
-        self._listener = WorkerListener(UnixAddress(path), native=self._receive, limits=limits, is_private=True)
+        self._listener = WorkerListener(UnixAddress(path), native=self._receive, limits=limits, words=_PRIVATE)
 
     async def start(self) -> None:
         """Open the door.

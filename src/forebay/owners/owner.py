@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.owners.owner_link import FLAG, OwnerLink
-from forebay.workers.address import CONNECT_S, UnixAddress, tune
+from forebay.owners.owner_link import FLAG, OwnerLink, dialled
 from forebay.workers.redialling import Pauses
 from forebay.workers.tls_files import why_no_tls
 
@@ -167,20 +166,12 @@ class Owner:
         Raises:
             OSError: Nobody is there.
         """
-        loop = asyncio.get_running_loop()
+        options = self._options
 
         def make() -> OwnerLink:
-            return OwnerLink(self._options.name, self._options.secret, self._told, self._ended, self._answering.discard)
+            return OwnerLink(options.name, options.secret, self._told, self._ended, self._answering.discard)
 
-        address = self.address
-        async with asyncio.timeout(CONNECT_S):
-            if isinstance(address, UnixAddress):
-                _, link = await loop.create_unix_connection(make, address.path)
-            else:
-                files = self._options.tls
-                tls = None if files is None else files.context
-                transport, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
-                tune(transport.get_extra_info("socket"))
+        link = await dialled(self.address, options.tls, make)
         self._answering.add(link)
         return link
 

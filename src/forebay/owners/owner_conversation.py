@@ -16,6 +16,7 @@ from forebay.owners.states import (
     ASKING,
     BEAT,
     CHALLENGE,
+    DIRECTORY,
     LEAVE,
     LOSE,
     MODELS,
@@ -31,6 +32,7 @@ from forebay.owners.wire import (
     OwnedModels,
     OwnerAnswers,
     OwnerChallenge,
+    OwnerDirectory,
     OwnerLeaving,
     OwnerOpening,
     OwnerRefusal,
@@ -56,6 +58,7 @@ _EVENTS: Final[Mapping[type, Event]] = {
     OwnerRefusal: REFUSAL,
     OwnerOpening: OPENING,
     OwnedModels: MODELS,
+    OwnerDirectory: DIRECTORY,
     OwnerAnswers: ANSWERS,
     OwnerLeaving: LEAVE,
     LinkBeat: BEAT,
@@ -77,6 +80,7 @@ class OwnerConversation:
         secret: bytes | None,
         write: Callable[[bytes], object],
         listener: BodiesTaker | None = None,
+        role: str = frames.CALLER,
     ) -> None:
         """Describe it; `greet` begins.
 
@@ -85,7 +89,9 @@ class OwnerConversation:
             secret: What both sides must know.
             write: Sends a frame.
             listener: Hears of results before they come.
+            role: `frames.CALLER`, or `frames.MEMBER` to be told the directory.
         """
+        self._role = role
         self.state: State = TRUSTING if secret is None else ASKING
         self.problem = ""
         self.max_body_bytes = 0
@@ -99,14 +105,14 @@ class OwnerConversation:
 
     def greet(self, shown: tuple[str, int] | None = None) -> None:
         """Say hello, and which file in memory the owner may open to find out whether it sees such files."""
-        about: dict[str, Any] = {"role": frames.CALLER, "worker": self._name, "shares": shown}
+        about: dict[str, Any] = {"role": self._role, "worker": self._name, "shares": shown}
         if self._secret is not None:
             about["nonce"] = self._nonce
         self._write(frames.encode(["hello", frames.VERSION, about]))
 
     def feed(
         self, data: bytes | bytearray | memoryview
-    ) -> Iterator[OwnedModels | OwnerAnswers | OwnerLeaving | OwnerOpening]:
+    ) -> Iterator[OwnedModels | OwnerDirectory | OwnerAnswers | OwnerLeaving | OwnerOpening]:
         """Read bytes and yield what the owner says once it has let the front in; see `problem` at the end."""
         if self.problem:
             return

@@ -34,6 +34,7 @@ from forebay.owners.wire import (
     ModelRequests,
     OwnedModels,
     OwnerAnswers,
+    OwnerDirectory,
     OwnerLeaving,
     OwnerOpening,
     bytes_of,
@@ -41,7 +42,7 @@ from forebay.owners.wire import (
 from forebay.types.call import Failure, Media
 from forebay.types.failures import without_frames
 from forebay.workers import frames
-from forebay.workers.address import peer_of, stranger_at
+from forebay.workers.address import CONNECT_S, UnixAddress, peer_of, stranger_at, tune
 from forebay.workers.landing import Joining, landed_in, placed
 from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
 from forebay.workers.tls_files import why_closed, why_no_tls
@@ -50,9 +51,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from forebay.owners.apart import Apart
-    from forebay.owners.model_description import WeighedModel
-    from forebay.owners.owner_pool import OwnerPool
+    from forebay.owners.owner_pool import LinkPool
     from forebay.types.call import Request
+    from forebay.workers.address import Address
+    from forebay.workers.tls_files import TlsFiles
 
 FLAG: Final = "--owner-"
 """How the flags begin that name the TLS files of a front."""
@@ -79,9 +81,11 @@ class OwnerLink(asyncio.Protocol):
         self,
         name: str,
         secret: bytes | None,
-        on_models: Callable[[OwnerLink, Sequence[tuple[int, WeighedModel]]], object],
+        on_models: Callable[[OwnerLink, Sequence[tuple[int, Any]]], object],
         on_end: Callable[[OwnerLink], object],
         on_lost: Callable[[OwnerLink], object],
+        on_directory: Callable[[OwnerLink, bytes], object] | None = None,
+        read: Callable[[Any], Any] = read_description,
     ) -> None:
         """Make the front's end.
 
@@ -91,16 +95,22 @@ class OwnerLink(asyncio.Protocol):
             on_models: Called with what the owner serves, whenever that changes.
             on_end: Called once when it takes no further requests.
             on_lost: Called once when the connection is closed.
+            on_directory: Called with what runs where, whenever that changes; None for a front that is no member.
+            read: Reads what the owner tells of one model; raises a `ForebayError`.
         """
         loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.slots: dict[int, OwnerSlot] = {}
-        self._conversation = OwnerConversation(name, secret, self._write, self)
+        self._conversation = OwnerConversation(
+            name, secret, self._write, self, frames.CALLER if on_directory is None else frames.MEMBER
+        )
         self._has_secret = secret is not None
         self._on_models = on_models
         self._on_end = on_end
         self._on_lost = on_lost
+        self._on_directory = on_directory
+        self._read_model = read
         self._is_leaving = False
         self._transport: asyncio.Transport | None = None
         self._is_encrypted = False
@@ -168,6 +178,10 @@ class OwnerLink(asyncio.Protocol):
                         if self._lying:
                             yield from self._copy(message)
                         yield from self._hear(message)
+                    case OwnerDirectory(directory) if self._on_directory is not None:
+                        self._on_directory(self, directory)
+                    case OwnerDirectory():
+                        raise InvalidRequest("it tells the directory to a front that is no member")
                     case OwnerLeaving():
                         self._end("it is being stopped")
                     case OwnerOpening(options):  # this server is let in
@@ -181,9 +195,9 @@ class OwnerLink(asyncio.Protocol):
 
     def _describe(self, models: list[tuple[int, Any]]) -> Iterator[int]:
         """Read what the owner serves, a model in a step, and serve it."""
-        told: list[tuple[int, WeighedModel]] = []
+        told: list[tuple[int, Any]] = []
         for number, one in models:
-            told.append((number, read_description(one)))
+            told.append((number, self._read_model(one)))
             yield DESCRIPTION_COST
         self._on_models(self, told)
         _settle(self.greeted, "")
@@ -254,7 +268,7 @@ class OwnerLink(asyncio.Protocol):
         if self._is_leaving and not any(slot.is_in_use for slot in self.slots.values()):
             self.close()
 
-    def slot(self, number: int, pool: OwnerPool, room: int) -> OwnerSlot:
+    def slot(self, number: int, pool: LinkPool, room: int) -> OwnerSlot:
         """Return the slot by which a pool asks for the model of this number."""
         slot = self.slots.get(number)
         if slot is None or slot.pool is not pool:
@@ -264,6 +278,26 @@ class OwnerLink(asyncio.Protocol):
             if not self.ended.done():
                 self.slots[number] = slot
         return slot
+
+    @property
+    def problem(self) -> str:
+        """Why it is of no use, beyond that the connection has ended; empty if nothing is known."""
+        return self._conversation.problem
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is there, be it that it is being closed."""
+        return self._transport is not None
+
+    @property
+    def local_host(self) -> str:
+        """The address of this machine from which the owner is reached; empty over a Unix socket."""
+        name = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return str(cast("tuple[Any, ...]", name)[0]) if isinstance(name, tuple) else ""
+
+    def say(self, frame: bytes) -> None:
+        """Send a frame that is no request."""
+        self._write(frame)
 
     def forget(self, slot: OwnerSlot) -> None:
         """Ask for a model no more."""
@@ -428,6 +462,28 @@ class OwnerLink(asyncio.Protocol):
             transport.write(pieces[0])
         else:
             transport.writelines(pieces)
+
+
+async def dialled(address: Address, tls: TlsFiles | None, make: Callable[[], OwnerLink]) -> OwnerLink:
+    """Connect to an owner.
+
+    Args:
+        address: Where it is.
+        tls: How the connection is encrypted, if there is a network between; None if it is not.
+        make: Makes the front's end.
+
+    Raises:
+        OSError: Nobody is there.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_S):
+        if isinstance(address, UnixAddress):
+            _, link = await loop.create_unix_connection(make, address.path)
+        else:
+            context = None if tls is None else tls.context
+            transport, link = await loop.create_connection(make, address.host, address.port, ssl=context)
+            tune(transport.get_extra_info("socket"))
+    return link
 
 
 def _packed(params: Mapping[str, Any]) -> bytes:

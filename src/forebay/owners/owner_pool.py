@@ -14,7 +14,7 @@ everything with the reason, until there is one.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -38,6 +38,36 @@ AWAY: Final = "is away"
 MISSING: Final = "has no such model now"
 
 
+class LinkPool(Protocol):
+    """What hands requests on by slots of links, and what becomes of them when a link ends.
+
+    Attributes:
+        bodies: Where they land; an owner on this machine may read them there.
+    """
+
+    bodies: Places
+
+    def uses(self, slot: OwnerSlot) -> bool:
+        """Tell whether requests are handed on by a slot."""
+        ...
+
+    def freed(self, slot: OwnerSlot, rows: int) -> None:
+        """So many samples are under way no longer."""
+        ...
+
+    def hand_back(self, slot: OwnerSlot, batch: EntryBatch, done: Done) -> None:
+        """Requests were not taken."""
+        ...
+
+    def retire(self, slot: OwnerSlot) -> None:
+        """Hand nothing more on by a slot."""
+        ...
+
+    def gone(self, slot: OwnerSlot) -> None:
+        """The link of a slot has ended, with what was handed on by it."""
+        ...
+
+
 class OwnerSlot:
     """One model, as a link to its owner sees it.
 
@@ -51,7 +81,7 @@ class OwnerSlot:
     owes_since: float | None = None
     untaken_bytes: int = 0
 
-    def __init__(self, link: OwnerLink, number: int, pool: OwnerPool, room: int) -> None:
+    def __init__(self, link: OwnerLink, number: int, pool: LinkPool, room: int) -> None:
         """Begin with nothing under way, and so much room at the owner."""
         self.number = number
         self.worker = link

@@ -25,15 +25,16 @@ GONE: Final = State("gone")
 HELLO: Final = Event("the caller says who it is; the door has checked the secret")
 SEES: Final = Event("the caller sees the owner's files in memory")
 REQUESTS: Final = Event("a bundle: requests, and what is said about those before")
+SERVINGS: Final = Event("a member says which servings it runs")
 BEAT: Final = Event("the other side can still be reached")
 DRAIN: Final = Event("the owner takes no further requests")
 HANG_UP: Final = Event("either side hangs up, or the caller has violated the protocol")
 
 CALLERS: Final[Mapping[State, Mapping[Event, State]]] = {
     GREETING: {HELLO: SERVING, HANG_UP: GONE},
-    SERVING: {SEES: SERVING, REQUESTS: SERVING, BEAT: SERVING, DRAIN: LEAVING, HANG_UP: GONE},
+    SERVING: {SEES: SERVING, REQUESTS: SERVING, SERVINGS: SERVING, BEAT: SERVING, DRAIN: LEAVING, HANG_UP: GONE},
     # requests that come now are handed back
-    LEAVING: {SEES: LEAVING, REQUESTS: LEAVING, BEAT: LEAVING, DRAIN: LEAVING, HANG_UP: GONE},
+    LEAVING: {SEES: LEAVING, REQUESTS: LEAVING, SERVINGS: LEAVING, BEAT: LEAVING, DRAIN: LEAVING, HANG_UP: GONE},
     GONE: {HANG_UP: GONE},
 }
 
@@ -52,6 +53,7 @@ CHALLENGE: Final = Event("the owner asks for a proof")
 WELCOME: Final = Event("the owner proves that it knows the secret")
 OPENING: Final = Event("the owner lets the front in")
 MODELS: Final = Event("the owner describes what it serves")
+DIRECTORY: Final = Event("a server tells a member what runs where")
 ANSWERS: Final = Event("a bundle of answers, and the room that is left")
 LEAVE: Final = Event("the owner takes no further requests")
 REFUSAL: Final = Event("the owner does not let the front in")
@@ -64,9 +66,9 @@ OWNERS: Final[Mapping[State, Mapping[Event, State]]] = {
     TRUSTING: {OPENING: OPEN, REFUSAL: LOST, LOSE: LOST},
     PROVING: {WELCOME: PROVEN, REFUSAL: LOST, LOSE: LOST},
     PROVEN: {OPENING: OPEN, REFUSAL: LOST, LOSE: LOST},
-    OPEN: {MODELS: OPEN, ANSWERS: OPEN, BEAT: OPEN, LEAVE: ENDING, LOSE: LOST},
+    OPEN: {MODELS: OPEN, DIRECTORY: OPEN, ANSWERS: OPEN, BEAT: OPEN, LEAVE: ENDING, LOSE: LOST},
     # what was handed on is still answered
-    ENDING: {MODELS: ENDING, ANSWERS: ENDING, BEAT: ENDING, LOSE: LOST},
+    ENDING: {MODELS: ENDING, DIRECTORY: ENDING, ANSWERS: ENDING, BEAT: ENDING, LOSE: LOST},
     LOST: {LOSE: LOST},
 }
 

@@ -78,6 +78,20 @@ class HandedRequests(msgspec.Struct, frozen=True, array_like=True, tag="requests
     bodies: list[Any]
 
 
+class MemberServings(msgspec.Struct, frozen=True, array_like=True, tag="servings"):
+    """All that a member runs from now on.
+
+    Attributes:
+        address: Where it takes calls.
+        protocol: The major version of what members say to each other.
+        servings: Their names, each with its weight x partitions.
+    """
+
+    address: str
+    protocol: int
+    servings: list[tuple[str, int]]
+
+
 class CallerHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The first message of a front; the door has read it already."""
 
@@ -150,6 +164,12 @@ class OwnedModels(msgspec.Struct, frozen=True, array_like=True, tag="models"):
     models: list[Any]
 
 
+class OwnerDirectory(msgspec.Struct, frozen=True, array_like=True, tag="directory"):
+    """What runs where from now on, see `cluster/directory.py`."""
+
+    directory: bytes
+
+
 class OwnerLeaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
     """The owner takes no further requests, and answers those that it has."""
 
@@ -172,9 +192,17 @@ class OwnerRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     reason: str
 
 
-FromCaller = CallerHello | SeesMemory | HandedRequests | LinkBeat
+FromCaller = CallerHello | SeesMemory | HandedRequests | MemberServings | LinkBeat
 FromOwner = (
-    OwnerChallenge | OwnerWelcome | OwnerRefusal | OwnerOpening | OwnedModels | OwnerAnswers | OwnerLeaving | LinkBeat
+    OwnerChallenge
+    | OwnerWelcome
+    | OwnerRefusal
+    | OwnerOpening
+    | OwnedModels
+    | OwnerDirectory
+    | OwnerAnswers
+    | OwnerLeaving
+    | LinkBeat
 )
 
 

@@ -20,6 +20,8 @@ from forebay.types.msgpack_elements import msgpack_elements
 
 CALLER: Final = "caller"
 """The role in the hello of a front; a worker says `worker`, or nothing."""
+MEMBER: Final = "member"
+"""The role of a program that runs servings for others."""
 VERSION = 2
 """Version of the protocol, said in the first frame; the server refuses any other."""
 

@@ -119,12 +119,15 @@ class LoopThread:
             return "this would wait for the loop that it is called on, for ever; call it in another thread"
         return ""
 
-    def _run(self) -> None:
+    def _live(self) -> Any:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             self._loop = runner.get_loop()
-            result, error = caught(runner.run, self._main(self._is_up))
+            return runner.run(self._main(self._is_up))
+
+    def _run(self) -> None:
+        result, error = caught(self._live)
         if error is None:
             self._ended.set_result(result)
             self._is_up()

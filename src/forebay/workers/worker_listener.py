@@ -53,6 +53,12 @@ GOODBYE_S = 1.0
 """How long a TLS connection that closes waits for the other side's goodbye."""
 _CAFILE: Final = "--cafile (of a front: --owner-cafile)"
 """Before TLS is agreed on nobody has said what they are."""
+_SECRETS: Final = {
+    "worker": "--secret @FILE",
+    "front": "--attach-secret @FILE",
+    "member": "join(ADDRESS, secret='@FILE')",
+}
+"""How each kind of visitor is given a secret."""
 
 
 class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +75,20 @@ class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
     visitors: int = 64
     connections: int = 256
     frame_bytes: int = 256 * 1024 * 1024
+
+
+class DoorWords(msgspec.Struct, frozen=True):
+    """What the log says of a door.
+
+    Attributes:
+        guests: Who dials in.
+        certificate: How a certificate is given.
+        is_private: Whether it is no person's affair where it is.
+    """
+
+    guests: str = "workers"
+    certificate: str = "--attach-certfile PEM"
+    is_private: bool = False
 
 
 class PortAcceptor(Protocol):
@@ -108,7 +128,7 @@ class WorkerListener:
         secret: bytes | None = None,
         tls: EncryptedPort | None = None,
         limits: VisitorLimits = VisitorLimits(),  # noqa: B008 - immutable
-        is_private: bool = False,
+        words: DoorWords = DoorWords(),  # noqa: B008 - immutable
     ) -> None:
         """Describe the door; `start` opens it.
 
@@ -120,7 +140,7 @@ class WorkerListener:
             secret: What workers must know.
             tls: How connections are encrypted; None if they are not.
             limits: What they may take.
-            is_private: Whether it is no person's affair where it is.
+            words: What the log says of it.
 
         Raises:
             ConfigError: If other machines could connect without a secret or a certificate, or a Unix socket is to be
@@ -141,8 +161,8 @@ class WorkerListener:
         self.secret = secret
         self.tls = tls
         self.limits = limits
-        self._is_private = is_private
-        self.told = {role: RefusalLog(role) for role in ("worker", "front")}
+        self.told = {role: RefusalLog(role) for role in ("worker", "front", "member")}
+        self._words = words
         self._server: asyncio.Server | PortAcceptor | None = None
         self._inode: tuple[int, int] | None = None
         self._visitors: dict[Visitor, None] = {}  # by the time they came
@@ -167,13 +187,15 @@ class WorkerListener:
                 msg = f"{address} cannot be bound: {error.strerror or error}; choose another address or port"
                 raise ConfigError(msg) from error
             self.address = TcpAddress(address.host, port)
-        if not self._is_private:
-            log.info("workers may attach at %s", self.shown)
+        if not self._words.is_private:
+            log.info("%s may attach at %s", self._words.guests, self.shown)
         if self._is_open and self.tls is None:
             log.warning(
-                "what workers at %s send and get is not encrypted, and others may read it on its way; give a "
-                "certificate: --attach-certfile PEM",
+                "what %s at %s send and get is not encrypted, and others may read it on its way; give a "
+                "certificate: %s",
+                self._words.guests,
                 self.shown,
+                self._words.certificate,
             )
 
     async def _open(self, address: TcpAddress) -> int:
@@ -401,8 +423,9 @@ class Visitor(asyncio.Protocol):
         frames.require_version(hello.version)
         self._role = _role_of(hello.about.role)
         if hello.about.nonce is None:
-            flag = "--secret" if self._role == "worker" else "--attach-secret"
-            raise InvalidRequest(f"this server asks for a secret; give the {self._role} the same one: {flag} @FILE")
+            raise InvalidRequest(
+                f"this server asks for a secret; give the {self._role} the same one: {_SECRETS[self._role]}"
+            )
         self._theirs = hello.about.nonce
         self._nonce = shared_secret.nonce()
         self._send(["challenge", self._nonce])
@@ -489,7 +512,7 @@ def _told_in(frame: bytes) -> dict[str, Any]:
 
 
 def _role_of(told: object) -> str:
-    return "front" if told == frames.CALLER else "worker"
+    return {frames.CALLER: "front", frames.MEMBER: "member"}.get(str(told), "worker")
 
 
 def _require_kind(kind: Any, expected: str) -> None:

@@ -73,7 +73,7 @@ def test_anything_else_is_refused(told):
 
 
 def test_it_is_bounded_before_it_is_read():
-    with pytest.raises(InvalidRequest, match="at most 4194304 bytes, got 4194305"):
+    with pytest.raises(InvalidRequest, match="at most 3145728 bytes, got 3145729"):
         read_directory(bytes(the_directory.MAX_BYTES + 1))
     crowd = msgspec.msgpack.encode({"version": 1, "extra": [None] * the_directory.MAX_ELEMENTS})
     with pytest.raises(InvalidRequest, match="expected a directory"):

@@ -6,21 +6,40 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from forebay.errors import ConfigError
 from forebay.serving.servings.partitions import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from forebay.serving.servings.started import ServingProcess
 
     Where = Literal["any", "local", "distributed"]
+    Before = Callable[[Any], Any]
+
+
+class Cluster(Protocol):
+    """Servings of other programs, as this one sees them; `forebay.cluster.join` makes one."""
+
+    def changed(self) -> None:
+        """Note that servings of this program have started or stopped."""
+        ...
+
+    def batched_run(self, name: str, given: Any, before: Before | None, timeout_s: float | None) -> Any:
+        """Execute an input on a serving of a member; `before` is the distributed preprocessing."""
+        ...
+
+    async def batched_run_async(self, name: str, given: Any, before: Before | None, timeout_s: float | None) -> Any:
+        """Execute an input on a serving of a member."""
+        ...
+
 
 _lock = threading.Lock()
 _running: dict[str, ServingProcess[Any, Any]] = {}
 _starting: set[str] = set()
+_cluster: Cluster | None = None
 
 
 def _renew() -> None:
@@ -57,13 +76,16 @@ def register(process: ServingProcess[Any, Any]) -> None:
     """Make a process that has started known under its name."""
     with _lock:
         _running[process.name] = process
+    _tell()
 
 
 def forget(process: ServingProcess[Any, Any]) -> None:
     """Free the name of a process."""
     with _lock:
-        if _running.get(process.name) is process:
-            del _running[process.name]
+        if _running.get(process.name) is not process:
+            return
+        del _running[process.name]
+    _tell()
 
 
 def find(name: str) -> ServingProcess[Any, Any] | None:
@@ -77,32 +99,106 @@ def running() -> list[ServingProcess[Any, Any]]:
         return list(_running.values())
 
 
-def batched_run(name: str, given: Any, *, timeout_s: float | None = None, where: Where = "any") -> Any:
+def join(cluster: Cluster | None) -> None:
+    """Have servings that do not run here looked for in a cluster; None looks for them nowhere else."""
+    global _cluster  # noqa: PLW0603 - a program is in one cluster at most
+    _cluster = cluster
+
+
+def cluster() -> Cluster | None:
+    """Return the cluster that this program has joined."""
+    return _cluster
+
+
+def require_joined(what: str) -> Cluster:
+    """Return the cluster that this program has joined.
+
+    Raises:
+        ConfigError: It has joined none, and `what` means nothing then.
+    """
+    if _cluster is None:
+        raise ConfigError(
+            f"{what} is for programs in a cluster, and this one has joined none: call forebay.cluster.join(ADDRESS) "
+            "first, or leave it out"
+        )
+    return _cluster
+
+
+def batched_run(
+    name: str | tuple[Where, str],
+    given: Any,
+    distributed_preprocessing: Before | None = None,
+    *,
+    timeout_s: float | None = None,
+    where: Where = "any",
+) -> Any:
     """Execute an input on the serving that was started under this name, in batches with what other callers hand in.
 
     Args:
-        name: What it was started as.
-        given: What the client preprocessing of that serving takes.
+        name: What it was started as; `("distributed", name)` is another way to say `where`.
+        given: What the client preprocessing of that serving takes. For a serving of another program: plain data, arrays
+            of NumPy and batches of them, or an iterator of these, which is sent as it is consumed there.
+        distributed_preprocessing: Called with `given` before it is sent to another program; the result is sent.
         timeout_s: Time after which the answer is of no use; None waits for it.
-        where: `local` for a serving of this program; `any` for one of the cluster if there is none here.
+        where: `local` for a serving of this program; `any` for one of the cluster if there is none here; `distributed`
+            for one of the cluster even if there is one here.
 
     Raises:
         ServingNotFound: No serving runs under this name.
+        Unavailable: The program that executed it was lost.
+        ConfigError: The program has joined no cluster, and something was asked for that only a cluster has.
         ForebayError: See `ServingProcess.batched_run`.
     """
-    return _find(name, where).batched_run(given, timeout_s=timeout_s)
+    called, found = _found(name, where, distributed_preprocessing)
+    if found is not None:
+        return found.batched_run(given, timeout_s=timeout_s)
+    return _joined(called).batched_run(called, given, distributed_preprocessing, timeout_s)
 
 
-async def batched_run_async(name: str, given: Any, *, timeout_s: float | None = None, where: Where = "any") -> Any:
+async def batched_run_async(
+    name: str | tuple[Where, str],
+    given: Any,
+    distributed_preprocessing: Before | None = None,
+    *,
+    timeout_s: float | None = None,
+    where: Where = "any",
+) -> Any:
     """Execute an input on the serving that was started under this name; see `batched_run`."""
-    return await _find(name, where).batched_run_async(given, timeout_s=timeout_s)
+    called, found = _found(name, where, distributed_preprocessing)
+    if found is not None:
+        return await found.batched_run_async(given, timeout_s=timeout_s)
+    return await _joined(called).batched_run_async(called, given, distributed_preprocessing, timeout_s)
 
 
-def _find(name: str, where: Where) -> ServingProcess[Any, Any]:
+def _found(
+    name: str | tuple[Where, str], where: Where, before: Before | None
+) -> tuple[str, ServingProcess[Any, Any] | None]:
+    """Return the name of the serving that is meant, and its process if that is to execute; else a member is."""
+    if isinstance(name, tuple):
+        if len(cast("tuple[Any, ...]", name)) != 2:
+            raise ConfigError(
+                f"the name of a serving is a text or a pair such as ('distributed', 'clip'), got {name!r}"
+            )
+        where, name = name
     if where not in {"any", "local", "distributed"}:
         raise ConfigError(f"where is {where!r}; 'any', 'local' and 'distributed' are possible")
+    if before is not None:
+        require_joined("distributed_preprocessing")
+    if where == "distributed":
+        require_joined("where='distributed'")
+        return name, None
     process = find(name)
-    # Servings of other nodes are not looked for yet: this program is a cluster of its own.
-    if process is None or where == "distributed":
+    if process is None and (where == "local" or _cluster is None):
         raise missing(name)
-    return process
+    return name, process
+
+
+def _joined(name: str) -> Cluster:
+    if _cluster is None:  # it has left meanwhile
+        raise missing(name)
+    return _cluster
+
+
+def _tell() -> None:
+    if _cluster is not None:
+        _cluster.changed()

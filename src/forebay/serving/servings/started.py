@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import itertools
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -24,12 +26,13 @@ from forebay.serving.servings.settings import options_of, partitions_of
 from forebay.serving.servings.stream import AHEAD, stream, stream_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable, Mapping
+    from collections.abc import AsyncIterator, Callable, Hashable, Mapping
     from types import TracebackType
     from typing import Self
 
     from forebay.serving.servings.definition import Serving
     from forebay.serving.servings.partitions import Partitions
+    from forebay.serving.servings.settings import ServingSettings
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -97,6 +100,10 @@ class ServingProcess(Generic[In, Out]):
             raise ConfigError(f"the name of a serving is a text, got {name!r}")
         settings = self._settings = serving.settings
         options = self.options = options_of(settings, given)
+        if options.distribution_weight != 1:
+            registry.require_joined(f"distribution_weight={options.distribution_weight}")
+        if settings.distributed_postprocessing is not None:
+            registry.require_joined("distributed_postprocessing")
         self.name = f"serving-{next(_numbers)}" if name is None else name
         self._limit = options.batch_size
         self._keys = frozenset(options.batch_keys)
@@ -197,6 +204,34 @@ class ServingProcess(Generic[In, Out]):
         with self._stop_once:
             registry.forget(self)
             self._partitions.stop(self.options.shutdown_ms / 1000)
+
+    @property
+    def settings(self) -> ServingSettings:
+        """The serving that it runs."""
+        return self._settings
+
+    @property
+    def weight(self) -> int:
+        """Its part of the calls of other programs: `distribution_weight` x partitions."""
+        return self.options.distribution_weight * self._partitions.count
+
+    def with_hooks_elsewhere(self, moved: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Self:
+        """Return the same process for `batched_run_async`, whose client pre- and postprocessing do not run in the task.
+
+        Args:
+            moved: Given one of them, returns a coroutine function that runs it elsewhere.
+        """
+        settings = self._settings
+        before, after = settings.client_preprocessing, settings.client_postprocessing
+        if before is None and after is None:
+            return self
+        other = copy.copy(self)
+        other._settings = replace(  # noqa: SLF001 - of the same class
+            settings,
+            client_preprocessing=None if before is None else moved(before),
+            client_postprocessing=None if after is None else moved(after),
+        )
+        return other
 
     @property
     def is_forked(self) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
 
+from forebay.cluster.keeper import DirectoryKeeper
 from forebay.errors import ConfigError, ForebayError, InvalidRequest
 from forebay.owners.callers import Callers
 from forebay.server.served import Served
@@ -171,6 +172,7 @@ class Lobby:
         )
         self._door = app.door = door
         self._callers = Callers(app, config.max_frame_bytes, config.max_elements)
+        self._keeper = DirectoryKeeper()
         app.links.append(self._callers)
 
     def govern(self, endpoint: Endpoint) -> None:
@@ -187,6 +189,8 @@ class Lobby:
     def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink | PulseLink:
         if about.get("role") == frames.CALLER:
             return self._callers.receive(about)
+        if about.get("role") == frames.MEMBER:
+            return self._callers.receive(about, self._keeper.receive(about))
         if about.get("role") == PULSE:
             return PulseLink(functools.partial(self._silent, about.get("worker")))
         try:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that have joined a cluster, as processes."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.waiting import eventually
+
+PROGRAM = Path(__file__).parent / "member_program.py"
+
+
+class Program:
+    """A process of `member_program.py`."""
+
+    def __init__(self, address, *servings, env=None):
+        command = [sys.executable, str(PROGRAM), address, *servings]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **pipes, env={**os.environ, **(env or {})})
+        self.pid = self.process.pid
+
+    def wait_ready(self):
+        self.address = self.read()
+        assert self.address
+        return self
+
+    def read(self):
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, line):
+        """Have it do something, and wait until it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def leave(self):
+        """Have it leave the cluster and end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def stop(self):
+        with self.process:
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def programs():
+    """Start programs that end with the block."""
+    with contextlib.ExitStack() as stack:
+
+        def start(address, *servings, **more):
+            program = Program(address, *servings, **more)
+            stack.callback(program.stop)
+            return program
+
+        yield start
+
+
+@pytest.fixture
+def start_member():
+    """Starts members that a test may break."""
+    with programs() as start:
+        yield lambda *arguments, **more: start(*arguments, **more).wait_ready()
+
+
+def knows(membership, **counts):
+    """Wait until the directory has so many members of each serving."""
+    eventually(
+        lambda: all(len(membership.directory.members.get(name, ())) == count for name, count in counts.items()),
+        f"a directory with {counts}",
+    )

@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that come, go and die, and those that are not let in."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.cluster.conftest import knows
+from tests.ports import free_port
+from tests.processes import freeze
+from tests.waiting import PATIENCE_S, eventually
+
+import forebay
+from forebay import Batch, ConfigError, Serving, ServingNotFound, Unavailable
+from forebay.workers import frames
+
+RUN = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+SECRET = "the secret of these tests, of 32 bytes"
+
+
+def cat(*rows):
+    return Batch.concatenate([np.array(rows)])
+
+
+@pytest.fixture
+def address(serve, tmp_path):
+    """A server that keeps a directory."""
+    address = f"unix:{tmp_path}/door"
+    serve(None, "--attach", address)
+    return address
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Death
+
+
+def test_members_that_died_between_choice_and_call_are_passed_over(serve, start_member, tmp_path):
+    # S68: the server is stopped, so that nobody hears of their end
+    address = f"unix:{tmp_path}/door"
+    server = serve(None, "--attach", address)
+    members = [start_member(address, "who") for _ in range(3)]
+    with forebay.cluster.join(address) as membership:
+        knows(membership, who=3)
+        assert forebay.batched_run("who", cat(1))[0] in {one.pid for one in members}
+        freeze(server.process.pid)
+        for one in members[:2]:
+            one.process.kill()
+            one.process.wait()
+        for _ in range(20):
+            assert forebay.batched_run("who", cat(1))[0] == members[2].pid
+        members[2].process.kill()
+        members[2].process.wait()
+        with pytest.raises(ServingNotFound, match="no member took the call of 'who'; tried 3 members"):
+            forebay.batched_run("who", cat(1))
+        os.kill(server.process.pid, signal.SIGCONT)
+        knows(membership, who=0)
+
+
+def test_a_member_that_dies_while_it_executes_is_passed_over(address, start_member, tmp_path):
+    # S68
+    path = tmp_path / "gate"
+    row = np.frombuffer(str(path).encode().ljust(512, b"\0"), np.uint8)[None]
+    members = {one.pid: one for one in (start_member(address, "gate", "plus") for _ in range(2))}
+    with forebay.cluster.join(address) as membership:
+        knows(membership, gate=2, plus=2)
+        found = []
+        calling = threading.Thread(target=lambda: found.append(forebay.batched_run("gate", Batch.concatenate([row]))))
+        calling.start()
+        first = int(eventually(lambda: (tmp_path / "gate.begun").exists() and (tmp_path / "gate.begun").read_text()))
+        members[first].process.kill()
+        path.touch()
+        calling.join(PATIENCE_S)
+        assert found[0].tolist() == [next(pid for pid in members if pid != first)]
+
+
+def test_a_stream_is_not_tried_again_after_its_first_part(address, start_member):
+    # S68, S69
+    members = [start_member(address, "plus") for _ in range(2)]
+    with forebay.cluster.join(address) as membership:
+        knows(membership, plus=2)
+
+        received = []
+
+        def batches():
+            while not received:
+                yield cat(1)
+            for one in members:
+                one.process.kill()
+                one.process.wait()
+            while True:
+                yield cat(2)
+
+        events = forebay.batched_run("plus", batches())
+        received.append(next(events)[1].tolist())
+        assert received == [[2]]
+        with pytest.raises(Unavailable, match="the call was not over, and is not sent to another member"):
+            list(events)
+
+
+def test_a_member_that_leaves_ends_its_calls_first(address, start_member, tmp_path):
+    path = tmp_path / "gate"
+    row = np.frombuffer(str(path).encode().ljust(512, b"\0"), np.uint8)[None]
+    member = start_member(address, "gate")
+    with forebay.cluster.join(address) as membership:
+        knows(membership, gate=1)
+        found = []
+        calling = threading.Thread(target=lambda: found.append(forebay.batched_run("gate", Batch.concatenate([row]))))
+        calling.start()
+        eventually((tmp_path / "gate.begun").exists)
+        member.leave()
+        knows(membership, gate=0)
+        path.touch()
+        calling.join(PATIENCE_S)
+        assert found[0].tolist() == [member.pid]
+        assert member.process.wait(PATIENCE_S) == 0
+
+
+def test_calls_go_on_while_the_server_is_away(serve, start_member, tmp_path):
+    # S65
+    address = f"unix:{tmp_path}/door"
+    server = serve(None, "--attach", address)
+    member = start_member(address, "who")
+    with forebay.cluster.join(address) as membership:
+        knows(membership, who=1)
+        server.process.kill()
+        server.process.wait()
+        assert forebay.batched_run("who", cat(1))[0] == member.pid
+        with Serving.new(lambda _options: lambda batch: batch.realize()).start(name="new"):
+            serve(None, "--attach", address)
+            knows(membership, who=1, new=1)
+            assert forebay.batched_run("who", cat(1))[0] == member.pid
+
+
+def test_a_program_that_has_left_calls_nobody(address, start_member):
+    start_member(address, "who")
+    membership = forebay.cluster.join(address)
+    knows(membership, who=1)
+    membership.leave()
+    membership.leave()
+    with pytest.raises(ServingNotFound, match="Make sure it is started"):
+        forebay.batched_run("who", cat(1))
+    with pytest.raises(ConfigError, match="where='distributed' is for programs in a cluster"):
+        forebay.batched_run("who", cat(1), where="distributed")
+    with forebay.cluster.join(address) as again:
+        knows(again, who=1)
+        assert forebay.batched_run("who", cat(1)).size == 1
+
+
+FORKING = """
+import os, sys
+import numpy as np
+import forebay
+
+with forebay.cluster.join(sys.argv[1]) as membership:
+    while "who" not in membership.directory.members:
+        pass
+    if os.fork() == 0:
+        try:
+            forebay.batched_run("who", forebay.Batch.concatenate([np.array([1])]))
+        except forebay.Unavailable as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
+    print(forebay.batched_run("who", forebay.Batch.concatenate([np.array([1])])))
+"""
+
+
+def test_a_forked_process_is_in_no_cluster(address, start_member):
+    member = start_member(address, "who")
+    done = subprocess.run([sys.executable, "-c", FORKING, address], check=False, **RUN)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.startswith("this program is in no cluster any more")
+    assert done.stdout.endswith(f"[{member.pid}]\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Over a network
+
+
+@pytest.fixture
+def tcp(serve):
+    """A server that keeps a directory, over TCP and with a secret."""
+    address = f"tcp:127.0.0.1:{free_port()}"
+    serve(None, "--attach", address, "--attach-secret", SECRET)
+    return address
+
+
+def test_members_find_each_other_over_tcp_with_a_secret(tcp, start_member, monkeypatch):
+    # S65
+    member = start_member(tcp, "who", env={"FOREBAY_SECRET": SECRET})
+    with forebay.cluster.join(tcp, secret=SECRET) as membership:
+        knows(membership, who=1)
+        assert member.address.startswith("tcp:127.0.0.1:")
+        assert forebay.batched_run("who", cat(1))[0] == member.pid
+    with pytest.raises(ConfigError, match=r"cannot join the cluster at .*its secret is not this server's"):
+        forebay.cluster.join(tcp, secret="another secret of 32 bytes, or so")
+    with pytest.raises(ConfigError, match=r"cannot join .* asks for a secret; give the member the same one: join\("):
+        forebay.cluster.join(tcp)
+    with pytest.raises(ConfigError, match="too short"):
+        forebay.cluster.join(tcp, secret="short")
+    monkeypatch.setenv("FOREBAY_SECRET", SECRET)
+    with forebay.cluster.join(tcp, listen="tcp:127.0.0.1:0") as membership:
+        knows(membership, who=1)
+
+
+def test_connections_are_encrypted_where_certificates_are_given(serve, start_member, tmp_path):
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    made = authority.issue_cert("127.0.0.1")
+    ca, pem = tmp_path / "ca.pem", tmp_path / "cert.pem"
+    authority.cert_pem.write_to_path(ca)
+    made.private_key_and_cert_chain_pem.write_to_path(pem)
+    address = f"tcp:127.0.0.1:{free_port()}"
+    serve(None, "--attach", address, "--attach-certfile", str(pem), "--attach-cafile", str(ca))
+    serving = Serving.new(lambda _options: lambda batch: batch.realize() * 2)
+    with forebay.cluster.join(address, cafile=str(ca), certfile=str(pem)) as membership, serving.start(name="double"):
+        knows(membership, double=1)
+        assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
+    with pytest.raises(ConfigError, match="cafile and certfile together"):
+        forebay.cluster.join(address, cafile=str(ca))
+    other = trustme.CA()
+    other.cert_pem.write_to_path(ca)
+    with pytest.raises(ConfigError, match="shows a certificate that is not believed"):
+        forebay.cluster.join(address, cafile=str(ca), certfile=str(pem))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input
+
+
+def test_a_program_that_has_joined_no_cluster_is_told_of_it():
+    serving = Serving.new(lambda _options: lambda batch: batch.realize())
+    with pytest.raises(ConfigError, match=r"distribution_weight=2 is for programs in a cluster, .*cluster\.join"):
+        serving.start(distribution_weight=2)
+    with pytest.raises(ConfigError, match="distributed_postprocessing is for programs in a cluster"):
+        serving.distributed_postprocessing(forebay.to_host).start()
+    with serving.start(name="mine"):
+        with pytest.raises(ConfigError, match="distributed_preprocessing is for programs in a cluster"):
+            forebay.batched_run("mine", cat(1), forebay.to_host)
+        with pytest.raises(ConfigError, match="where='distributed' is for programs in a cluster"):
+            forebay.batched_run(("distributed", "mine"), cat(1))
+        with pytest.raises(ConfigError, match="a pair such as"):
+            forebay.batched_run(("distributed", "mine", 3), cat(1))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_server_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("forebay.cluster.membership.JOIN_S", 0.2)
+    with pytest.raises(ConfigError, match="no server at unix:/nowhere/door keeps a cluster: it cannot be reached"):
+        forebay.cluster.join("unix:/nowhere/door")
+    with pytest.raises(ConfigError, match="is no address"):
+        forebay.cluster.join("nowhere:80")
+
+
+@contextlib.contextmanager
+def answering(path, answer):
+    """A server that answers whatever it is told with the same frame."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def answer_all():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=answer_all, daemon=True)
+        thread.start()
+        yield f"unix:{path}"
+
+
+def test_a_server_of_another_version_says_so(tmp_path):
+    # S70
+    refused = frames.encode(["refused", "it speaks version 2 of the worker protocol, this server version 3"])
+    said = "version 2 of the worker protocol, this server version 3"
+    with answering(f"{tmp_path}/s", refused) as address, pytest.raises(ConfigError, match=said):
+        forebay.cluster.join(address)
+
+
+def test_something_else_is_no_server(tmp_path):
+    web = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    with answering(f"{tmp_path}/s", web) as address, pytest.raises(ConfigError, match="cannot join the cluster at"):
+        forebay.cluster.join(address)
+
+
+class Peer:
+    """Somebody who speaks the protocol by itself."""
+
+    def __init__(self, address, role, version=frames.VERSION):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect(address.removeprefix("unix:"))
+        self.reader = frames.FrameReader()
+        self.said = []
+        self.send(["hello", version, {"role": role, "worker": "hostile" * 3}])
+
+    def send(self, message):
+        self.socket.sendall(frames.encode(message))
+
+    def hear(self, kind):
+        while True:
+            while self.said:
+                message = self.said.pop(0)
+                if message[0] == kind:
+                    return message
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self.said.extend(self.reader.feed(data))
+
+    def is_hung_up_on(self):
+        with contextlib.suppress(ConnectionError):
+            while self.socket.recv(1 << 20):
+                pass
+        return True
+
+
+def test_a_member_of_another_version_is_listed_and_not_called(address, start_member):
+    # S70
+    member = start_member(address, "who")
+    with forebay.cluster.join(address) as membership:
+        peer = Peer(address, "member")
+        with peer.socket:
+            peer.hear("directory")
+            peer.send(["servings", "unix:/of/another/version", 2, [["who", 1000], ["theirs", 1]]])
+            knows(membership, who=2, theirs=1)
+            assert {forebay.batched_run("who", cat(1))[0] for _ in range(20)} == {member.pid}
+            with pytest.raises(ServingNotFound, match="version 2 of the protocol of members, and this program speaks"):
+                forebay.batched_run("theirs", cat(1))
+        knows(membership, who=1, theirs=0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["servings", "http://nowhere", 1, [["who", 1]]],
+        ["servings", "unix:/x", 1, [["who", 0]]],
+        ["servings", "unix:/x", 1, [["who", 1 << 40]]],
+        ["servings", "unix:/x", 1, [["", 1]]],
+        ["servings", "unix:/x", -1, [["who", 1]]],
+        ["servings", "unix:/x", 1, [["who", 1], ["who", 2]]],
+        ["servings", "unix:/x", 1, [[str(number), 1] for number in range(300)]],
+        ["servings", 5],
+        ["directory", b""],
+    ],
+    ids=str,
+)
+def test_a_member_that_says_what_cannot_be_is_hung_up_on(address_of_all, said):
+    address, membership = address_of_all
+    peer = Peer(address, "member")
+    with peer.socket:
+        peer.hear("directory")
+        peer.send(said)
+        assert peer.is_hung_up_on()
+    assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
+    assert set(membership.directory.members) == {"double"}
+
+
+@pytest.fixture(scope="module")
+def address_of_all(launch, tmp_path_factory):
+    """A server and this program, which has joined it with one serving."""
+    address = f"unix:{tmp_path_factory.mktemp('all')}/door"
+    launch(None, "--attach", address)
+    with forebay.cluster.join(address) as membership:
+        serving = Serving.new(lambda _options: lambda batch: batch.realize() * 2)
+        with serving.start(name="double", batch_timeout_ms=1):
+            knows(membership, double=1)
+            yield address, membership
+
+
+def test_a_front_is_told_no_directory_and_says_no_servings(address_of_all):
+    address, membership = address_of_all
+    peer = Peer(address, "caller")
+    with peer.socket:
+        peer.hear("models")
+        peer.send(["servings", "unix:/x", 1, [["who", 1]]])
+        assert peer.is_hung_up_on()
+    assert set(membership.directory.members) == {"double"}
+
+
+def test_two_links_of_one_name_are_one_member(address_of_all):
+    address, membership = address_of_all
+    first, second = Peer(address, "member"), None
+    with first.socket:
+        first.hear("directory")
+        first.send(["servings", "unix:/x", 1, [["twice", 1]]])
+        knows(membership, twice=1)
+        second = Peer(address, "member")
+        with second.socket:
+            second.hear("directory")
+            assert first.is_hung_up_on()
+            second.send(["servings", "unix:/y", 1, [["twice", 1]]])
+            eventually(lambda: [one.address for one in membership.directory.members.get("twice", ())] == ["unix:/y"])
+    knows(membership, double=1, twice=0)
+
+
+VALUE = [b"\x92\xc0\x90"]
+"""None, as a value."""
+
+
+def ask(peer, number, params, body, seat=1):
+    peer.send(["requests", [[number, [[seat, frames.encode_part(params), 1, 5.0, "x"]], [], []]], 0, [body]])
+
+
+@pytest.mark.parametrize(
+    "params, body, size",
+    [
+        ({"surprise": 1}, VALUE, 1),
+        ({"opens": -1}, VALUE, 1),
+        ({"opens": 1}, VALUE, 1),
+        ({"is_last": True}, VALUE, 1),
+        ({}, VALUE, 2),
+        ({}, [], 1),
+        ({}, b"", 1),
+        ({}, ["text"], 1),
+    ],
+    ids=str,
+)
+def test_a_caller_that_breaks_the_protocol_is_hung_up_on(address_of_all, params, body, size):
+    _, membership = address_of_all
+    peer = Peer(membership.address, "caller")
+    with peer.socket:
+        ((number, told),) = peer.hear("models")[1]
+        assert told == {"serving": "double"}
+        peer.send(["requests", [[number, [[1, frames.encode_part(params), size, 5.0, "x"]], [], []]], 0, [body]])
+        with contextlib.suppress(EOFError):  # a size that no queue takes is answered
+            assert peer.hear("answers")[1][0][4][0][2][0] == "TooLarge"
+    assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
+
+
+@pytest.mark.parametrize("body", [[b"\xc1"], [b"\x80\x04K\x01."], [b"\x92\xc7\x00\x12\x90"]], ids=str)
+def test_a_value_that_is_none_fails_its_call_only(address_of_all, body):
+    # S70
+    _, membership = address_of_all
+    peer = Peer(membership.address, "caller")
+    with peer.socket:
+        ((number, _),) = peer.hear("models")[1]
+        ask(peer, number, {}, body)
+        ended = peer.hear("answers")[1][0][4][0]
+        assert ended[2][0] == "InvalidRequest"
+        ask(peer, number, {}, VALUE, seat=2)
+        assert "batch" in peer.hear("answers")[1][0][4][0][2][1].lower()
+
+
+def test_items_without_room_end_their_call(address_of_all):
+    _, membership = address_of_all
+    peer = Peer(membership.address, "caller")
+    with peer.socket:
+        ((number, _),) = peer.hear("models")[1]
+        ask(peer, number, {"opens": 7}, [])
+        for seat in range(2, 40):
+            ask(peer, number, {"feeds": 7}, VALUE, seat)
+        ask(peer, number, {"feeds": 8}, VALUE, 99)
+        seen = set()
+        while 99 not in seen:
+            seen |= {one if type(one) is int else one[0] for one in peer.hear("answers")[1][0][4]}
+    assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
+
+
+def test_a_worker_is_not_let_in_by_a_member(address_of_all):
+    _, membership = address_of_all
+    for role in ("worker", "member"):
+        peer = Peer(membership.address, role)
+        with peer.socket:
+            assert "this is the door of a member" in peer.hear("refused")[1]
+
+
+def test_a_program_ends_although_it_has_not_left(address):
+    """The thread of the cluster keeps no program from ending."""
+    program = f"import forebay; forebay.cluster.join({address!r}); print('joined')"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], check=False, **RUN)
+    assert (done.stdout, done.returncode) == ("joined\n", 0)
+    assert time.monotonic() - began < PATIENCE_S / 2
