@@ -11,6 +11,7 @@ the node process alone, which decides who ends first.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ from forebay.workers.supervisor import END_S, Supervisor
 
 if TYPE_CHECKING:
     from forebay.workers.supervisor import End
+
+log = logging.getLogger("forebay")
 
 LOOK_S: Final = 0.5
 """Pause between two looks whether a process has ended that is not ready yet."""
@@ -214,5 +217,7 @@ class RunningChild:
         with self._lock:
             self.status, self._process = end.status, None
             pipe, self._pipe = self._pipe, None
+        if self._was_ready and not self._supervisor.is_stopping:
+            log.warning("%s %s and is started again", self.child.name, end.words)
         if pipe is not None:
             os.close(pipe)

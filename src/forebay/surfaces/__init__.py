@@ -50,8 +50,10 @@ def build(target: str | None, options: Options) -> Project:
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
-    from forebay.surfaces.parts import owner_of, places_of, take_part_in
+    from forebay.surfaces.parts import owner_of, places_of, require_divisible, take_part_in
 
+    if options.fronts is not None and options.part is None:
+        require_divisible(options)
     surface = _surface_for(target, options)
     project = surface.build(target or "", options)
     if project.http.shared_memory:

@@ -43,6 +43,10 @@ _OF_CONNECTIONS: Final = frozenset(
 """Headers that are about one connection only."""
 
 
+_CHUNKED: Final = _OF_CONNECTIONS | {b"content-length"}
+"""The same where the body comes in chunks, which say how long it is."""
+
+
 class HttpForwarding:
     """An ASGI application that has the owner answer what the models of a front do not."""
 
@@ -151,13 +155,14 @@ class _Exchange:
         query = scope["query_string"]
         target = scope.get("raw_path") or quote(scope["path"]).encode()
         target = target.partition(b"?")[0] + (b"?" + query if query else b"")
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_CONNECTIONS]
-        names = {name for name, _ in headers}
-        is_chunked = b"content-length" not in names and any(
-            name == b"transfer-encoding" for name, _ in scope["headers"]
-        )
+        names = {name for name, _ in scope["headers"]}
+        is_chunked = b"transfer-encoding" in names
+        left_out = _CHUNKED if is_chunked else _OF_CONNECTIONS
+        headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
         if b"x-request-id" not in names:
             headers.append((b"x-request-id", id_of(scope).encode()))
+        if b"host" not in names:  # HTTP/1.0 needs none
+            headers.append((b"host", b"localhost"))
         headers += [(b"connection", b"close"), *([(b"transfer-encoding", b"chunked")] if is_chunked else [])]
         lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in headers]
