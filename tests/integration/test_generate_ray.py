@@ -13,6 +13,7 @@ import yaml
 from tests import crds
 from tests.waiting import PATIENCE_S, eventually
 
+from forebay.cluster.node_folder import root
 from forebay.surfaces.container.ray_cluster import RAY
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ FIELDS = {
 """What is used of KubeRay's kinds (1.7), and of which type it is there; `tests.crds` has all of them."""
 OPTIONS = [
     (),
-    ("--grpc-port", "9000", "--devices", "cuda:0,cuda:1"),
+    ("--grpc-port", "9000", "--workers", "5"),
     ("--api-key", "hidden", "--replicas", "3"),
     ("--certfile", "chain.pem", "--keyfile", "key.pem", "--drain-s", "50"),
 ]
@@ -209,6 +210,7 @@ def test_a_container_outlives_its_ray_and_begins_it_again(found, tmp_path):
 
 def test_a_pod_is_ready_until_something_is_deployed_and_then_when_that_is(found, tmp_path):
     words = container(found(), "node")["readinessProbe"]["exec"]["command"]
+    assert str(root()).replace(str(os.geteuid()), "1000") == "/tmp/forebay-cluster-1000"
     folder = str(tmp_path / "forebay-cluster-1000")
     command = [word.replace("/tmp/forebay-cluster-1000", folder).replace(":8080/", ":1/") for word in words]
     assert command != words
@@ -229,9 +231,32 @@ def test_a_pod_that_goes_has_time_to_move_what_it_runs(found):
     assert spec["terminationGracePeriodSeconds"] > before_s + moving_s + 50
 
 
+def test_nodes_have_what_all_workers_reserve(cli, tmp_path):
+    models = [
+        {"target": "model.py", "workers": 3, "ray": {"num_cpus": 2, "num_gpus": 0.5}},
+        {"target": "model.py", "name": "loud", "workers": 1},
+    ]
+    files = {"forebay.yaml": yaml.safe_dump({"models": models})}
+    for name, text in {"model.py": MODEL, **files}.items():
+        (tmp_path / name).write_text(text)
+    done = cli("generate", ".", "--ray", "--replicas", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "deploy/kubernetes/raycluster.yaml").read_text()
+    cluster = {("RayCluster", "words"): next(yaml.safe_load_all(text))}
+    resources = container(cluster, "node")["resources"]
+    assert resources["requests"]["cpu"] == str(4 + 1)  # of seven half, and what serves
+    assert resources["limits"]["nvidia.com/gpu"] == 1
+    assert "-gpu" in (tmp_path / "deploy/Dockerfile").read_text()
+
+
 @pytest.mark.parametrize(
     "options, told",
-    [(("--split",), "--ray, --split: Ray decides where owners and workers run, so give one of the two")],
+    [
+        (("--split",), "--ray, --split: Ray decides where owners and workers run, so give one of the two"),
+        (("--devices", "cuda:0"), "devices: on a cluster Ray says which; write ray: {num_gpus: 1} instead"),
+        (("--fronts", "2"), "--cluster has one front on each node; leave out --fronts"),
+    ],
+    ids=["split", "devices", "fronts"],
 )
 def test_what_cannot_be_is_refused(cli, tmp_path, options, told):
     done = generate(cli, tmp_path, *options)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forebay.server.setting_sources import Told
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.container.wanted import SplitFlags, WireTls
+    from forebay.surfaces.contract import Options
 
 DESCRIPTION = """\
 Write what a project needs to run in containers: a Dockerfile, a Compose file, Kubernetes manifests with a
@@ -114,7 +115,7 @@ def run(parsed: argparse.Namespace) -> int:
     # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
     secrets = [text[1:] for setting, text in keys if setting.name == "api_keys" and text.startswith("@")]
     if parsed.ray:
-        recipe = _on_ray(recipe, parsed)
+        recipe = _on_ray(recipe, options, parsed)
     split = _split(told_in(parsed), parsed.wire_tls) if parsed.split else None
     image = _image(parsed.image or recipe.name)
     only = parsed.kubernetes or parsed.ray
@@ -133,19 +134,19 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _on_ray(recipe: Recipe, parsed: argparse.Namespace) -> Recipe:
+def _on_ray(recipe: Recipe, options: Options, parsed: argparse.Namespace) -> Recipe:
     """Return what a container needs that is a node of Ray as well.
 
     Raises:
         ConfigError: If the project cannot run on Ray.
     """
+    from forebay.surfaces import deployment
     from forebay.surfaces.container.ray_cluster import on_ray
 
     if parsed.split:
         raise ConfigError("--ray, --split: Ray decides where owners and workers run, so give one of the two")
-    if recipe.folder is None or recipe.step or recipe.sidecars or recipe.base:
-        raise ConfigError(f"--ray: only projects of forebay's own run on Ray, and {recipe.name} is none")
-    return on_ray(recipe)
+    deployed, _ = deployment(options.target, options)
+    return on_ray(recipe, deployed.units, parsed.replicas)
 
 
 def _split(told: Told, tls: WireTls) -> SplitFlags:

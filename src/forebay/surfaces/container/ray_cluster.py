@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -15,6 +17,9 @@ from forebay.surfaces.container.pod import Role, given, ports_of, stop_s
 from forebay.surfaces.container.recipe import PRE_STOP_S, Recipe
 from forebay.surfaces.container.wanted import Wanted
 
+if TYPE_CHECKING:
+    from forebay.cluster.deployment import Unit
+
 RAY: Final = "2.60.0"
 USER: Final = 1000
 """The user of Ray's own images, `ray`."""
@@ -23,13 +28,23 @@ SECCOMP: Final = {"type": "RuntimeDefault"}
 READY: Final = f'test ! -e /tmp/forebay-cluster-{USER} || exec "$@"'
 """Until something is deployed a pod is ready for that, or KubeRay would wait before it deploys; then the server is
 asked. The folder is that in which a node of a cluster keeps what it runs."""
+SERVER_CPUS: Final = 1
+"""What the processes of a node need that are no workers."""
+_RESOURCES: Final = ("num_cpus", "num_gpus")
 DRAIN_S: Final = 120
 """How long the models of a pod may take to load elsewhere before the pod goes."""
 
 
-def on_ray(recipe: Recipe) -> Recipe:
-    """Return what a container of a project needs that is a node of Ray as well: Ray's own image."""
-    kind = "-gpu" if recipe.gpus else ""
+def on_ray(recipe: Recipe, units: Sequence[Unit], nodes: int) -> Recipe:
+    """Return what a container of a project needs that is a node of Ray as well: Ray's own image.
+
+    Args:
+        recipe: What it needs elsewhere.
+        units: What is deployed; all of its workers find what they reserve on the nodes.
+        nodes: How many there are at least.
+    """
+    cpus, gpus = (_share([(one.workers, getattr(one.needs, name)) for one in units], nodes) for name in _RESOURCES)
+    kind = "-gpu" if gpus else ""
     image = f"rayproject/ray:{RAY}-py{recipe.python.replace('.', '')}{kind}"
     return msgspec.structs.replace(
         recipe,
@@ -41,7 +56,15 @@ def on_ray(recipe: Recipe) -> Recipe:
         ),
         extras=tuple(sorted({*recipe.extras, "ray"})),
         user=USER,
+        workers=cpus,
+        gpus=gpus,
     )
+
+
+def _share(reserved: Sequence[tuple[int, float]], nodes: int) -> int:
+    """Return how much of a resource a node has, given how many workers there are that reserve how much each."""
+    most = max((each for _, each in reserved), default=0.0)
+    return math.ceil(max(most, sum(count * each for count, each in reserved) / nodes))
 
 
 def ray_cluster(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
@@ -66,7 +89,7 @@ def ray_cluster(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         "mounts": found.mounts,
         "volumes": found.volumes,
         "ports": block({"ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}),
-        "resources": block({"requests": {"cpu": str(recipe.workers + 1), "memory": "4Gi"}, "limits": limits}),
+        "resources": block({"requests": {"cpu": str(recipe.workers + SERVER_CPUS), "memory": "4Gi"}, "limits": limits}),
         "scrape": block({"annotations": annotations} if annotations else {"annotations": {}}),
         "open": [f"- {{port: {name}}}" for name in ports],
     }
