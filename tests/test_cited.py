@@ -10,7 +10,6 @@ LAST = {"B": 81, "F": 135, "N": 156, "O": 147, "P": 160, "S": 74, "T": 28}
 """Last numbers: batching and ventu, findings, Nucleus, OpenVINO Model Server, pipelines, servings, traps of graphs."""
 OPEN = {
     "B": {37, 38, 39},  # there are no such numbers
-    "S": {65, 66, 67, 68, 69, 70},  # servings of several machines, which there are not yet
     "T": {21},  # a package that cannot be installed
 }
 

@@ -16,7 +16,7 @@ from forebay.transports.grpc import statuses
 from forebay.transports.http import errors as http_errors
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
-MODULES = ("forebay", "forebay.openai", "forebay.runtimes", "forebay.testing")
+MODULES = ("forebay", "forebay.cluster", "forebay.openai", "forebay.runtimes", "forebay.testing")
 
 
 def test_every_public_name_is_in_the_reference():

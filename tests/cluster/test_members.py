@@ -3,12 +3,14 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,6 +180,24 @@ def test_a_forked_process_is_in_no_cluster(address, start_member):
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.startswith("this program is in no cluster any more")
     assert done.stdout.endswith(f"[{member.pid}]\n")
+
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/serving.md"
+
+
+def test_the_programs_of_the_page_call_each_other(address, tmp_path):
+    """Two blocks of the page about servings, with another address. S65"""
+    blocks = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    for name in ("double.py", "ask.py"):
+        (tmp_path / name).write_text(blocks[name].replace("tcp:127.0.0.1:9100", address))
+    with subprocess.Popen([sys.executable, str(tmp_path / "double.py")]) as running:
+        try:
+            with forebay.cluster.join(address) as membership:
+                knows(membership, double=1)
+            done = subprocess.run([sys.executable, str(tmp_path / "ask.py")], check=False, **RUN)
+            assert (done.stdout, done.returncode) == ("[2 4 6]\n", 0)
+        finally:
+            running.kill()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

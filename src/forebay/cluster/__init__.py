@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.cluster.membership import Membership
 
-__all__ = ["join"]
+__all__ = ["Membership", "join"]
 
 
 def join(
@@ -45,3 +45,11 @@ def join(
     from forebay.cluster.membership import joined, read_options
 
     return joined(read_options(address, secret, listen, cafile, certfile, keyfile))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Membership":  # what it needs is loaded by those who join
+        from forebay.cluster.membership import Membership
+
+        return Membership
+    raise AttributeError(f"module 'forebay.cluster' has no attribute {name!r}")
