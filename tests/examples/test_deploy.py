@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.conftest import Server
+from tests.conftest import FOREBAY, Server
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.server.config import SECTIONS, WorkerConfig
@@ -75,7 +76,7 @@ def test_a_recipe_names_only_settings_that_there_are(path):
     assert set(re.findall(r"\bFOREBAY_[A-Z_]+", text)) - variables == set()
     flags = {setting.written.flag for setting in [*SETTINGS, *declared(WorkerConfig).values()]}
     assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) - flags <= {"--gpus", *GENERATES}  # the first is Docker's
-    for command in re.findall(r"forebay serve (.*)", text):
+    for command in re.findall(r"forebay (?:serve|worker)((?:.*\\\n)*.*)", text):
         assert set(re.findall(r"(?<= )--[a-z-]+", command)) - flags == set()
 
 
@@ -89,6 +90,50 @@ def test_systemd_waits_longer_than_the_drain():
     unit = (DEPLOY / "forebay.service").read_text()
     (drain,), (stop,) = re.findall(r"--drain-s (\d+)", unit), re.findall(r"TimeoutStopSec=(\d+)", unit)
     assert int(stop) > int(drain) + 2  # two seconds after the drain the server ends as it is
+
+
+@pytest.mark.parametrize("role", ["owner", "front", "worker"])
+def test_systemd_finds_nothing_wrong_with_the_unit_of_each_machine(tmp_path, role):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here")
+    unit = tmp_path / "forebay.service"
+    (tmp_path / "forebay.service.d").mkdir()
+    for place, file in ((unit, "forebay.service"), (tmp_path / "forebay.service.d/role.conf", f"machines/{role}.conf")):
+        place.write_text((DEPLOY / file).read_text().replace("/opt/my-model/venv/bin/forebay", "/bin/true"))
+    result = run("systemd-analyze", "verify", unit)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+
+
+def test_the_units_of_several_machines_answer_together(tmp_path):
+    openssl = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "chain.pem"]
+    assert run("openssl", *openssl.split(), *files).returncode == 0
+    shutil.copy(tmp_path / "chain.pem", tmp_path / "ca.pem")
+    (tmp_path / "secret").write_text("a secret of these three machines\n")
+    (tmp_path / "model.py").write_text(MODEL.partition("class Parts")[0])
+    port = free_port()
+    here = {
+        "/etc/forebay": str(tmp_path),
+        "tcp:0.0.0.0:9100": f"tcp:localhost:{port}",
+        "iris:9100": f"localhost:{port}",
+    }
+
+    def command(role):
+        text = (DEPLOY / f"machines/{role}.conf").read_text()
+        (line,) = re.findall(r"^ExecStart=\S+/forebay ((?:.*\\\n)*.*)", text, re.MULTILINE)
+        for there, it in {**here, "0.0.0.0": "127.0.0.1"}.items():
+            line = line.replace(there, it)
+        return ["env", "-C", str(tmp_path), *FOREBAY, *line.replace("\\\n", "").split()]
+
+    with contextlib.ExitStack() as stack:
+        servers = [Server(None, command=command(role)) for role in ("owner", "front")]
+        for server in servers:
+            stack.callback(server.stop)
+        worker = subprocess.Popen(command("worker"), stderr=subprocess.DEVNULL)
+        stack.callback(worker.wait)
+        stack.callback(worker.terminate)
+        front = servers[1].wait_ready()
+        eventually(lambda: front.call("shout", "hello").status_code == 200)
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
