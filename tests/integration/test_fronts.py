@@ -647,6 +647,7 @@ def test_a_port_that_is_taken_is_said(cli, divided, models):
         (["--fronts", "999"], "a whole number from 1 to 64 is needed"),
         (["--fronts", "many"], "a whole number from 1 to 64 is needed"),
         (["--fronts", "2", "--owner", "unix:x"], "--owner names another server that has them; leave one of them out"),
+        (["--fronts", "2", "--cluster", "local"], "and --cluster places its parts on many; leave one out"),
         (["--fronts", "2", "--shared-memory"], "with --fronts a request may reach another; leave one out"),
     ],
 )

@@ -110,28 +110,31 @@ def _served(parsed: argparse.Namespace) -> int:
     from forebay.observe.log import configure, tell
     from forebay.observe.otel import tracing
     from forebay.surfaces import build, surface_of
-    from forebay.surfaces.parts import options_of_part, quieten_front
     from forebay.surfaces.project_server import server_of
     from forebay.transports.binding import require_free
 
     lifeline, part = take_lifeline(), take_part()
     options = options_of(parsed)
     if part is not None:
+        from forebay.surfaces.parts import options_of_part
+
         options = options_of_part(options, part)
     log_format = options.log_format or ("text" if sys.stderr.isatty() else "json")
     configure(options.log_level or "info", log_format)
+    if part is None and options.fronts is not None:
+        return _serve_divided(parsed, options, options.fronts)
     if part is None and options.cluster.address is not None:
         from forebay.cli.cluster import deploy
 
         return deploy(options)
-    if part is None and options.fronts is not None:
-        return _serve_divided(parsed, options, options.fronts)
     surface = surface_of(options.target)
     if part is None and surface is not None and surface.name == "native":  # others may have ports of their own
         require_free(options.http.host, options.http.port)
     project = build(options.target, options)
     configure(options.log_level or project.log_level or "info", log_format)
     if part is not None and not part.is_owner:
+        from forebay.surfaces.parts import quieten_front
+
         quieten_front()
     tell(*(f"warning: {warning}" for warning in [*options.warnings, *project.warnings, *project.problems]))
 

@@ -50,9 +50,9 @@ def build(target: str | None, options: Options) -> Project:
     Raises:
         ConfigError: If no surface knows it, or it is wrong.
     """
-    from forebay.surfaces.parts import owner_of, places_of, require_divisible, take_part_in
+    if options.part is None and options.fronts is not None:
+        from forebay.surfaces.parts import require_divisible
 
-    if options.fronts is not None and options.part is None:
         require_divisible(options)
     surface = _surface_for(target, options)
     project = surface.build(target or "", options)
@@ -63,9 +63,11 @@ def build(target: str | None, options: Options) -> Project:
     if options.grpc.port is not None and not project.listeners:
         from forebay.transports.grpc.kserve_port import KServePort
 
-        _, place = places_of(options.part)
-        project.listeners.append(KServePort(project.app, project.http, options.grpc, place, owner_of(options)))
-    take_part_in(project, options)
+        project.listeners.append(KServePort(project.app, project.http, options.grpc))
+    if options.part is not None:
+        from forebay.surfaces.parts import take_part_in
+
+        take_part_in(project, options, options.part)
     return project
 
 

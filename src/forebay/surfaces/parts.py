@@ -13,8 +13,8 @@ from forebay.owners.front_counts import CountsOfFronts, CountsTeller
 from forebay.owners.front_door import FrontDoor
 from forebay.server.config import AttachConfig, Overrides, RepositoryConfig
 from forebay.surfaces import surface_of
-from forebay.transports.binding import OWN, ListeningPlace
-from forebay.transports.grpc.kserve_port import OwnerAt
+from forebay.transports.binding import ListeningPlace
+from forebay.transports.grpc.kserve_port import KServePort, OwnerAt
 from forebay.transports.http.forwarding import HttpForwarding
 from forebay.workers.address import UnixAddress
 
@@ -37,6 +37,10 @@ def require_divisible(options: Options) -> None:
         raise ConfigError(
             f"--fronts divides a server of forebay's own models; {options.target} is a {surface.name} project, which "
             "is served whole: leave out --fronts"
+        )
+    if options.cluster.address is not None:
+        raise ConfigError(
+            "--fronts divides a server on one machine, and --cluster places its parts on many; leave one out"
         )
     if options.attach.owners or options.owned:
         raise ConfigError(
@@ -86,38 +90,32 @@ def quieten_front() -> None:
         logging.getLogger("forebay.access").setLevel(logging.INFO)
 
 
-def places_of(part: Part | None) -> tuple[ListeningPlace, ListeningPlace]:
-    """Return where a server, or a part of one, listens for HTTP and for gRPC."""
-    if part is None:
-        return OWN, OWN
-    if part.is_owner:
-        return ListeningPlace(path=part.http), ListeningPlace(path=part.grpc)
-    return ListeningPlace(is_shared=True), ListeningPlace(is_shared=True)
-
-
-def owner_of(options: Options) -> OwnerAt | None:
-    """Return where a front forwards calls of gRPC to; None if this is no front."""
-    part = options.part
-    if part is None or part.is_owner:
-        return None
-    return OwnerAt(part.grpc, options.attach.owner_grace_s, part.lends)
-
-
-def take_part_in(project: Project, options: Options) -> None:
+def take_part_in(project: Project, options: Options, part: Part) -> None:
     """Let a project work as its part of a server."""
-    part = options.part
-    if part is None:
-        return
-    app = project.app
-    project.place, _ = places_of(part)
     if part.is_owner:
-        longest = max(options.http.max_body_bytes, options.http.max_form_bytes) + _FRAME_BYTES
-        attach = options.attach
-        app.links.append(FrontDoor(app, part.door, max(attach.max_frame_bytes, longest), attach.max_elements))
-        counts = CountsOfFronts(part.counts)
-        app.links.append(counts)
-        app.clients = counts
+        _be_owner(project, options, part)
     else:
-        app.has_others = part.lends
-        app.links.append(CountsTeller(app, part.counts[part.number - 1]))
-        project.asgi = HttpForwarding(project.asgi, project.routes, part.http, options.attach.owner_grace_s)
+        _be_front(project, options, part)
+
+
+def _be_owner(project: Project, options: Options, part: Part) -> None:
+    app, attach = project.app, options.attach
+    longest = max(options.http.max_body_bytes, options.http.max_form_bytes) + _FRAME_BYTES
+    app.links.append(FrontDoor(app, part.door, max(attach.max_frame_bytes, longest), attach.max_elements))
+    counts = app.clients = CountsOfFronts(part.counts)
+    app.links.append(counts)
+    project.place = ListeningPlace(path=part.http)
+    if options.grpc.port is not None:
+        place = ListeningPlace(path=part.grpc)
+        project.listeners = [KServePort(app, project.http, options.grpc, place)]
+
+
+def _be_front(project: Project, options: Options, part: Part) -> None:
+    app, grace_s = project.app, options.attach.owner_grace_s
+    app.has_others = part.lends
+    app.links.append(CountsTeller(app, part.counts[part.number - 1]))
+    project.place = ListeningPlace(is_shared=True)
+    project.asgi = HttpForwarding(project.asgi, project.routes, part.http, grace_s)
+    if options.grpc.port is not None:
+        owner = OwnerAt(part.grpc, grace_s, part.lends)
+        project.listeners = [KServePort(app, project.http, options.grpc, project.place, owner)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 
@@ -77,3 +78,14 @@ def test_all_addresses_of_a_host_get_one_port_where_any_will_do(monkeypatch):
             assert not offered, "a port that only the first address has was tried"
             assert [it.getsockname()[0] for it in (one, other)] == list(hosts)
             assert one.getsockname()[1] == other.getsockname()[1] != taken.getsockname()[1]
+
+
+def test_an_address_is_shared_with_who_wants_to_share_it_only():
+    with contextlib.ExitStack() as stack:
+        first, *_ = map(stack.enter_context, bound(socket.getaddrinfo("127.0.0.1", 0, **PASSIVE), is_shared=True))
+        port = first.getsockname()[1]
+        first.listen()
+        second, *_ = map(stack.enter_context, bound(socket.getaddrinfo("127.0.0.1", port, **PASSIVE), is_shared=True))
+        second.listen()
+        with pytest.raises(ConfigError, match="in use already"):
+            require_free("127.0.0.1", port)
