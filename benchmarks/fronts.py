@@ -123,7 +123,10 @@ class Benchmark:
         self.turns += 1
         for attempt in range(2):
             foreign = Foreign([way])
-            piece = measure(way, where, ASKINGS[load], seconds)
+            try:
+                piece = measure(way, where, ASKINGS[load], seconds)
+            except ServerFailed as error:
+                raise ServerFailed(f"{', '.join(cell)}: {error}") from error
             if foreign.cores() <= FOREIGN_LIMIT:
                 break
             self.repeated += not attempt

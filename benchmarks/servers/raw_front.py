@@ -97,6 +97,8 @@ class Http(asyncio.Protocol):
         self.body = b""
 
     def answer(self, _seat: int, answer: Any) -> None:
+        if self.transport.is_closing():
+            return
         if type(answer) is bytes and len(answer) < LONG_BYTES:
             self.transport.write(HEAD % (len(answer), answer))
         else:
@@ -225,9 +227,7 @@ class Front(Link):
 
     def hear(self, seats: list[int], bodies: list[Any]) -> None:
         for seat, body in zip(seats, bodies, strict=True):
-            asker = self.askers.pop(seat)
-            if not asker.transport.is_closing():
-                asker.answer(0, body)
+            self.askers.pop(seat).answer(0, body)
 
 
 class Owner(Link):
