@@ -7,7 +7,8 @@ of a loop turn in which something arrived, when a slot becomes idle, and when th
 Where there is one core for the loop and its workers, quick batches leave a little later: at the end of the first turn
 in which nothing arrived. While the loop has something to read, no worker would get the core, so this delays nothing,
 and more requests share the cost of a batch: 64 clients otherwise form two batches of 32 that alternate. On several
-cores these two overlap, which is worth more.
+cores these two overlap, which is worth more. The same is done with what is handed on to an owner by a server that has
+one core: the two may share it.
 
 There, too, the loop rests while every slot is busy and a whole batch waits. Nothing it could read would run any
 earlier, but each arriving request would take the core from a worker: in a flood that happens 5,000 times a second, and
@@ -242,7 +243,8 @@ class Batcher:
         if not seen:
             self._seen_since = now
         lasts_s = max(now - self._seen_since, self._last_s)
-        self._seen = waiting if waiting > seen and lasts_s < READ_ON_S and self.queue.may_grow() else 0
+        may_grow = (self._answers_apart and self._steps is None) or self.queue.may_grow()
+        self._seen = waiting if waiting > seen and lasts_s < READ_ON_S and may_grow else 0
         return self._seen > 0
 
     def _has_rest(self) -> bool:

@@ -29,7 +29,7 @@ import msgspec
 from forebay.errors import InvalidRequest, TooLarge, Unavailable
 from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
-from forebay.owners.caller_conversation import CallerConversation
+from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
@@ -197,10 +197,11 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
 class _Desk(ReplyToAll):
     """The requests of one front to one model."""
 
-    __slots__ = ("_link", "ended", "heard", "is_new", "open", "parts", "results", "returned")
+    __slots__ = ("_link", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
 
     def __init__(self, link: CallerLink) -> None:
         self._link = link
+        self.known: dict[bytes, Mapping[str, Any]] = {}
         self.open: dict[int, _Seat | _TensorSeat] = {}
         self.heard = 0
         self.is_new = False
@@ -233,6 +234,12 @@ class _Desk(ReplyToAll):
             self.results.append(outcome)
         self._link.speak(self)
 
+    def know(self, packed: bytes, params: Mapping[str, Any]) -> None:
+        """Remember params with which any bytes are a request for one sample."""
+        if len(self.known) >= MAX_PARAMS:
+            self.known.clear()
+        self.known[packed] = params
+
     def forget(self) -> None:
         """Begin anew: what was noted has been sent."""
         self.parts, self.results, self.ended, self.returned, self.is_new = [], [], [], [], False
@@ -250,7 +257,7 @@ class _Desk(ReplyToAll):
                 self._link.account.release(request.held_bytes)
             ended.append(request.seat)
             results.append(outcome)
-        self._link.speak(self)
+        self._link.speak_now(self)
         return ()
 
     def part(self, seat: int, part: Any, release: Callable[[], object]) -> None:
@@ -522,12 +529,20 @@ class CallerLink(asyncio.Protocol):
 
     def speak(self, desk: _Desk) -> None:
         """Have what a desk has noted sent at the end of this turn."""
+        self._note(desk)
+        if not self._is_speaking:
+            self._is_speaking = True
+            asyncio.get_running_loop().call_soon(self._say)
+
+    def speak_now(self, desk: _Desk) -> None:
+        """Send what is known, and what a desk has noted: a batch is over, and little else ends in the same turn."""
+        self._note(desk)
+        self._say()
+
+    def _note(self, desk: _Desk) -> None:
         if not desk.is_new:
             desk.is_new = True
             self._new.append((self._numbers[desk], desk))
-            if not self._is_speaking:
-                self._is_speaking = True
-                asyncio.get_running_loop().call_soon(self._say)
 
     def _say(self) -> None:
         self._is_speaking = False
@@ -590,23 +605,29 @@ class CallerLink(asyncio.Protocol):
         for bundle in message.bundles:
             desk = self._desk(bundle.model)
             arrived: list[_Seat | _TensorSeat] = []
+            ready = self._ready(bundle.model)
             try:
                 for told in bundle.seats:
-                    callee = self._callers.callee(bundle.model)
-                    lying = self._lying.pop(top, ()) if self._lying else ()
-                    size = self._admit(desk, callee, told, top, lying)
-                    if size is not None and lying:
-                        _submit(arrived, now)
-                        size = yield from self._copied(desk, told, lying, size)
-                    if size is not None:
-                        assert callee is not None
-                        arrived.append(self._seat(desk, callee, told, self._bodies[top], now, size))
+                    known = None if ready is None else self._seat_known(desk, ready, told, self._bodies[top], now)
+                    if known is not None:
+                        arrived.append(known)
+                    else:
+                        callee = self._callers.callee(bundle.model)
+                        lying = self._lying.pop(top, ()) if self._lying else ()
+                        size = self._admit(desk, callee, told, top, lying)
+                        if size is not None and lying:
+                            _submit(arrived, now)
+                            size = yield from self._copied(desk, told, lying, size)
+                        if size is not None:
+                            assert callee is not None
+                            arrived.append(self._seat(desk, callee, told, self._bodies[top], now, size))
                     self._bodies[top] = None
                     top += 1
                     if len(arrived) >= TOGETHER:
                         count = len(arrived)
                         _submit(arrived, now)
                         yield count
+                        ready = self._ready(bundle.model)
             finally:  # those before one that violates the protocol are requests like others
                 count = len(arrived)
                 _submit(arrived, now)
@@ -615,6 +636,35 @@ class CallerLink(asyncio.Protocol):
             for seat, room in bundle.allows:
                 desk.allow(seat, room)
             yield count + 1
+
+    def _ready(self, number: int) -> Callee | None:
+        """Return what answers for a model if there is nothing to be asked but what `_seat_known` looks at."""
+        callee = self._callers.callee(number)
+        is_usual = self._conversation.is_taking and not self._coming and not self._lying
+        return callee if is_usual and callee is not None and not callee.streams else None
+
+    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
+        """Seat a short request with params that came before; None if there is more to be looked at."""
+        params = desk.known.get(told.params)
+        if params is None or type(body) is not bytes or told.size != 1:
+            return None
+        seat, opened = told.seat, desk.open
+        if len(body) > SMALL_BYTES or seat in opened:
+            return None
+        desk.heard += 1
+        request = opened[seat] = _Seat(
+            body,
+            desk,
+            params,
+            deadline=now + max(told.left_s, 0.0),
+            arrived=now,
+            id=told.id,
+            seat=seat,
+            is_named=told.id != "",
+            callee=callee,
+            is_private=self._callers.is_private,
+        )
+        return request
 
     def _desk(self, number: int) -> _Desk:
         desk = self._desks.get(number)
@@ -694,6 +744,8 @@ class CallerLink(asyncio.Protocol):
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat
         callee.require_form(body, told.size, params)
+        if type(body) is bytes and params.get("in") != "form" and len(told.params) <= MAX_KEPT_BYTES:
+            desk.know(told.params, params)
         request = kind(
             body=body,
             reply=desk,

@@ -307,7 +307,7 @@ class OwnerLink(asyncio.Protocol):
 
     def hand_on(self, slot: OwnerSlot, first: int, requests: Sequence[Request]) -> None:
         """Send requests under names in a row from the first one, and fail those that cannot be sent."""
-        now = time.monotonic()
+        now, short = time.monotonic(), min(frames.LONG_BYTES - 1, self._conversation.max_body_bytes)
         params: Mapping[str, Any] | None = None
         packed = b""
         for name, request in enumerate(requests, first):
@@ -315,7 +315,11 @@ class OwnerLink(asyncio.Protocol):
                 if request.params is not params:  # most of a bundle came with the same head
                     packed = _packed(request.params)
                     params = request.params
-                body, pieces, size = self._laid(slot, name, request.body)
+                body = request.body
+                if type(body) is bytes and len(body) <= short:
+                    pieces, size = (), len(body)
+                else:
+                    body, pieces, size = self._laid(slot, name, body)
             except (ForebayError, TypeError) as error:
                 failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
                 failure = Failure(without_frames(failed))
@@ -340,10 +344,7 @@ class OwnerLink(asyncio.Protocol):
             TooLarge: The owner does not read it.
             TypeError: It is no plain data.
         """
-        most = self._conversation.max_body_bytes
-        if type(body) is bytes and len(body) < frames.LONG_BYTES and len(body) <= most:
-            return body, (), len(body)
-        size = bytes_of(body)
+        most, size = self._conversation.max_body_bytes, bytes_of(body)
         if size > most:
             raise TooLarge(f"the request cannot be sent to its owner: it has {size} bytes, at most {most} are read")
         kept: list[memoryview] = []

@@ -237,6 +237,22 @@ def test_on_one_core_quick_rows_that_run_one_by_one_leave_together(row_s, batche
     bench(story, max_size=1, bundle_s=0.001, cores=1)
 
 
+@pytest.mark.parametrize("cores, batches", [(1, ["abc"]), (2, ["a", "b", "c"])])
+def test_on_one_core_what_is_answered_apart_leaves_together(cores, batches):
+    async def story(bench):
+        for name in "abc":
+            bench.submit(name)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.batches == batches
+        assert bench.queue.running == 0
+
+    class ApartPool(ManualPool):
+        answers_apart = True
+
+    bench(story, pool=ApartPool(9), slots=9, max_size=64, cores=cores)
+
+
 def test_on_one_core_a_full_batch_leaves_at_once():
     async def story(bench):
         bench.submit(*"abcdef")
