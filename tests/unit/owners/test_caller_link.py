@@ -29,6 +29,9 @@ class Owner:
         self.described_on_wire = [described]
         self.reasons: list[str] = []
 
+    def require_params(self, _params: Any) -> None:
+        """Take any."""
+
     def told(self, _peer: Any, reason: str) -> None:
         self.reasons.append(reason)
 
