@@ -207,6 +207,17 @@ def test_a_stream_comes_part_by_part(divided, tmp_path):
         assert [line for line in lines if line] == ['data: "part 1"', 'data: "part 2"']
 
 
+def test_a_stream_whose_owner_dies_ends_with_an_error(divided, tmp_path):
+    with divided.client.stream("POST", "/models/slow", json=[str(tmp_path / "gate"), 3]) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == 'data: "part 0"'
+        os.kill(parts_of(divided)[0], signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert rest[0] == "event: error"
+    assert "the owner process that held the request died" in rest[1]
+    eventually(lambda: divided.client.get("/readyz").is_success)
+
+
 def test_the_dashboard_tells_what_happens_as_it_happens(divided):
     with divided.client.stream("GET", "/ui/events") as answer:
         told = answer.iter_text()

@@ -207,7 +207,7 @@ def test_a_model_that_is_an_owners_is_described_from_the_start_and_not_loaded_he
     eventually(lambda: front.call("clip", 1.0).status_code == 503)
     answer = front.call("clip", 1.0)
     assert answer.headers["retry-after"] == "1"
-    assert f"the owner of 'clip', unix:{tmp_path}/clip, is away" in answer.text
+    assert f"the owner unix:{tmp_path}/clip of 'clip' is away" in answer.text
     assert f"unix:{tmp_path}/clip is away" in front.client.get("/readyz").text
     owner = serve(here / "clip.py", "--attach", f"unix:{tmp_path}/clip")
     eventually(lambda: pid_of(front) == pid_of(owner))

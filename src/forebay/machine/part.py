@@ -9,9 +9,17 @@ from typing import Final
 import msgspec
 
 from forebay.types.first_use import known
+from forebay.workers.address import UnixAddress
 
 VARIABLE: Final = "FOREBAY_NODE_PART"
 """The variable in which a node process tells its child that."""
+
+
+class OwnerProcess(UnixAddress, frozen=True):
+    """The owner of a front of the same server: nobody need know where that is."""
+
+    def __str__(self) -> str:
+        return "process"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +50,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def door(self) -> str:
         """The socket at which fronts hand requests on."""
         return f"{self.folder}/owner"
+
+    @property
+    def owner(self) -> OwnerProcess:
+        """The owner, as fronts dial it and speak of it."""
+        return OwnerProcess(self.door)
 
     @property
     def http(self) -> str:

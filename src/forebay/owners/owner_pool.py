@@ -330,7 +330,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
     def _give_up(self) -> None:
         self._vacancy = None
         if not self._seated and not self._stopping:
-            self._refuse(Unavailable(f"the owner of '{self.model}', {self._owner}, {self.problem}; try again later"))
+            self._refuse(Unavailable(f"the owner {self._owner} of '{self.model}' {self.problem}; try again later"))
 
 
 def _cut(batch: EntryBatch, count: int) -> tuple[EntryBatch | None, EntryBatch | None]:

@@ -65,8 +65,9 @@ def options_of_part(options: Options, part: Part) -> Options:
     changed = msgspec.structs.replace(
         options, part=part, again=None if again is None else lambda: options_of_part(again(), part)
     )
-    if part.is_owner:
-        return msgspec.structs.replace(changed, http=msgspec.structs.replace(options.http, access_log=False))
+    if part.is_owner:  # calls are the fronts'
+        http = msgspec.structs.replace(options.http, access_log=False)
+        return msgspec.structs.replace(changed, http=http, otel=False)
     owner = AttachConfig(owners=(str(UnixAddress(part.door)),), owner_grace_s=options.attach.owner_grace_s)
     return msgspec.structs.replace(
         changed,

@@ -30,6 +30,8 @@ def wanted_owners(options: Options) -> list[WantedOwner]:
             with them.
     """
     attach = options.attach
+    if options.part is not None and not options.part.is_owner:
+        return [WantedOwner(options.part.owner)]
     try:
         wanted = [WantedOwner(parse_address(address)) for address in attach.owners]
         wanted += [WantedOwner(parse_address(address), name) for address, name in options.owned]
