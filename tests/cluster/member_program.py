@@ -20,8 +20,9 @@ COUNTS = {"crash": 0}
 
 
 def here():
-    """Return where this runs: the process, and whether that is a thread that executes batches."""
-    return [os.getpid(), "partition" if "where" in threading.current_thread().name else "beside"]
+    """Return where this runs: the process, and in a thread of which kind."""
+    name = threading.current_thread().name
+    return [os.getpid(), "partition" if "where" in name else "loop" if name == "forebay-cluster" else "beside"]
 
 
 def crash(rows):

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from tests.processes import freeze
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
-from forebay import Batch, ConfigError, Serving, ServingNotFound, Unavailable
+from forebay import Batch, ConfigError, DeadlineExceeded, Serving, ServingNotFound, Unavailable
 from forebay.workers import frames
 
 RUN = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
@@ -133,11 +135,48 @@ def test_calls_go_on_while_the_server_is_away(serve, start_member, tmp_path):
         knows(membership, who=1)
         server.process.kill()
         server.process.wait()
-        assert forebay.batched_run("who", cat(1))[0] == member.pid
-        with Serving.new(lambda _options: lambda batch: batch.realize()).start(name="new"):
+        with (
+            Serving.new(lambda _options: lambda batch: batch.realize()).start(name="new"),
+            ThreadPoolExecutor(1) as pool,
+        ):
             serve(None, "--attach", address)
-            knows(membership, who=1, new=1)
-            assert forebay.batched_run("who", cat(1))[0] == member.pid
+            is_known = pool.submit(knows, membership, who=1, new=1)
+            while not is_known.done():  # also while the server has heard of this program and not yet of the other
+                assert forebay.batched_run("who", cat(1))[0] == member.pid
+            is_known.result()
+
+
+def test_a_server_that_is_back_is_believed_once_members_had_time_to_come_back(
+    serve, start_member, tmp_path, monkeypatch
+):
+    # S65: of two members one is back, and the other is stopped
+    monkeypatch.setattr("forebay.cluster.membership.SETTLE_S", 10 * PATIENCE_S)
+    address = f"unix:{tmp_path}/door"
+    server = serve(None, "--attach", address)
+    member = start_member(address, "who")
+    with forebay.cluster.join(address) as membership:
+        knows(membership, who=1)
+        freeze(member.pid)
+        server.process.kill()
+        server.process.wait()
+        server = serve(None, "--attach", address)
+        with Serving.new(lambda _options: lambda batch: batch.realize()).start(name="new"):
+            eventually(lambda: "runs 'new'" in server.log)
+            assert "who" in membership.directory.members
+        os.kill(member.pid, signal.SIGCONT)
+        assert forebay.batched_run("who", cat(1))[0] == member.pid
+
+
+def test_a_member_that_does_not_answer_is_waited_for_until_the_deadline(address, start_member):
+    member = start_member(address, "who")
+    with forebay.cluster.join(address) as membership:
+        knows(membership, who=1)
+        assert forebay.batched_run("who", cat(1))[0] == member.pid
+        freeze(member.pid)
+        with pytest.raises(DeadlineExceeded, match="before its answer came"):
+            forebay.batched_run("who", cat(1), timeout_s=0.2)
+        os.kill(member.pid, signal.SIGCONT)
+        assert forebay.batched_run("who", cat(1))[0] == member.pid
 
 
 def test_a_program_that_has_left_calls_nobody(address, start_member):
@@ -228,6 +267,16 @@ def test_members_find_each_other_over_tcp_with_a_secret(tcp, start_member, monke
     monkeypatch.setenv("FOREBAY_SECRET", SECRET)
     with forebay.cluster.join(tcp, listen="tcp:127.0.0.1:0") as membership:
         knows(membership, who=1)
+
+
+def test_a_program_on_a_node_of_a_deployment_finds_the_secret(tcp, monkeypatch):
+    state = SimpleNamespace(owners=(SimpleNamespace(address="tcp:elsewhere:1"), SimpleNamespace(address=tcp)))
+    found = [SimpleNamespace(state=None), SimpleNamespace(state=state, secret=SECRET.encode())]
+    monkeypatch.setattr("forebay.cluster.membership.folders", lambda: iter(found))
+    with forebay.cluster.join(tcp) as membership:
+        assert membership.address.startswith("tcp:127.0.0.1:")
+    with pytest.raises(ConfigError, match="its secret is not this server's"):
+        forebay.cluster.join(tcp, secret="another secret of 32 bytes, or so")
 
 
 def test_connections_are_encrypted_where_certificates_are_given(serve, start_member, tmp_path):

@@ -28,7 +28,7 @@ def join(
     Args:
         address: A server that keeps the directory: `tcp:HOST:PORT` or `unix:PATH`, as of `forebay serve --attach`.
         secret: What all members and the server must know, or `@FILE`; None takes that of the environment variable
-            FOREBAY_SECRET.
+            FOREBAY_SECRET, else that of the deployment whose node this machine is.
         listen: Where other members call this program; None for a port of its own on the interface by which the server
             is reached, or a socket of its own if `address` is one.
         cafile: Authorities in PEM that have signed the certificates of the server and of all members. With it and

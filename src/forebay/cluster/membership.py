@@ -23,6 +23,7 @@ import msgspec
 from forebay.cluster.directory import MAX_WEIGHT, PROTOCOL, Directory, read_directory
 from forebay.cluster.keeper import MAX_SERVINGS
 from forebay.cluster.member_links import MemberLinks
+from forebay.cluster.node_folder import folders
 from forebay.cluster.remote_answer import AsyncAnswer, BlockingAnswer, input_of
 from forebay.cluster.remote_call import NEVER, RemoteCall
 from forebay.cluster.serving_host import ServingHost
@@ -109,7 +110,7 @@ def read_options(
     return JoinOptions(
         server,
         None if listen is None else parse_address(listen),
-        read_secret(secret, "the secret given to join"),
+        read_secret(secret, "the secret given to join") or _secret_here(server),
         client_tls(cafile, certfile, keyfile, flag=""),
         server_tls(certfile, keyfile, cafile, flag=""),
     )
@@ -413,6 +414,18 @@ class Membership:
     def _adopt(self, link: OwnerLink, directory: Directory) -> None:
         self._source, self.directory = link, directory
         self._links.keep(directory)
+
+
+def _secret_here(server: Address) -> bytes | None:
+    """Return the secret of the deployment that has a server at an address, if a node of it is on this machine."""
+    try:
+        for folder in folders():
+            state = folder.state
+            if state is not None and any(one.address == str(server) for one in state.owners):
+                return folder.secret
+    except ConfigError as error:
+        log.warning("the folders of nodes are not looked at for a secret: %s", error.message)
+    return None
 
 
 _current: Membership | None = None
