@@ -1,41 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One owner of a front: it is dialled, and dialled again when its link ends. What it says it serves is kept by link."""
+"""One owner of a front: it is dialled, and dialled again when its link ends. What it says it serves is kept by link.
+
+Theory of operation. The name of an owner may have several addresses. Then each of them is a shard, with a link of its
+own. The name is looked up whenever a link has ended, and now and then; shards come and go as it says. While it has one
+address, that is looked up for each attempt to dial, since another process at another address may be its successor.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
-import ssl
-from typing import TYPE_CHECKING
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.owners.owner_link import FLAG, OwnerLink, dialled
-from forebay.workers.redialling import Pauses
-from forebay.workers.tls_files import why_no_tls
+from forebay.owners.owner_link import OwnerLink
+from forebay.owners.shard import Shard
+from forebay.owners.shards import MAX_SHARDS, shard_hosts
+from forebay.workers.address import TcpAddress
+from forebay.workers.hanging_calls import Late, LoopThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from forebay.owners.model_description import WeighedModel
+    from forebay.owners.shard import LinkOptions
     from forebay.workers.address import Address
-    from forebay.workers.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.owners")
 
-
-class LinkOptions(msgspec.Struct, frozen=True):
-    """What all links of a front have in common.
-
-    Attributes:
-        name: What the front calls itself.
-        secret: What both sides must know.
-        tls: How connections to other machines are encrypted; None if they are not.
-    """
-
-    name: str
-    secret: bytes | None
-    tls: TlsFiles | None
+LOOK_UP_S: Final = 30.0
+"""Time between two looks at the addresses of a name."""
+PAUSE_S: Final = 1.0
+"""Shortest time between them: links may end one after the other."""
+LOOK_UP_WITHIN_S: Final = 4.0
+"""Time in which a name must be resolved; after that the addresses known before hold."""
 
 
 class OwnedVersion(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class OwnedVersion(msgspec.Struct, frozen=True):
 
 
 class Owner:
-    """A server whose models are served here as well.
+    """A server whose models are served here as well, or several of one name.
 
     Attributes:
         address: Where it is.
@@ -76,10 +78,14 @@ class Owner:
         self.problem = f"the owner {address} has not answered yet"
         self._options = options
         self._on_change = on_change
+        self._shards: dict[str, Shard] = {}
         self._links: dict[OwnerLink, dict[str, list[OwnedVersion]]] = {}
-        self._answering: set[OwnerLink] = set()
+        self._open: set[OwnerLink] = set()
         self._first: asyncio.Future[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._lookup: asyncio.Task[list[tuple[int, str]]] | None = None
+        self._threads = LoopThreads(1)
+        self._has_news = asyncio.Event()
         self._said: set[str] = set()
 
     @property
@@ -108,7 +114,10 @@ class Owner:
         """Begin to dial; returns what is done once the first attempt is over."""
         loop = asyncio.get_running_loop()
         self._first = loop.create_future()
-        self._keeping = loop.create_task(self._keep())
+        is_name = isinstance(self.address, TcpAddress) and not _is_literal(self.address.host)
+        self._dial([""])
+        if is_name:
+            self._watching = loop.create_task(self._watch())
         return self._first
 
     def begun(self) -> None:
@@ -124,64 +133,140 @@ class Owner:
         """Dial no more, and hang up."""
         self._hang_up(OwnerLink.close)
 
+    def _hang_up(self, how: Callable[[OwnerLink], object]) -> None:
+        self.begun()
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
+        self._threads.close()
+        for shard in self._shards.values():
+            shard.stop()
+        for link in [*self._open]:
+            how(link)
+
     def say(self, problem: str) -> None:
         """Log a problem of the owner, if it is not known."""
         self.problem = f"the owner {self.address} {problem}"
         self.say_once(self.problem)
 
     def say_once(self, text: str) -> None:
-        """Log a sentence about the owner, if that was not done since it was last reached."""
+        """Log a sentence about the owner, if that was not done since it last said what it has."""
         if text not in self._said:
             self._said.add(text)
             log.warning("%s", text)
 
-    def _hang_up(self, how: Callable[[OwnerLink], object]) -> None:
-        self.begun()
-        if self._keeping is not None:
-            self._keeping.cancel()
-        for link in [*self._answering]:
-            how(link)
-
-    async def _keep(self) -> None:
-        """Keep a link to the owner, as long as it is wanted."""
-        pauses = Pauses()
-        while True:
-            try:
-                link = await self._dial()
-                reason = await asyncio.shield(link.greeted)
-                if not reason:
-                    pauses.begin_again()
-                    reason = await asyncio.shield(link.ended)
-            except ssl.SSLError as error:
-                reason = f"it {why_no_tls(error, FLAG)}"
-            except OSError as error:
-                reason = f"it cannot be reached: {error.strerror or error or 'it does not answer'}"
-            self.say(f"is away: {reason}")
-            self.begun()
-            await asyncio.sleep(pauses.next_s())
-
-    async def _dial(self) -> OwnerLink:
-        """Connect.
+    async def look_up(self) -> list[str]:
+        """Return the addresses of the owner, one after the other; shards come and go with them.
 
         Raises:
-            OSError: Nobody is there.
+            OSError: It has none, or they are not known in time.
         """
+        if self._lookup is None:
+            self._lookup = asyncio.get_running_loop().create_task(self._resolve())
+            self._lookup.add_done_callback(self._looked_up)
+        found = await asyncio.shield(self._lookup)
+        if found:
+            self._follow(shard_hosts(found))
+        return list(dict.fromkeys(host for _, host in found))
+
+    async def _resolve(self) -> list[tuple[int, str]]:
+        """Return families and addresses."""
+        address = self.address
+        assert isinstance(address, TcpAddress)
+        made: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+        def done(found: Any, error: BaseException | None) -> None:
+            if error is None:
+                made.set_result(found)
+            else:
+                made.set_exception(TimeoutError("its name is not resolved in time") if type(error) is Late else error)
+
+        call = self._threads.call(
+            lambda: socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM),
+            time.monotonic() + LOOK_UP_WITHIN_S,
+            done,
+        )
+        try:
+            return [(int(family), str(place[0])) for family, *_, place in await made]
+        finally:
+            call.drop()
+
+    def _looked_up(self, lookup: asyncio.Future[Any]) -> None:
+        self._lookup = None
+        if not lookup.cancelled():
+            lookup.exception()  # whoever waited has it
+
+    async def _watch(self) -> None:
+        """Look up the name whenever a link has ended, and now and then."""
+        while True:
+            self._has_news.clear()
+            try:
+                await self.look_up()
+            except OSError as error:
+                log.debug("the addresses of the owner %s are not known: %s", self.address, error)
+            await asyncio.sleep(PAUSE_S)
+            try:
+                async with asyncio.timeout(LOOK_UP_S):
+                    await self._has_news.wait()
+            except TimeoutError:
+                continue
+
+    def _follow(self, hosts: Sequence[str]) -> None:
+        """Dial these addresses and no others; a single one that is new is dialled by its name."""
+        if len(hosts) > MAX_SHARDS:
+            self.say_once(f"the owner {self.address} has {len(hosts)} addresses; {MAX_SHARDS} of them are dialled")
+            hosts = hosts[:MAX_SHARDS]
+        if len(hosts) == 1:
+            hosts = [host for host in hosts if host in self._shards] or [""]
+        elif (one := self._shards.get("")) is not None and one.peer in hosts:
+            one.host = one.peer
+            self._shards[one.host] = self._shards.pop("")
+        self._dial(hosts)
+
+    def _dial(self, hosts: Sequence[str]) -> None:
+        for host in [host for host in self._shards if host not in hosts]:
+            self._shards.pop(host).leave()
+        for host in hosts:
+            if host not in self._shards:
+                shard = self._shards[host] = Shard(self, host, self._options.tls)
+                shard.start()
+
+    def make_link(self, place: str) -> OwnerLink:
+        """Return the front's end of a link, to the shard that is called so."""
         options = self._options
-
-        def make() -> OwnerLink:
-            return OwnerLink(options.name, options.secret, self._told, self._ended, self._answering.discard)
-
-        link = await dialled(self.address, options.tls, make)
-        self._answering.add(link)
+        link = OwnerLink(options.name, options.secret, self._told, self._ended, self._open.discard)
+        link.place = place
         return link
+
+    def opened(self, link: OwnerLink) -> None:
+        """Note a connection."""
+        if link.is_connected:
+            self._open.add(link)
+
+    def forget(self, link: OwnerLink) -> None:
+        """Have nothing served by a link any more."""
+        told = self._links.pop(link, None)
+        if told is not None:
+            self._on_change(self, told.keys())
+
+    def away(self, why: str, place: str) -> None:
+        """Note that an attempt to dial has failed, or that a link has ended."""
+        text = f"the owner {self.address}{place} is away: {why}"
+        if not self._links:
+            self.problem = text
+        self.say_once(text)
+        self.begun()
 
     def _told(self, link: OwnerLink, models: Sequence[tuple[int, WeighedModel]]) -> None:
         """Note what an owner describes from now on."""
         told: dict[str, list[OwnedVersion]] = {}
         for number, weighed in models:
             told.setdefault(weighed.model.config.name, []).append(OwnedVersion(link, number, weighed))
-        if self.problem:
-            log.info("the owner %s is here", self.address)
+        if link.ended.done() or (link.is_leaving and link not in self._links):
+            return
+        if link not in self._links:
+            log.info("the owner %s%s is here", self.address, link.place)
         self.problem = ""
         self._said.clear()
         before = self._links.get(link, {})
@@ -189,6 +274,13 @@ class Owner:
         self._on_change(self, {**told, **before})
 
     def _ended(self, link: OwnerLink) -> None:
-        told = self._links.pop(link, None)
-        if told is not None:
-            self._on_change(self, told.keys())
+        self._has_news.set()
+        self.forget(link)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -75,6 +75,8 @@ class OwnerLink(asyncio.Protocol):
         greeted: Done once the owner has described its models, or does not.
         ended: Done once the owner takes no further requests, with the reason.
         slots: The models that are asked by it, by their numbers.
+        place: Which of several shards its owner is, as the end of the owner's name.
+        is_leaving: Whether it ends once all that was handed on is answered.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class OwnerLink(asyncio.Protocol):
         self._on_lost = on_lost
         self._on_directory = on_directory
         self._read_model = read
-        self._is_leaving = False
+        self.is_leaving = False
+        self.place = ""
         self._transport: asyncio.Transport | None = None
         self._is_encrypted = False
         self._new: dict[OwnerSlot, None] = {}
@@ -124,6 +127,11 @@ class OwnerLink(asyncio.Protocol):
         self._is_speaking = False
         self._waiting: asyncio.TimerHandle | None = None
         self._heartbeat: LoopHeartbeat | None = None
+
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """The address that it is connected with; None for a unix socket."""
+        return peer_of(self._transport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
@@ -260,12 +268,12 @@ class OwnerLink(asyncio.Protocol):
 
     def leave(self) -> None:
         """Hang up as soon as no pool hands requests on by it, and all that were handed on are answered."""
-        self._is_leaving = True
+        self.is_leaving = True
         self.close_if_done()
 
     def close_if_done(self) -> None:
         """Hang up if that is wanted and nothing is left to be answered."""
-        if self._is_leaving and not any(slot.is_in_use for slot in self.slots.values()):
+        if self.is_leaving and not any(slot.is_in_use for slot in self.slots.values()):
             self.close()
 
     def slot(self, number: int, pool: LinkPool, room: int) -> OwnerSlot:
@@ -465,13 +473,16 @@ class OwnerLink(asyncio.Protocol):
             transport.writelines(pieces)
 
 
-async def dialled(address: Address, tls: TlsFiles | None, make: Callable[[], OwnerLink]) -> OwnerLink:
+async def dialled(
+    address: Address, tls: TlsFiles | None, make: Callable[[], OwnerLink], host: str | None = None
+) -> OwnerLink:
     """Connect to an owner.
 
     Args:
         address: Where it is.
         tls: How the connection is encrypted, if there is a network between; None if it is not.
         make: Makes the front's end.
+        host: Which address of its name is dialled; None for whichever answers.
 
     Raises:
         OSError: Nobody is there.
@@ -481,8 +492,10 @@ async def dialled(address: Address, tls: TlsFiles | None, make: Callable[[], Own
         if isinstance(address, UnixAddress):
             _, link = await loop.create_unix_connection(make, address.path)
         else:
-            context = None if tls is None else tls.context
-            transport, link = await loop.create_connection(make, address.host, address.port, ssl=context)
+            context, name = (None, None) if tls is None else (tls.context, address.host)
+            transport, link = await loop.create_connection(
+                make, host or address.host, address.port, ssl=context, server_hostname=name
+            )
             tune(transport.get_extra_info("socket"))
     return link
 

@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import InvalidRequest, QueueFull, Unavailable
 from forebay.owners.request_seats import SEATS, RequestSeats
+from forebay.owners.shards import roomiest
 from forebay.owners.wire import EndedSeat
 from forebay.types.call import Failure
 from forebay.workers.landing import Places
@@ -225,11 +226,8 @@ class OwnerPool(SlotPool[OwnerSlot]):
         """Whether the owner has no room, as far as that is known."""
         if self._refusal is not None or not self._seated:
             return False
-        slot = self._roomiest()
+        slot = roomiest(self._seated)
         return slot.credit <= 0 and slot.under_way >= self._batch_size
-
-    def _roomiest(self) -> OwnerSlot:
-        return max(self._seated, key=lambda slot: slot.credit)
 
     async def start(self) -> None:
         """Wait for the owner, if it is gone already."""
@@ -243,7 +241,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
             return
         left: EntryBatch | None = batch
         while left is not None:
-            slot = self._roomiest()
+            slot = roomiest(self._seated)
             taken, left = _cut(left, slot.fitting(left, self._batch_size))
             if taken is not None:
                 self.idle -= taken.rows

@@ -24,8 +24,10 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.owners.owned_model import OwnedModel, owned_model
-from forebay.owners.owner import LinkOptions, Owner
+from forebay.owners.owner import Owner
 from forebay.owners.owner_pool import AWAY, MISSING
+from forebay.owners.shard import LinkOptions
+from forebay.owners.shards import agreed
 from forebay.types.did_you_mean import meant
 from forebay.workers.memory import keep_freed_memory
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from forebay.owners.owner import OwnedVersion
+    from forebay.owners.owner_pool import OwnerSlot
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.workers.address import Address
@@ -280,13 +283,22 @@ class Owners:
         """Have a version served as its owner describes it."""
         assert found.holder is not None
         model = found.models.get(version)
-        description = told[0].weighed.model
+        owner = str(found.holder.address)
+        description = agreed(None if model is None else model.description, [one.weighed.model for one in told])
         is_new = model is None or model.description != description
         if model is None or is_new:
-            model = owned_model(description, str(found.holder.address), self._grace_s)
-        slots = [one.link.slot(one.number, model.pool, description.capacity) for one in told]
+            model = owned_model(description, owner, self._grace_s)
+        slots: list[OwnerSlot] = []
+        for one in told:
+            if one.weighed.model == description:
+                slots.append(one.link.slot(one.number, model.pool, description.capacity))
+            else:
+                found.holder.say_once(
+                    f"the owner {owner}{one.link.place} describes version '{version}' of '{model.pool.model}' "
+                    "otherwise than its other shards; it gets no requests for it until all describe it alike"
+                )
         model.pool.problem = AWAY
-        model.pool.ask(str(found.holder.address), slots)
+        model.pool.ask(owner, slots)
         if is_new:
             await self._load(found, model)
 
