@@ -36,7 +36,7 @@ class LinkOptions(msgspec.Struct, frozen=True):
     tls: TlsFiles | None
 
 
-class Dialled(Protocol):
+class ShardedOwner(Protocol):
     """The owner, as a shard sees it."""
 
     address: Address
@@ -69,7 +69,7 @@ class Shard:
         host: The address; empty while it is the only one, and looked up for each attempt.
     """
 
-    def __init__(self, owner: Dialled, host: str, tls: TlsFiles | None) -> None:
+    def __init__(self, owner: ShardedOwner, host: str, tls: TlsFiles | None) -> None:
         """Describe it."""
         self.host = host
         self._owner = owner
