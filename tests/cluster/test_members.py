@@ -213,6 +213,25 @@ with forebay.cluster.join(sys.argv[1]) as membership:
 """
 
 
+def test_a_program_that_leaves_has_its_own_calls_fail(address, start_member, tmp_path):
+    path = tmp_path / "gate"
+    row = np.frombuffer(str(path).encode().ljust(512, b"\0"), np.uint8)[None]
+    start_member(address, "gate", "plus")
+    with forebay.cluster.join(address) as membership, ThreadPoolExecutor(3) as pool:
+        knows(membership, gate=1, plus=1)
+        events = forebay.batched_run("plus", (cat(number) for number in range(1000)))
+        next(events)
+        calls = [pool.submit(forebay.batched_run, "gate", Batch.concatenate([row])) for _ in range(3)]
+        eventually((tmp_path / "gate.begun").exists)
+        membership.leave()
+        for one in calls:
+            with pytest.raises(Unavailable, match="this program has left the cluster"):
+                one.result(PATIENCE_S)
+        with pytest.raises(Unavailable, match="this program has left the cluster"):
+            list(events)
+        path.touch()
+
+
 def test_a_forked_process_is_in_no_cluster(address, start_member):
     member = start_member(address, "who")
     done = subprocess.run([sys.executable, "-c", FORKING, address], check=False, **RUN)

@@ -68,6 +68,8 @@ MAX_SAID: Final = 16
 MAX_ELEMENTS: Final = 1_000_000
 """The most values in a frame of another member."""
 
+_LEFT: Final = "this program has left the cluster"
+
 
 class JoinOptions(msgspec.Struct, frozen=True):
     """How a program joins.
@@ -172,8 +174,8 @@ class Membership:
         self._thread.join()
         with self._lock:
             calls, self._calls = self._calls, set()
-        for call in calls:
-            call.end(Failure(Unavailable("this program has left the cluster")))
+        for call in [*calls]:  # those that had not begun
+            call.end(Failure(Unavailable(_LEFT)))
 
     def changed(self) -> None:
         """Note that servings of this program have started or stopped."""
@@ -251,6 +253,8 @@ class Membership:
             self._door.close()
         if self._host is not None:
             await self._host.close(LEAVE_S)
+        for call in [*self._calls]:
+            call.abort(Unavailable(_LEFT))
         self._links.close()
         if self._server is not None:
             await self._let_go(self._server)
@@ -264,7 +268,7 @@ class Membership:
         until = time.monotonic() + GOODBYE_S
         while server.is_connected or self._links.is_connected or (self._host is not None and self._host.links):
             if time.monotonic() > until:
-                server.give_up("this program has left the cluster")
+                server.give_up(_LEFT)
                 return
             await asyncio.sleep(TURN_S)
 

@@ -87,9 +87,13 @@ class RemoteCall:
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
+        self.abort(Cancelled("the call was cancelled"))
+
+    def abort(self, error: ForebayError) -> None:
+        """End it now, wherever it is."""
         if self._task is not None:
             self._task.cancel()
-        self.end(Failure(Cancelled("the call was cancelled")))
+        self.end(Failure(error))
 
     def feed(self, item: list[Any] | None) -> None:
         """Send an item of the input, or None at its end."""

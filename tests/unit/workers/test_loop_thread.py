@@ -14,6 +14,22 @@ from tests.waiting import PATIENCE_S
 from forebay.workers.loop_thread import LoopThread
 
 
+def test_a_loop_that_cannot_be_closed_keeps_nobody_waiting(monkeypatch):
+    """Its end was never told, and who joined it waited for ever."""
+
+    async def live(is_up):
+        is_up()
+
+    def fail(_runner):
+        raise RuntimeError("connections are open")
+
+    monkeypatch.setattr(asyncio.Runner, "close", fail)
+    thread = LoopThread("unclosed", live)
+    thread.start()
+    with pytest.raises(RuntimeError, match="connections are open"):
+        thread.join(PATIENCE_S)
+
+
 class Held:
     """A loop that is up until it is told to end."""
 
