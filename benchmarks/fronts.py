@@ -6,8 +6,8 @@
 All servers are up together: of ours and of the bare ones (`servers/raw_front.py`) one alone, and owners with one or two
 fronts over a Unix socket, with one over TCP, and with one over TCP and TLS. They take turns of about a second; every
 other round takes them backwards. Where they run is changed between two turns: see `front_servers.py`. A turn in which
-other processes took more than 0.15 core is repeated once. Clients: `pings.py`, which sleeps while it waits; `wrk`, one
-process for each front; and `bodyflood.py`, which does not copy what it sends.
+other processes took more than 0.15 core is repeated once (`--repeats`). Clients: `pings.py`, which sleeps while it
+waits; `wrk`, one process for each front; and `bodyflood.py`, which does not copy what it sends.
 
 A figure is worked out in each round from turns that are seconds apart, and its median over all rounds counts; the page
 shows the quartiles beside it.
@@ -50,6 +50,7 @@ WAYS = {
 }
 ASKINGS: dict[str, Asking] = {LONE: lone, CROWD: crowd(64), MANY: crowd(256), LARGE: large, BATCHES: crowd(64)}
 PLACES = {MANY: (ONE,)}
+WARM_UP_S = 0.2
 HEAD = """# The way through a front on one machine
 
 Written by `python -m benchmarks.fronts`, which says how it measures. *One core*: all servers share core 0. *Two cores*:
@@ -101,8 +102,7 @@ class Benchmark:
 
     def run(self) -> None:
         ends = time.monotonic() + 60 * self.options.minutes
-        self.round(min(self.options.seconds, 1.0))  # warms up
-        self.turns = self.repeated = self.disturbed = 0
+        self.warm_up()
         while not self.rounds or time.monotonic() < ends:
             took = time.monotonic()
             self.rounds.append(self.round(self.options.seconds))
@@ -113,6 +113,10 @@ class Benchmark:
             if time.monotonic() + took > ends:
                 break
 
+    def warm_up(self) -> None:
+        for (_, _, load), way in self.ways.items():
+            ASKINGS[load](way, WARM_UP_S)
+
     def round(self, seconds: float) -> Round:
         cells = self.cells()
         return {cell: self.turn(cell, seconds) for cell in (cells if len(self.rounds) % 2 else reversed(cells))}
@@ -121,7 +125,7 @@ class Benchmark:
         kind, name, load, where = cell
         way = self.ways[kind, name, load]
         self.turns += 1
-        for attempt in range(2):
+        for attempt in range(1 + self.options.repeats):
             foreign = Foreign([way])
             try:
                 piece = measure(way, where, ASKINGS[load], seconds)
@@ -129,7 +133,7 @@ class Benchmark:
                 raise ServerFailed(f"{', '.join(cell)}: {error}") from error
             if foreign.cores() <= FOREIGN_LIMIT:
                 break
-            self.repeated += not attempt
+            self.repeated += attempt < self.options.repeats
         else:
             self.disturbed += 1
         return piece
@@ -139,7 +143,7 @@ class Benchmark:
             "date": time.strftime("%d %b %Y %H:%M"),
             **report.machine(),
             "measured": f"{len(self.rounds)} rounds of turns of {self.options.seconds:g} s; of {self.turns} turns "
-            f"{self.repeated} were repeated, and {self.disturbed} stayed disturbed",
+            f"{self.repeated} were repeated, and in {self.disturbed} others took more than {FOREIGN_LIMIT} core",
         }
         asked = [row for row in rows() if row.load in self.options.loads]
         head = ["measure", "servers on", "bare", "forebay", "quartiles", "asked", ""]
@@ -176,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.fronts", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=8.0, help="no further round is begun that would end later")
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=1, help="of a turn that other processes disturbed")
     parser.add_argument("--loads", default=",".join(WAYS), type=lambda text: text.split(","))
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS-fronts.md"))
     options = parser.parse_args()
