@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from forebay.errors import InternalError
-from forebay.observe.timeline import Timeline, begin
+from forebay.observe.timeline import Timeline, begin, name
 from forebay.types.call import Failure
 from forebay.types.server_state import here
 
@@ -59,9 +59,11 @@ class Slots(Protocol):
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
         answers_apart: Whether entries of a batch are answered as they end. It holds them itself: for queue and batcher
             such a batch is over once the pool has it.
+        is_elsewhere: Whether another server batches what it is given, and tells of that.
     """
 
     can_rest: ClassVar[bool]
+    is_elsewhere: ClassVar[bool]
     answers_apart: ClassVar[bool]
 
     @property
@@ -266,7 +268,11 @@ class Batcher:
         if self._steps is not None:
             batch.on_steps = functools.partial(self._steps, batch)
         if self._timeline.told:
-            begin(batch, now)
+            if self.pool.is_elsewhere:  # whoever batches them tells of that
+                for entry in batch.entries:
+                    name(entry)
+            else:
+                begin(batch, now)
         self._is_submitting = True  # a pool that runs it at once calls `_done` before it returns
         try:
             self.pool.submit(batch, self._done)

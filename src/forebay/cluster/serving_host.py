@@ -68,7 +68,7 @@ class ServingHost:
     Attributes:
         links: The connections of callers.
         is_up: Always true.
-        is_private: Always false: callers are other programs.
+        callers_count: Always false: callers are other programs.
         budget: What calls and unread answers may take.
         max_frame_bytes: Longest input that is read.
         max_elements: The most values in a frame, or in what follows it.
@@ -78,7 +78,7 @@ class ServingHost:
         """Begin without servings."""
         self.links: set[CallerLink] = set()
         self.is_up = True
-        self.is_private = False
+        self.callers_count = False
         self.budget = ByteBudget()
         self.budget.call_soon = asyncio.get_running_loop().call_soon
         self.max_frame_bytes = max_frame_bytes

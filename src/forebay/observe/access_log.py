@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.access")
 
+HANDED_ON: Final = "handed on"
+"""The method of a call that another server has handed on, which has its line in the log there."""
 CALLED_OFF: Final = 499
 """Stands for the status of a call whose client has left before it had one, as other servers log it."""
 
@@ -43,7 +45,7 @@ class EndedCall(msgspec.Struct):
     """A call that has ended.
 
     Attributes:
-        method: Of HTTP; `gRPC` for a call of that.
+        method: Of HTTP; `gRPC` for a call of that, `HANDED_ON` for one of neither.
         path: As it was asked for, without a query, which may hold secrets; of gRPC service and method.
         started: When it began, in seconds of `time.monotonic`; 0 if it never did.
         ended: When it ended.

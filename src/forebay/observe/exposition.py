@@ -61,12 +61,26 @@ HISTOGRAMS: Final = {
     "forebay_batch_size": "Samples in a batch",
 }
 
+OWNERS: Final = frozenset(
+    {
+        "forebay_stream_parts",
+        "forebay_worker_restarts",
+        "forebay_waiting_samples",
+        "forebay_workers",
+        "forebay_objective_held",
+        "forebay_queue_seconds",
+        "forebay_model_seconds",
+        "forebay_batch_size",
+    }
+)
+"""What is told of a model by the server alone that has its queue, and not by those that hand requests on to it."""
+
 LEFT_OUT: Final = "forebay_endpoints_left_out"
 MISSING: Final = "Endpoints that are not on this page because there are too many"
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The numbers of one endpoint at this moment."""
+    """The numbers of one endpoint at this moment; `is_elsewhere` if another server tells of its queue and workers."""
 
     endpoint: str
     version: str
@@ -80,6 +94,7 @@ class Reading(msgspec.Struct, frozen=True):
     slots: int = 0
     problem: str = ""
     devices: tuple[str, ...] = ()
+    is_elsewhere: bool = False
 
 
 class Source(Protocol):
@@ -202,11 +217,14 @@ class _Text:
             f"forebay_workers{labels} {reading.workers_alive}.0\n".encode(),
             b"" if held is None else f"forebay_objective_held{labels} {held:d}.0\n".encode(),
         ]
+        if reading.is_elsewhere:
+            lines = [b"" if name in OWNERS else line for name, line in zip((*COUNTERS, *GAUGES), lines, strict=True)]
         measured = (metrics.request_s, metrics.queue_s, metrics.model_s, metrics.batch_size)
         for place, (name, histogram) in enumerate(zip(HISTOGRAMS, measured, strict=True)):
             counts, total, text = self._histograms[place]
             if counts != histogram.counts or total != histogram.total:
-                text = self._histogram(name, histogram) if any(histogram.counts) else b""
+                is_told = any(histogram.counts) and not (reading.is_elsewhere and name in OWNERS)
+                text = self._histogram(name, histogram) if is_told else b""
                 self._histograms[place] = (histogram.counts.copy(), histogram.total, text)
             lines.append(text)
         return lines

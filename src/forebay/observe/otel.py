@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import ConfigError
-from forebay.observe.access_log import CallListeners
+from forebay.observe.access_log import HANDED_ON, CallListeners
 from forebay.observe.timeline import Timeline
+from forebay.observe.trace_context import TraceContexts
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
 from forebay.types.server_state import here
@@ -63,6 +64,27 @@ class Tracing:
         self._propagator = propagation.TraceContextTextMapPropagator()
         self._calls: OrderedDict[str, SpanContext | None] = OrderedDict()
         self._waiting: OrderedDict[str, list[tuple[BatchRecord, Step]]] = OrderedDict()
+        self._begun: OrderedDict[str, SpanContext] = OrderedDict()
+
+    def begin(self, run_id: str, parent: str) -> str:
+        """Return the `traceparent` of a call that has not ended: others make spans below its own.
+
+        Args:
+            run_id: What its batches call it.
+            parent: The caller's `traceparent`.
+        """
+        own = self._begun.get(run_id)
+        if own is None:  # else it is handed on in several parts, or once more
+            api = self._api
+            context = self._propagator.extract({"traceparent": parent} if parent else {})
+            above = api.get_current_span(context).get_span_context()
+            ids = self._provider.id_generator
+            trace_id = above.trace_id if above.is_valid else ids.generate_trace_id()
+            sampled = self._provider.sampler.should_sample(context, trace_id, "", api.SpanKind.SERVER, {})
+            flags = api.TraceFlags(api.TraceFlags.SAMPLED if sampled.decision.is_sampled() else api.TraceFlags.DEFAULT)
+            own = api.SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=flags)
+            _keep(self._begun, run_id, own)
+        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
 
     def called(self, call: EndedCall) -> None:
         """Make the span of a call, and of the batches that waited for it; pages and probes have none."""
@@ -73,12 +95,14 @@ class Tracing:
         context = self._propagator.extract({"traceparent": call.parent} if call.parent else {})
         parent = api.get_current_span(context).get_span_context()
         ids = self._provider.id_generator
+        begun = self._begun.pop(call.run_id, None)
         trace_id = parent.trace_id if parent.is_valid else ids.generate_trace_id()
+        trace_id = trace_id if begun is None else begun.trace_id
         name = call.path.removeprefix("/") if is_grpc else f"{call.method} {call.path}"
         attributes: dict[str, Any] = {"client.address": call.client, "forebay.code": call.code}
         if is_grpc:
             attributes |= {"rpc.system": "grpc", "rpc.grpc.status_code": call.status}
-        else:
+        elif call.method != HANDED_ON:
             attributes |= {"http.request.method": call.method, "url.path": call.path}
             attributes |= {"http.response.status_code": call.status, "http.response.body.size": call.body_bytes}
         for what, value in (("model", call.model), ("request_id", call.request_id), ("batch_size", call.batch_size)):
@@ -86,7 +110,9 @@ class Tracing:
                 attributes[f"forebay.{what}"] = value
         sampled = self._provider.sampler.should_sample(context, trace_id, name, api.SpanKind.SERVER, attributes)
         own: SpanContext | None = None
-        if sampled.decision.is_sampled():
+        if begun is not None:
+            own = begun if begun.trace_flags.sampled else None
+        elif sampled.decision.is_sampled():
             flags = api.TraceFlags(api.TraceFlags.SAMPLED)
             own = api.SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=flags)
         waiting = self._waiting.pop(call.run_id, ())
@@ -235,8 +261,10 @@ def tracing(given: TracerProvider | None = None) -> Generator[None]:
     spans = Tracing(made)
     try:
         with here(CallListeners).listening(spans.called), here(Timeline).listening(spans.ran):
+            here(TraceContexts).begin = spans.begin
             yield
     finally:
+        here(TraceContexts).begin = None
         _end(made)
 
 

@@ -79,6 +79,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False):
         submit: Takes requests that arrived now, and calls the `reply` of each once.
         cancel: Notes that nobody waits for a request any more.
         require_form: Given body, samples and params of a request, raises an `InvalidRequest` if they cannot be used.
+        tell: Given a request that has ended, its outcome and where its front is, tells of it; None if nobody listens.
     """
 
     capacity: int
@@ -87,6 +88,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False):
     submit: Callable[[Sequence[Request], float], object]
     cancel: Callable[[Request], object]
     require_form: Callable[[Any, int, Mapping[str, Any]], object]
+    tell: Callable[[Request, Outcome, str], object] | None = None
 
 
 class CalleeHost(Protocol):
@@ -95,7 +97,7 @@ class CalleeHost(Protocol):
     Attributes:
         links: All of them.
         is_up: Whether callers may be told what is there.
-        is_private: Whether the callers are fronts of the same node process, which count the requests of their clients.
+        callers_count: Whether callers count the requests of their clients themselves.
         budget: What their requests and unread answers may take.
         max_frame_bytes: Longest body that is read from a caller.
         max_elements: The most values in a frame, or in what follows it.
@@ -103,7 +105,7 @@ class CalleeHost(Protocol):
 
     links: set[CallerLink]
     is_up: bool
-    is_private: bool
+    callers_count: bool
     budget: ByteBudget
     max_frame_bytes: int
     max_elements: int
@@ -171,11 +173,11 @@ class _Seat(Request, gc=False, eq=False):
     flow: _Flow | None = None
     callee: Callee | None = None
     held_bytes: int = 0
-    is_private: bool = False
+    counts_elsewhere: bool = False
 
     def is_counted_elsewhere(self) -> bool:
         """Tell whether its front counts it."""
-        return self.is_private
+        return self.counts_elsewhere
 
 
 class _TensorSeat(TensorRequest, gc=False, eq=False):
@@ -187,11 +189,11 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
     flow: _Flow | None = None
     callee: Callee | None = None
     held_bytes: int = 0
-    is_private: bool = False
+    counts_elsewhere: bool = False
 
     def is_counted_elsewhere(self) -> bool:
         """Tell whether its front counts it."""
-        return self.is_private
+        return self.counts_elsewhere
 
 
 class _Desk(ReplyToAll):
@@ -218,6 +220,8 @@ class _Desk(ReplyToAll):
             return  # the front is gone
         if asked.held_bytes:
             self._link.account.release(asked.held_bytes)
+        if asked.callee is not None and asked.callee.tell is not None:
+            asked.callee.tell(asked, outcome, self._link.peer)
         self.end(asked.seat, outcome, "" if asked.is_named else asked.id)
 
     def end(self, seat: int, outcome: Outcome, name: str = "") -> None:
@@ -246,7 +250,8 @@ class _Desk(ReplyToAll):
 
     def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
         """Take the outcomes of a batch."""
-        if {*map(type, outcomes)} != {bytes}:
+        callee = cast("_Seat", requests[0]).callee
+        if {*map(type, outcomes)} != {bytes} or (callee is not None and callee.tell is not None):
             return [*zip(requests, outcomes, strict=True)]
         opened, ended, results = self.open, self.ended, self.results
         for request, outcome in zip(cast("Sequence[_Seat]", requests), outcomes, strict=True):
@@ -306,6 +311,7 @@ class CallerLink(asyncio.Protocol):
     Attributes:
         is_unread: Whether the front does not read what is written to it.
         account: What it holds of the server's memory.
+        peer: Where it is.
     """
 
     def __init__(self, callers: CalleeHost, about: Mapping[str, Any], member: MemberEntry | None = None) -> None:
@@ -318,6 +324,7 @@ class CallerLink(asyncio.Protocol):
         """
         self._member = member
         self.is_unread = False
+        self.peer = ""
         self.account = callers.budget.open(self, sys.maxsize)
         self._callers = callers
         self._about = about
@@ -348,6 +355,7 @@ class CallerLink(asyncio.Protocol):
         """Let the front in, and tell it what is served."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(UNREAD_BYTES)
+        self.peer = ":".join(map(str, peer_of(transport) or ()))
         self._reading = InSteps(self._transport, self._read)
         self._files = files = SharedFiles(transport)
         self._callers.links.add(self)
@@ -754,11 +762,12 @@ class CallerLink(asyncio.Protocol):
             arrived=now,
             size=told.size,
             id=told.id,
+            trace=told.trace,
             seat=told.seat,
             is_named=bool(told.id),
             callee=callee,
             held_bytes=size if size > SMALL_BYTES else 0,
-            is_private=self._callers.is_private,
+            counts_elsewhere=self._callers.callers_count and self._member is None,
         )
         if callee.streams:
             request.on_part = functools.partial(desk.part, told.seat)

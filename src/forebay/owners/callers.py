@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from forebay.observe.access_log import HANDED_ON, CallListeners, EndedCall
 from forebay.observe.refusal_log import RefusalLog
 from forebay.owners.apart import follow
 from forebay.owners.caller_link import Callee, CallerLink
 from forebay.owners.model_description import WeighedModel, description_of
 from forebay.owners.owner_pool import OwnerPool
 from forebay.owners.request_form import require_form, require_params
+from forebay.protocols.native import code_of, status_of
+from forebay.types.call import Failure
+from forebay.types.server_state import here
 from forebay.workers import frames
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from forebay.owners.model_description import ModelDescription
     from forebay.server.app import App
     from forebay.server.served import Served
+    from forebay.serving.endpoint import Endpoint
+    from forebay.types.call import Outcome, Request
 
 MAX_NUMBERS: Final = 8
 """Numbers of a version that are known: the last ones."""
@@ -45,6 +51,8 @@ class Callers:
         is_up: Whether the server has started.
         described: Numbers and descriptions of what is served.
         budget: What their requests and unread answers may take, together with those of clients.
+        calls: Who is told of their requests.
+        callers_count: Always true: each front counts the requests of its clients.
         max_frame_bytes: Longest body that is read from a front.
         max_elements: The most values in a frame, or in what follows it.
     """
@@ -56,14 +64,16 @@ class Callers:
             app: What is served.
             max_frame_bytes: Longest frame that is read from a front.
             max_elements: The most values in one.
-            is_private: Whether they are fronts of the same node process: these count the requests of clients
-                themselves, and forward what is not handed on, so that models which come and go are only asked so.
+            is_private: Whether they are fronts of the same node process: these forward what is not handed on, so that
+                models which come and go are only asked so.
         """
-        self.is_private = is_private
+        self._is_private = is_private
+        self.callers_count = True
         self.links: set[CallerLink] = set()
         self.is_up = False
         self.described: list[tuple[int, WeighedModel]] = []
         self.budget = app.byte_budget
+        self.calls = here(CallListeners)
         self.max_frame_bytes = max_frame_bytes
         self.max_elements = max_elements
         self._app = app
@@ -93,11 +103,14 @@ class Callers:
 
     def receive(self, about: Mapping[str, Any], member: MemberEntry | None = None) -> CallerLink:
         """Make what talks to a front that the door lets in, or to a member; it says this about itself."""
+        for served in self._served.values():
+            served.endpoint.metrics.count_own()
         return CallerLink(self, about, member)
 
     async def start(self) -> None:
         """Tell the fronts that are here already; called once all models are up."""
         self.is_up = True
+        self.calls = here(CallListeners)
         self._look()
 
     def leave(self) -> None:
@@ -155,11 +168,11 @@ class Callers:
             is_handed_on = isinstance(one.endpoint.pool, OwnerPool)
             stock = self._app.stock
             comes_and_goes = stock is not None and stock.is_lazy and stock.offer.has(one.endpoint.name)
-            is_left_out = is_handed_on or (self.is_private and comes_and_goes)
+            is_left_out = is_handed_on or (self._is_private and comes_and_goes)
             model = None if is_left_out else description_of(one)
             if model is None:
                 continue
-            if self.is_private:
+            if self._is_private or self.links:
                 one.endpoint.metrics.count_own()
             name, version = model.config.name, model.config.version
             numbers = known[name, version] = self._known.get((name, version)) or deque(maxlen=MAX_NUMBERS)
@@ -170,14 +183,14 @@ class Callers:
             weight = self._app.versions(name).weights.get(version, 0)
             described.append((numbers[-1][0], WeighedModel(model, weight)))
         self._served, self._known = served, known
-        self._callees = {number: _callee(one) for number, one in served.items()}
+        self._callees = {number: _callee(one, self.calls) for number, one in served.items()}
         if described != self.described or not described:
             self.described = described
             for link in self.links:
                 link.describe()
 
 
-def _callee(served: Served) -> Callee:
+def _callee(served: Served, calls: CallListeners) -> Callee:
     endpoint = served.endpoint
     takes_lists = {contract.call: contract.batchable for contract in served.contracts.values()}
     return Callee(
@@ -187,4 +200,14 @@ def _callee(served: Served) -> Callee:
         endpoint.submit_bundle,
         endpoint.cancel,
         functools.partial(require_form, takes_lists=takes_lists),
+        functools.partial(_tell, endpoint, calls) if calls.told else None,
     )
+
+
+def _tell(endpoint: Endpoint, calls: CallListeners, request: Request, outcome: Outcome, peer: str) -> None:
+    """Tell of a request that has ended; its line in the log is the front's affair."""
+    call = EndedCall(HANDED_ON, f"/models/{endpoint.name}", client=peer, status=200, parent=request.trace)
+    if type(outcome) is Failure:
+        call.status, call.code = status_of(outcome.error), code_of(outcome.error)
+    call.answered_by(endpoint, request)
+    calls.ended(call, writes=False)

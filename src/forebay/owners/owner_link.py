@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable, revive
+from forebay.observe.trace_context import TraceContexts
 from forebay.owners.apart import (
     FOLLOWING_BYTES,
     FRAME_BYTES,
@@ -41,6 +42,7 @@ from forebay.owners.wire import (
 )
 from forebay.types.call import Failure, Media
 from forebay.types.failures import without_frames
+from forebay.types.server_state import here
 from forebay.workers import frames
 from forebay.workers.address import CONNECT_S, UnixAddress, peer_of, stranger_at, tune
 from forebay.workers.landing import Joining, landed_in, placed
@@ -122,6 +124,7 @@ class OwnerLink(asyncio.Protocol):
         self._taken = 0
         self._lying: list[Apart] = []
         self._ahead = PartsAhead()
+        self._traces = here(TraceContexts)
         self._files: SharedFiles | None = None
         self._reading: InSteps | None = None
         self._is_speaking = False
@@ -336,7 +339,9 @@ class OwnerLink(asyncio.Protocol):
             size += len(packed) + HEAD_BYTES
             if self._new_bytes + size > FRAME_BYTES:
                 self._say()
-            slot.joins.append(HandedOn(name, packed, request.size, request.deadline - now, request.root().id))
+            root = request.root()
+            left_s, trace = request.deadline - now, self._traces.outgoing(root)
+            slot.joins.append(HandedOn(name, packed, request.size, left_s, root.id, trace))
             slot.bodies.append(body)
             self._new[slot] = None
             self._new_bytes += size

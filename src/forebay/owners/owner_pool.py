@@ -14,7 +14,7 @@ everything with the reason, until there is one.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -198,6 +198,8 @@ class OwnerPool(SlotPool[OwnerSlot]):
     """
 
     answers_apart = True
+
+    is_elsewhere: ClassVar[bool] = True
 
     def __init__(self, name: str, owner: str, batch_size: int, capacity: int, grace_s: float) -> None:
         """Describe it.

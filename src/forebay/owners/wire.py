@@ -11,11 +11,13 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
+from forebay.observe.trace_context import MAX_CHARACTERS
 from forebay.workers.heartbeat import BEAT
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+_Trace = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
 _OwnId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f-]{0,64}\Z")]
 """An id that an owner has made; it is told to clients in a header."""
 
@@ -31,7 +33,7 @@ class SeesMemory(msgspec.Struct, frozen=True, array_like=True, tag="sees"):
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way to its owner; its body follows.
 
-    What stands after these is not read: there is room for a trace context, a tenant and a class.
+    What stands after these is not read: there is room for a tenant and a class.
 
     Attributes:
         seat: What both sides call it, until it has ended.
@@ -39,6 +41,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         size: Samples in it.
         left_s: What is left of its time; clocks differ, so it is a duration.
         id: What the client and the logs call it; empty if nobody has named it yet.
+        trace: The `traceparent` of the span that it is for the front; empty if it belongs to no trace.
     """
 
     seat: _Count
@@ -46,6 +49,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size: _Samples
     left_s: float
     id: str
+    trace: _Trace = ""
 
 
 class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):

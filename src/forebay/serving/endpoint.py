@@ -88,7 +88,7 @@ class Endpoint:
     """Answers requests with one pool behind one queue.
 
     Attributes:
-        answering: The batch whose requests are being replied to right now.
+        answering: The batch whose requests are being replied to right now, if it was made here.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class Endpoint:
         self._slices.cut(request, rows, now)
 
     def _answer(self, batch: EntryBatch, outcomes: Sequence[Outcome], now: float) -> None:
-        self.answering = batch
+        self.answering = None if self.pool.is_elsewhere else batch
         shared = batch.entries[0].reply
         opened = self._open
         if isinstance(shared, ReplyToAll) and _are_alike(batch.entries, outcomes):

@@ -205,6 +205,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
         on_part: For callers that take streamed answers: called on the loop with each part and a function to call
             once there is room for the next.
         on_bundle: For callers that would rather have several parts at once: called in place of `on_part`.
+        trace: The `traceparent` that it came with.
     """
 
     body: Any
@@ -222,6 +223,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     rank: int = 0
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
+    trace: str = ""
 
     def root(self) -> Request:
         """Return the request of a client that this one is for: itself outside of a graph."""
@@ -236,7 +238,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
         return False
 
     def is_counted_elsewhere(self) -> bool:
-        """Tell whether a front of the same node process counts it among the requests of clients."""
+        """Tell whether a front counts it among the requests of its clients."""
         return False
 
     def opening(self) -> Iterator[None]:

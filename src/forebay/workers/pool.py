@@ -69,11 +69,13 @@ class Pool:
     Attributes:
         idle: Slots that could take a batch now.
         places: Where bodies land that all its workers can read there; None where they cannot.
+        is_elsewhere: Whether another server batches what it is given, and counts batches, queue and workers.
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
     """
 
     places: Places | None = None
+    is_elsewhere: ClassVar[bool] = False
     can_rest: ClassVar[bool] = False
     answers_apart: ClassVar[bool] = False
 

@@ -15,6 +15,7 @@ from forebay.errors import ForebayError, QueueFull
 from forebay.observe.access_log import EndedCall
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
+from forebay.transports.grpc.service import parent_in
 from forebay.transports.grpc.states import CALLS, DECIDE, END_STREAM, HALF_CLOSED, RECEIVING
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.windows import STREAM_WINDOW
@@ -588,7 +589,7 @@ def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
     given = dict(head.metadata)
     call = EndedCall("gRPC", head.path.decode("latin-1"), client=peer, status=int(status), code=status.name.lower())
     call.request_id = str(given.get("x-request-id", ""))[:128]
-    call.parent = str(given.get("traceparent", ""))
+    call.parent = parent_in(head.metadata)
     return call
 
 

@@ -30,6 +30,7 @@ from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.grpc.beside import run_beside
 from forebay.transports.grpc.lending import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
+from forebay.transports.grpc.service import parent_in
 from forebay.transports.grpc.statuses import Status
 from forebay.types.call import EMPTY, Failure
 from forebay.types.context import PARAM, told
@@ -255,6 +256,7 @@ class InferMethods:
         self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]
     ) -> BegunInfer:
         asked = BegunInfer(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
+        asked.trace = parent_in(call.metadata)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 Piece = bytes | bytearray | memoryview
 
 
+def parent_in(metadata: Sequence[tuple[str, str | bytes]]) -> str:
+    """Return the caller's `traceparent`; empty if there is none."""
+    return next((str(value) for name, value in metadata if name == "traceparent"), "")
+
+
 class Call(Protocol):
     """One call, as its method sees it.
 

@@ -28,7 +28,7 @@ from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_o
 from forebay.transports.grpc.beside import run_beside
 from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.multi_inference import multi_inference
-from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.service import GrpcService, parent_in
 from forebay.transports.grpc.statuses import MayNotManage
 from forebay.types.call import Failure
 from forebay.types.context import PARAM
@@ -192,6 +192,7 @@ class TfServing:
         """
         params, size = asked.ask(inputs, outputs)
         request = TensorRequest([one.data for one in inputs], _replied, params, None, call.deadline, size)
+        request.trace = parent_in(call.metadata)
         begun = request.call = _Asked(call, kind, served, asked, request, answered)
         if asked.contract.has_context:
             request.id = next_id()

@@ -355,6 +355,8 @@ class AnsweringConnection(HttpToolsProtocol):
             route.endpoint.reject(error)
             self._fail(head, error)
             return
+        if head.parent:
+            request.trace = head.parent.decode("latin-1")
         if route.contract.streams:
             stream = self._stream = StreamedAnswer(self, self._lane, head)
             request.on_part = stream.part

@@ -181,6 +181,7 @@ class AsgiAnswer:
         route = self._route
         request = self.request = route.request(self._head, body, self._reply, origin, read)
         request.on_part = self._part
+        request.trace = "" if self._call is None else self._call.parent
         self.id = request.id
         route.endpoint.submit(request)
         gone = asyncio.ensure_future(left(receive))

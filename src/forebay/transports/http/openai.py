@@ -245,6 +245,7 @@ class _Call:
                 request.deadline,
                 id=request.id,
                 run_id=request.run_id,
+                trace=request.trace,
                 on_part=partial(self._part, number) if contract.streams else None,
             )
             self._samples.append(sample)

@@ -60,7 +60,7 @@ class ServerPages:
         servings = ServingCollector(lambda: [process.reading() for process in registry.running()])
         self._repositories = RepositoryCollector()
         self._exposition = Exposition(
-            self._endpoints, self._reading, servings, self._repositories, app.state.of(MetricStore)
+            self._endpoints, self._reading_once, servings, self._repositories, app.state.of(MetricStore)
         )
         self._openapi: bytes | None = None
         self._changes = 0
@@ -226,6 +226,13 @@ class ServerPages:
         found, clients = reading(endpoint), self._app.clients
         return found if clients is None else msgspec.structs.replace(found, metrics=clients.of(endpoint))
 
+    def _reading_once(self, endpoint: Endpoint) -> Reading:
+        """Return the numbers without requests that are on the pages of the servers which have handed them on."""
+        found, metrics = self._reading(endpoint), endpoint.metrics
+        if self._app.clients is not None or metrics.own is None:
+            return found
+        return msgspec.structs.replace(found, metrics=metrics.with_clients(metrics.own))
+
     def _endpoints(self) -> Iterator[Endpoint]:
         for served in self._app.every:
             yield served.endpoint
@@ -248,6 +255,7 @@ def reading(endpoint: Endpoint) -> Reading:
         pool.slots,
         pool.problem,
         pool.devices,
+        endpoint.pool.is_elsewhere,
     )
 
 
