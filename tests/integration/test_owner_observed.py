@@ -111,6 +111,14 @@ def test_what_is_no_trace_hurts_nobody(front, silent, traceparent):
         assert server.call("clip", 1.5, traceparent=traceparent.encode("latin-1")).status_code == 200
 
 
+def test_a_divided_server_makes_one_trace(serve, collector):
+    server = serve("owned.py", "--fronts", "2", "--otel", env=collector[1])
+    trace = uuid.uuid4().hex
+    assert server.call("clip", 1.5, traceparent=f"00-{trace}-{PARENT}-01").status_code == 200
+    spans = spans_of(collector, trace, 5)
+    assert {name for _, name in spans} == {"POST /models/clip", ABOVE[1], *(name for _, name in BELOW)}
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Metrics
 

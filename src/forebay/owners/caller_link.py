@@ -670,7 +670,8 @@ class CallerLink(asyncio.Protocol):
             seat=seat,
             is_named=told.id != "",
             callee=callee,
-            is_private=self._callers.is_private,
+            counts_elsewhere=self._callers.callers_count and self._member is None,
+            trace=told.trace,
         )
         return request
 

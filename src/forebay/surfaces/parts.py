@@ -66,8 +66,7 @@ def options_of_part(options: Options, part: Part) -> Options:
         options, part=part, again=None if again is None else lambda: options_of_part(again(), part)
     )
     if part.is_owner:  # calls are the fronts'
-        http = msgspec.structs.replace(options.http, access_log=False)
-        return msgspec.structs.replace(changed, http=http, otel=False)
+        return msgspec.structs.replace(changed, http=msgspec.structs.replace(options.http, access_log=False))
     owner = AttachConfig(owners=(str(UnixAddress(part.door)),), owner_grace_s=options.attach.owner_grace_s)
     return msgspec.structs.replace(
         changed,

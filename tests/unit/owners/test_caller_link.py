@@ -23,7 +23,6 @@ class Owner:
     max_frame_bytes = 1 << 20
     max_elements = 1000
     callers_count = True
-    require_params = staticmethod(len)
 
     def __init__(self, described: bytes) -> None:
         self.budget = ByteBudget(1 << 20)
