@@ -30,6 +30,7 @@ POD = object()
 FIELDS = {
     "RayCluster": {
         "rayVersion": str,
+        "authOptions": {"mode": str},
         "headGroupSpec": {"rayStartParams": {str: str}, "template": POD},
         "workerGroupSpecs": [
             {
@@ -145,7 +146,8 @@ def test_pods_and_what_is_beside_them_fit_the_schemas_of_kubernetes(found, tmp_p
 def test_one_image_which_is_rays_own_with_forebay_in_it(found, tmp_path):
     objects = found("--image", "registry.example/words:7")
     assert {container(objects, name)["image"] for name in ("head", "node")} == {"registry.example/words:7"}
-    assert objects["RayCluster", "words"]["spec"]["rayVersion"] == RAY
+    spec = objects["RayCluster", "words"]["spec"]
+    assert (spec["rayVersion"], spec["authOptions"]) == (RAY, {"mode": "token"})  # Ray wants one, and each pod the same
     dockerfile = (tmp_path / "words/deploy/Dockerfile").read_text()
     assert re.search(rf"^ARG BASE=rayproject/ray:{RAY}-py3\d+$", dockerfile, re.MULTILINE)
     assert '"forebay[ray]' in dockerfile
