@@ -227,14 +227,19 @@ def test_the_dashboard_tells_what_happens_as_it_happens(divided):
 
 
 def test_a_client_that_leaves_leaves_nothing_behind_at_the_owner(divided):
-    owner = parts_of(divided)[0]
-    sockets = lambda: len(list(Path(f"/proc/{owner}/fd").iterdir()))  # noqa: E731
-    before = sockets()
+    told = Path(f"/proc/{parts_of(divided)[0]}/environ").read_bytes().split(b"\0")
+    part = json.loads(next(one for one in told if one.startswith(b"FOREBAY_NODE_PART=")).partition(b"=")[2])
+
+    def forwarded():  # connections that the owner has taken
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        return len([one for one in lines if one[-1] == f"{part['folder']}/http" and one[5] == "03"])
+
+    eventually(lambda: forwarded() == 0)  # those of tests before
     with divided.connect() as wire:
         wire.send(wire.request("GET", "/ui/events"))
         wire.read_head()
-        assert sockets() > before
-    eventually(lambda: sockets() <= before)
+        assert forwarded() == 1
+    eventually(lambda: forwarded() == 0)
 
 
 RAW = {

@@ -162,7 +162,10 @@ class CountsOfFronts:
 
     async def refresh(self) -> None:
         """Ask all fronts now; one that does not answer counts as it last told."""
-        if self._asking is None or self._asking.done():
+        before = self._asking
+        if before is not None and not before.done():
+            await asyncio.wait((before,))  # a front may have told before it counted what is to be shown now
+        if self._asking is before or self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._ask_all())
         await asyncio.shield(self._asking)
 
