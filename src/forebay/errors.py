@@ -13,6 +13,7 @@
     │   └── Cancelled          the client went away               CANCELLED
     ├── CapacityError          nobody is at fault; try again
     │   ├── QueueFull                                             RESOURCE_EXHAUSTED
+    │   │   └── ShareUsed      of a tenant, in a full queue       RESOURCE_EXHAUSTED
     │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
     │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
     │       ├── WorkerLost     and what it ran is not run again   UNAVAILABLE
@@ -132,6 +133,10 @@ class QueueFull(CapacityError):
     """As many samples wait as the endpoint's queue may hold."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+class ShareUsed(QueueFull):
+    """The tenant has its share of a full queue, or its request left the queue for one of a tenant that has less."""
 
 
 class DeadlineExceeded(CapacityError):

@@ -60,10 +60,10 @@ class Curve:
     def __init__(self) -> None:
         self.a = 0.0
         self.b = 0.0
-        self._sizes: set[int] = set()
+        self._sizes: set[float] = set()
         self._w = self._n = self._nn = self._t = self._nt = 0.0
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: float, seconds: float) -> None:
         """Take one executed batch into account."""
         if len(self._sizes) < 2:
             self._sizes.add(rows)
@@ -146,6 +146,15 @@ class GatherRule(Policy):
             return False
         return self.pays(queue, now)
 
+    @property
+    def held_since(self) -> float | None:
+        """Since when it waits; None if it does not."""
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """Wait no longer: what has come belongs to clients for which nothing was held back."""
+        self.until = None
+
     def pays(self, queue: BatchQueue, now: float) -> bool:
         """Tell whether waiting for clients to return pays."""
         raise NotImplementedError
@@ -172,6 +181,11 @@ class Gather(GatherRule):
         self._started = 0.0
         self._slice_started = 0.0
         self._slice_queued = 0
+
+    @property
+    def held_since(self) -> float | None:
+        """Since when it waits; None if it does not."""
+        return None if self.until is None else self._started
 
     def released(self, entries: Sequence[Entry], queue: BatchQueue, now: float) -> None:
         """Mark the origins of a batch whose answers were written and start to wait if that pays."""

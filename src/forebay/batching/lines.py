@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from forebay.types.batch import Entry
 
@@ -35,9 +35,13 @@ class Line:
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.entries: deque[Entry] = deque()
-        self.rows = 0
+        self.rows: int = 0
         self.dead = 0
         self.full_since = NEVER
+
+    def waiting(self) -> Iterator[Entry]:
+        """Go through what waits."""
+        return (entry for entry in self.entries if not entry.taken)
 
     def head(self) -> Entry:
         """Return the entry that leaves first; there must be one."""
@@ -58,6 +62,39 @@ class Line:
         if self.dead > 32 and self.dead * 2 > len(self.entries):
             self.entries = type(self.entries)(entry for entry in self.entries if not entry.taken)
             self.dead = 0
+
+    def cut(
+        self, room: int, now: float, divide: Callable[[Entry, int], Entry | None] | None
+    ) -> tuple[list[Entry], int, bool]:
+        """Take as many entries off the front as fit; return them, the room that is left, and whether one is late.
+
+        The caller counts the rows that are gone.
+        """
+        taken: list[Entry] = []
+        left = room
+        is_late = False
+        queued = self.entries
+        while left and queued:
+            entry = queued.popleft()
+            if entry.taken:
+                self.dead -= 1
+                continue
+            if entry.size > left:
+                queued.appendleft(entry)
+                part = divide(entry, left) if divide is not None else None
+                if part is None:
+                    break
+                entry = part
+            left -= entry.size
+            entry.taken = now
+            if entry.deadline <= now:
+                is_late = True
+            taken.append(entry)
+        return taken, left, is_late
+
+    def check(self) -> None:
+        """Assert what holds between any two steps; tests ask after each."""
+        assert self.dead == sum(bool(entry.taken) for entry in self.entries)
 
 
 class RankedEntries(deque["Entry"]):

@@ -11,7 +11,8 @@ eligible when it holds a full batch, or when its first entry is due:
 
 With a latency objective, `auto.py` says how long a line waits and how much of it leaves, whatever `idle` is.
 
-Eligible lines are served in the order in which they became eligible (`lines.py`). An entry marked `ALONE` is a
+Eligible lines are served in the order in which they became eligible (`lines.py`), or, once tenants share the queue,
+in the order of `fair.py`, which then also says which entries of a line leave. An entry marked `ALONE` is a
 batch of its own and always eligible. Cancelled and expired entries never leave the queue in a batch.
 An entry that does not fit any more waits for the next batch, unless the driver can `divide` it.
 
@@ -26,12 +27,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from forebay.batching.auto import Auto
+from forebay.batching.fair import FairShares
+from forebay.batching.fair_lines import FairAlone, FairLine
 from forebay.batching.gather import Curve, Gather
 from forebay.batching.lines import NEVER, Line, LineOrder, RankedLine
 from forebay.batching.policies import Bundles, LongestWait, MostRunning, Policy, SizeOfKey
@@ -50,6 +53,9 @@ LOOKED_AT: Final = 64
 BUNDLE: Final = 64
 BUNDLE_S: Final = 0.001
 """Usual size of a bundle: so many rows, or so many as are expected to need this long."""
+
+_FINITE: Final = 1e300
+"""Later than any moment at which a line may leave, but for `NEVER`."""
 
 Idle = Literal["gather", "go", "wait"]
 
@@ -120,13 +126,15 @@ class BatchQueue:
         """Samples in them."""
         self._max_size = config.max_rows
         self._capacity = config.capacity
-        self._line_of = RankedLine if config.ranked else Line
+        self._line_of: Callable[[Hashable], Line] = RankedLine if config.ranked else Line
         self._lines: dict[Hashable, Line] = {}
         self._full = 0
         """Lines with a batch or more."""
         self._order = LineOrder(self._lines, self._since)
         self._ages = LineOrder(self._lines, lambda line: line.oldest())
-        self._alone: deque[Entry] = deque()
+        self._alone: deque[Entry] | FairAlone = deque()
+        self.fair: FairShares | None = None
+        """The rule that shares the queue between tenants; None while nobody tells them apart."""
         self._slots = 1
         self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
         self.gather: GatherRule | None = None
@@ -140,13 +148,15 @@ class BatchQueue:
         self._bundles = Bundles(config.bundle_s) if config.bundle_s else None
         self._size_of_key = None if config.size_of is None else SizeOfKey(config.size_of)
         self._most_running = None if config.max_running is None else MostRunning(config.max_running)
-        self._compose()
+        self.compose()
 
-    def _compose(self) -> None:
+    def compose(self) -> None:
         """Put the policies together; each is asked only for what it defines."""
         if self._gathers is not None:
             self.gather = self._gathers[self._slots > 1]
-        named = self._size_of_key, self._bundles, self.gather, self._wait, self.auto, self._most_running
+        named = self._size_of_key, self._bundles, self.gather, self._wait, self.auto, self._most_running, self.fair
+        if self.fair is not None:
+            named = *named, self.fair.keys
         rules = [rule for rule in named if rule is not None]
         self._arrived = [rule.arrived for rule in rules if type(rule).arrived is not Policy.arrived]
         self._due = [rule.due for rule in rules if type(rule).due is not Policy.due]
@@ -154,6 +164,27 @@ class BatchQueue:
         self._room = [rule.room for rule in rules if type(rule).room is not Policy.room]
         self._took = [rule.took for rule in rules if type(rule).took is not Policy.took]
         self._answered = [rule.answered for rule in rules if type(rule).answered is not Policy.answered]
+
+    def share(self) -> FairShares:
+        """Share the queue between tenants from now on; nothing may wait or run yet."""
+        assert not self.waiting
+        assert not self.running
+        fair = self.fair = FairShares(self, self._capacity)
+        self._line_of = lambda key: FairLine(key, fair)
+        self._alone = FairAlone(fair)
+        self._eligible = self._eligible_fairly
+        self.compose()
+        return fair
+
+    @property
+    def lines(self) -> Mapping[Hashable, Line]:
+        """What waits, by its key."""
+        return self._lines
+
+    @property
+    def alone(self) -> deque[Entry] | FairAlone:
+        """What waits to run alone."""
+        return self._alone
 
     @property
     def slots(self) -> int:
@@ -163,7 +194,7 @@ class BatchQueue:
     @slots.setter
     def slots(self, slots: int) -> None:
         self._slots = slots
-        self._compose()
+        self.compose()
 
     def offer(self, entry: Entry, now: float) -> None:
         """Add an entry.
@@ -173,7 +204,7 @@ class BatchQueue:
             TooLarge: If the entry alone exceeds `max_rows`.
         """
         size = entry.size
-        if self.waiting + size > self._capacity:
+        if self.waiting + size > self._capacity and (self.fair is None or not self._has_made_room(entry, size)):
             raise QueueFull(f"{self.waiting} samples wait already, the queue takes {self._capacity}; try again later")
         if size > self._max_size and self._divide is None:
             raise TooLarge(f"the request has {size} samples, a batch takes {self._max_size}")
@@ -209,6 +240,20 @@ class BatchQueue:
         line.entries += entries
         line.rows += size
         self._grown(line, line.rows - size, now)
+
+    def _has_made_room(self, entry: Entry, size: int) -> bool:
+        """Have what holds more of a full queue leave for an entry; tells whether there is room then.
+
+        Raises:
+            ShareUsed: If nothing holds more than its tenant would.
+            TooLarge: If there would never be room.
+        """
+        assert self.fair is not None
+        if size > self._max_size and self._divide is None:
+            raise TooLarge(f"the request has {size} samples, a batch takes {self._max_size}")
+        if size <= self._capacity:
+            self.fair.eviction.make_room(self.fair.flow_of(entry.tenant), size)
+        return self.waiting + size <= self._capacity
 
     def _grown(self, line: Line, rows: int, now: float) -> None:
         """Note that a line, which had so many rows, has got longer."""
@@ -250,8 +295,8 @@ class BatchQueue:
                 is eligible at once, and where its first entry does not fit, none overtakes it.
         """
         while True:
-            line = self._eligible(now) if limit is None else self._order.first()[1]
-            if self._alone and (line is None or self._alone[0].arrived <= self._since(line)):
+            line = self._eligible(now) if limit is None else self._first()
+            if self._alone and (line is None or self._goes_alone(line)):
                 if limit is not None and self._alone[0].size > limit:
                     return None
                 batch = self._take_alone(now)
@@ -304,18 +349,21 @@ class BatchQueue:
 
     def entries(self) -> Iterator[Entry]:
         """Go through what waits in lines."""
-        return (entry for line in self._lines.values() for entry in line.entries if not entry.taken)
+        return itertools.chain.from_iterable(line.waiting() for line in self._lines.values())
 
     def check(self) -> None:
         """Assert what holds between any two steps; tests ask after each."""
         waiting = sum(entry.size for entry in itertools.chain(self.entries(), self._alone))
-        assert self.waiting == waiting <= self._capacity
+        reserved = 0 if self.fair is None else self.fair.eviction.reserved
+        assert self.waiting - reserved == waiting <= self._capacity
         for line in self._lines.values():
-            assert 0 < line.rows == sum(entry.size for entry in line.entries if not entry.taken)
-            assert line.dead == sum(bool(entry.taken) for entry in line.entries)
+            assert 0 < line.rows == sum(entry.size for entry in line.waiting())
+            line.check()
             assert (line.full_since < NEVER) == (line.rows >= self._max_size)
         assert self._full == sum(line.full_since < NEVER for line in self._lines.values())
         self._order.check()
+        if self.fair is not None:
+            self.fair.check([*self.entries(), *self._alone])
         if self.auto is not None:
             self._ages.check()
 
@@ -333,11 +381,30 @@ class BatchQueue:
             return next(iter(lines.values()))
         due, line = self._order.first()
         if due <= now:
-            return line
+            return line if line is None or self.fair is None else self.fair.choose(line, self._since, now)
         for waits in self._waits:
             for line in itertools.islice(lines.values(), LOOKED_AT):
                 waits(line, now)
         return None
+
+    def _eligible_fairly(self, now: float) -> Line | None:
+        """Return the same where tenants share the queue: nothing is held back once one comes that was away."""
+        gather, fair = self.gather, self.fair
+        if gather is not None and fair is not None:
+            since = gather.held_since
+            if since is not None and fair.has_newcomers(since, now):
+                gather.interrupt()
+        return BatchQueue._eligible(self, now)
+
+    def _first(self) -> Line | None:
+        """Return the line whose turn it is, whether or not it would wait for more."""
+        line = self._order.first()[1]
+        return line if line is None or self.fair is None else self.fair.choose(line, self._since, _FINITE)
+
+    def _goes_alone(self, line: Line) -> bool:
+        """Tell whether the next entry that runs alone goes before a line."""
+        alone, since = self._alone[0], self._since(line)
+        return alone.arrived <= since if self.fair is None else self.fair.goes_alone(alone, line, since)
 
     def _since(self, line: Line) -> float:
         """Return from when on a line is eligible."""
@@ -381,30 +448,13 @@ class BatchQueue:
             for entry in late:
                 entry.taken = NEVER
                 rows -= entry.size
+            if self.fair is not None and not taken:
+                self.fair.charged = None
         return EntryBatch(taken, line.key, rows) if taken else None
 
     def _cut(self, line: Line, room: int, now: float) -> tuple[list[Entry], int, bool]:
-        """Take as many entries off the front of a line as fit; return their rows, and whether one is late, as well."""
-        taken: list[Entry] = []
-        left = room
-        is_late = False
-        queued = line.entries
-        while left and queued:
-            entry = queued.popleft()
-            if entry.taken:
-                line.dead -= 1
-                continue
-            if entry.size > left:
-                queued.appendleft(entry)
-                part = self._divide(entry, left) if self._divide is not None else None
-                if part is None:
-                    break
-                entry = part
-            left -= entry.size
-            entry.taken = now
-            if entry.deadline <= now:
-                is_late = True
-            taken.append(entry)
+        """Take as many entries of a line as fit; return their rows, and whether one is late, as well."""
+        taken, left, is_late = line.cut(room, now, self._divide)
         rows = room - left
         self.waiting -= rows
         line.rows -= rows

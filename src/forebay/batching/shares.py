@@ -119,6 +119,17 @@ class Shares(GatherRule):
             self.rho -= 0.3 * self.rho
         self._forget(now)
 
+    @property
+    def held_since(self) -> float | None:
+        """Since when it waits; None if it does not."""
+        return self._held_since
+
+    def interrupt(self) -> None:
+        """Wait no longer, as if it had waited for as long as it may."""
+        super().interrupt()
+        if self._held_since is not None:
+            self._held_since = -NEVER
+
     def room(self, line: Line, most: int, queue: BatchQueue, now: float) -> int:
         """Return how many of the rows that wait a slot takes at most."""
         if self.rho < RETURNING:

@@ -374,6 +374,7 @@ class GraphPool(Pool):
             size=size,
             key=None if node.key_of is None else node.key_of(firing.inputs),
             rank=run.number,
+            tenant=entry.tenant,
             run=run,
             firing=firing,
             attempt=attempt,

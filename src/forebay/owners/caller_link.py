@@ -33,10 +33,12 @@ from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, Calle
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
-from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, bytes_of
+from forebay.owners.wire import EndedSeat, HandedOnFor, HandedRequests, MemberServings, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
+from forebay.types.server_state import here
+from forebay.types.tenant import Tenants
 from forebay.workers import frames
 from forebay.workers.address import peer_of
 from forebay.workers.landing import Joining, Landing, Places, landed_in, placed
@@ -328,6 +330,7 @@ class CallerLink(asyncio.Protocol):
         self.account = callers.budget.open(self, sys.maxsize)
         self._callers = callers
         self._about = about
+        self._tenants = here(Tenants)
         self._transport: asyncio.Transport | None = None
         self._conversation = CallerConversation(
             callers.max_frame_bytes, callers.max_elements, callers.require_params, self
@@ -651,7 +654,7 @@ class CallerLink(asyncio.Protocol):
         is_usual = self._conversation.is_taking and not self._coming and not self._lying
         return callee if is_usual and callee is not None and not callee.streams else None
 
-    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
+    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOnFor, body: Any, now: float) -> _Seat | None:
         """Seat a short request with params that came before; None if there is more to be looked at."""
         params = desk.known.get(told.params)
         if params is None or type(body) is not bytes or told.size != 1:
@@ -673,6 +676,8 @@ class CallerLink(asyncio.Protocol):
             counts_elsewhere=self._callers.callers_count and self._member is None,
             trace=told.trace,
         )
+        if told.tenant:
+            request.tenant = self._tenants.of(told.tenant, told.tier)
         return request
 
     def _desk(self, number: int) -> _Desk:
@@ -685,7 +690,7 @@ class CallerLink(asyncio.Protocol):
         return desk
 
     def _admit(
-        self, desk: _Desk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]
+        self, desk: _Desk, callee: Callee | None, told: HandedOnFor, top: int, lying: Sequence[Apart]
     ) -> int | None:
         """Return how long the body of a request is that may be submitted; None of one that is answered already."""
         held = self._forget(top) if self._coming else 0
@@ -710,7 +715,7 @@ class CallerLink(asyncio.Protocol):
         return None
 
     def _copied(
-        self, desk: _Desk, told: HandedOn, lying: Sequence[Apart], size: int
+        self, desk: _Desk, told: HandedOnFor, lying: Sequence[Apart], size: int
     ) -> Generator[int, None, int | None]:
         """Copy what lies in memory of the front; returns the size, or None for a request that cannot be read."""
         if (yield from self._copy(lying, self._places_of(self._numbers[desk]))):
@@ -748,7 +753,7 @@ class CallerLink(asyncio.Protocol):
         return True
 
     def _seat(
-        self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
+        self, desk: _Desk, callee: Callee, told: HandedOnFor, body: Any, now: float, size: int
     ) -> _Seat | _TensorSeat:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat
@@ -770,6 +775,8 @@ class CallerLink(asyncio.Protocol):
             held_bytes=size if size > SMALL_BYTES else 0,
             counts_elsewhere=self._callers.callers_count and self._member is None,
         )
+        if told.tenant:
+            request.tenant = self._tenants.of(told.tenant, told.tier)
         if callee.streams:
             request.on_part = functools.partial(desk.part, told.seat)
             request.on_bundle = functools.partial(desk.hand, told.seat)

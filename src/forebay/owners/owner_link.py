@@ -32,6 +32,7 @@ from forebay.owners.shared_files import SharedFiles
 from forebay.owners.wire import (
     EndedSeat,
     HandedOn,
+    HandedOnFor,
     ModelRequests,
     OwnedModels,
     OwnerAnswers,
@@ -339,9 +340,9 @@ class OwnerLink(asyncio.Protocol):
             size += len(packed) + HEAD_BYTES
             if self._new_bytes + size > FRAME_BYTES:
                 self._say()
-            root = request.root()
-            left_s, trace = request.deadline - now, self._traces.outgoing(root)
-            slot.joins.append(HandedOn(name, packed, request.size, left_s, root.id, trace))
+            root, tenant = request.root(), request.tenant
+            told = name, packed, request.size, request.deadline - now, root.id, self._traces.outgoing(root)
+            slot.joins.append(HandedOn(*told) if tenant is None else HandedOnFor(*told, tenant.name, tenant.tier))
             slot.bodies.append(body)
             self._new[slot] = None
             self._new_bytes += size

@@ -92,7 +92,7 @@ class OwnerSlot:
         self._room = room
         self._sent = 0
         self._heard = 0
-        self.joins: list[HandedOn] = []
+        self.joins: list[Any] = []
         self.bodies: list[Any] = []
         self.following: list[Any] = []
         self.kept: dict[int, list[memoryview]] = {}

@@ -12,10 +12,13 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from forebay.observe.trace_context import MAX_CHARACTERS
+from forebay.types.tenant import LEAST_URGENT, MAX_NAME
 from forebay.workers.heartbeat import BEAT
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+_Class = Annotated[int, msgspec.Meta(ge=0, le=LEAST_URGENT)]
 _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 _Trace = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
 _OwnId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f-]{0,64}\Z")]
@@ -33,7 +36,7 @@ class SeesMemory(msgspec.Struct, frozen=True, array_like=True, tag="sees"):
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way to its owner; its body follows.
 
-    What stands after these is not read: there is room for a tenant and a class.
+    What stands after these is not read; those of a tenant follow in `HandedOnFor`.
 
     Attributes:
         seat: What both sides call it, until it has ended.
@@ -52,6 +55,18 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     trace: _Trace = ""
 
 
+class HandedOnFor(HandedOn, frozen=True, array_like=True, gc=False):
+    """The same where the front has told tenants apart.
+
+    Attributes:
+        tenant: The name of the tenant; empty for a request without one.
+        tier: The class of the request.
+    """
+
+    tenant: _Name = ""
+    tier: _Class = 0
+
+
 class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is new about the requests to one model.
 
@@ -63,7 +78,7 @@ class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     model: _Number
-    seats: list[HandedOn]
+    seats: list[HandedOnFor]
     leaves: list[int]
     allows: list[tuple[int, _Count]]
 

@@ -26,6 +26,7 @@ from forebay.types.settings import (
     WorkersOrNone,
     Written,
 )
+from forebay.types.tenant import TenantConfig, name_of_tenant
 from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
 
@@ -51,6 +52,20 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
                 f"{name!r} is no name of a host; one such as models.example, without a port, or * is needed"
             )
     return found
+
+
+def _named_files(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of tenants with the files of their keys.
+
+    Raises:
+        ValueError: If one is neither.
+    """
+    for one in given:
+        name, equals, file = one.partition("=")
+        if not equals or not file:
+            raise ValueError(f"NAME=FILE is needed, the name of a tenant and a file with its keys, got {one[:80]!r}")
+        name_of_tenant(name)
+    return given
 
 
 def _origins(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -141,6 +156,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         keyfile: Its private key, if it is not in the same file.
         api_keys: Keys of clients: a request needs one, as `X-API-Key` or `Authorization: Bearer`. @FILE names a file
             with one key in each line; lines that begin with # are comments. Without keys, any client may call.
+            In a configuration file it may be a mapping of names to keys, which makes each name a tenant.
+        api_key_files: Files with the keys of a tenant, which gets this name; see `tenants`.
         allowed_hosts: Host names that requests may use beside `localhost` and addresses, `*` for any. Default: no other
             names when bound to loopback without keys, otherwise any.
         cors_origins: Origins whose pages may call, `*` allows all.
@@ -173,6 +190,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     certfile: Annotated[str | None, Written("--certfile", "PEM", is_path=True)] = None
     keyfile: Annotated[str | None, Written("--keyfile", "PEM", is_path=True)] = None
     api_keys: Annotated[tuple[str, ...], Written("--api-key", "KEY", is_secret=True)] = ()
+    api_key_files: Annotated[tuple[str, ...], Written("--api-key-file", "NAME=FILE"), Checked(_named_files)] = ()
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME"), Checked(_hosts)] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
@@ -410,6 +428,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
         otel: Send traces to an OpenTelemetry collector; the OTEL_* variables say where. Needs the extra `otel`.
         fronts: Processes that take requests and share the ports, before one more that has the queues and the workers.
             Without it one process does both. Worth it from three cores on.
+        tenants: What each tenant may have, by the name of its API keys. `weight` (0.001 to 1000) is its part of the
+            workers of a model beside others of its `class` (0 to 3, 0 is the most urgent). One that is not named has
+            weight 1, class 1.
         extra_routes: Whether forebay's own paths answer beside those of a project of another server.
         state_dir: Folder for the readiness files of a project.
     """
@@ -426,6 +447,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     otel: Annotated[bool, Written("--otel")] = False
     fronts: Annotated[Annotated[int, Meta(ge=1, le=MAX_FRONTS)] | None, Written("--fronts", "N")] = None
+    tenants: dict[str, TenantConfig] = {}
     extra_routes: Annotated[bool, Written("--extra-routes")] = True
     state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None
 

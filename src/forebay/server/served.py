@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint, EndpointConfig
     from forebay.serving.tensor_face import TensorFace
     from forebay.types.call import Outcome, Request
+    from forebay.types.tenant import Tenant
     from forebay.workers.landing import Places
 
 
@@ -96,6 +97,7 @@ class OpenSession(Protocol):
         on_progress: Callable[[], object] = ...,
         *,
         deadline: float = ...,
+        tenant: Tenant | None = ...,
     ) -> Session:
         """Open one.
 
@@ -140,6 +142,10 @@ class AskedEndpoint(Answering, Protocol):
 
     def is_full(self) -> bool:
         """Tell whether anything submitted now is refused."""
+        ...
+
+    def is_full_for(self, tenant: Tenant | None) -> bool:
+        """Tell the same of what is submitted for a tenant, for which others may have to leave the queue."""
         ...
 
 

@@ -71,6 +71,37 @@ def merged(*sides: Told) -> Told:
     return told
 
 
+def named_keys(
+    given: tuple[str, ...] | Mapping[str, tuple[str, ...]], where: str, files: tuple[str, ...], where_files: str
+) -> list[tuple[str, str]]:
+    """Return the API keys that are meant, each with the name of its tenant, which is empty if it has none.
+
+    Args:
+        given: Keys, or those of each tenant.
+        where: What says so.
+        files: Files with the keys of a tenant, `NAME=FILE`.
+        where_files: What says that.
+
+    Raises:
+        ConfigError: If one is empty or has two names, or a file cannot be read or holds none.
+    """
+    found: list[tuple[str, str]] = []
+    if isinstance(given, Mapping):
+        for name, keys in given.items():
+            found += ((name, key) for key in keys_of(keys, f"{where}.{name}"))
+    else:
+        found += (("", key) for key in keys_of(given, where))
+    for one in files:
+        name, _, file = one.partition("=")
+        found += ((name, key) for key in keys_of((f"@{file}",), f"{where_files} {name}"))
+    names: dict[str, str] = {}
+    for name, key in found:
+        if names.setdefault(key, name) != name:
+            whose = " and ".join(repr(one) if one else "a list without names" for one in (names[key], name))
+            raise ConfigError(f"{where}: {whose} have a key in common; each tenant needs keys of its own")
+    return found
+
+
 def keys_of(given: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Return the API keys that are meant: as they are written, or those in a file.
 

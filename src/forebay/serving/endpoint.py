@@ -25,6 +25,7 @@ from forebay.errors import (
     ForebayError,
     InternalError,
     QueueFull,
+    ShareUsed,
     Unavailable,
     UserCodeError,
 )
@@ -37,6 +38,7 @@ from forebay.serving.stream_delivery import Windows
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
+from forebay.types.tenant import Tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from forebay.batching.queue import BatchConfig
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
+    from forebay.types.tenant import Tenant
     from forebay.workers.landing import Places
     from forebay.workers.pool import Pool
 
@@ -123,6 +126,8 @@ class Endpoint:
         self._max_size = batching.max_rows
         self._capacity = batching.capacity
         self._runs_one_by_one = batching.bundle_s > 0
+        self._is_in_order = not batching.ranked
+        """Whether the requests of a batch are in the order of their arrival."""
         self._offer = self._queue.offer
         self._keys_of = keys_of
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -174,12 +179,35 @@ class Endpoint:
             steps = self._steps
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
         self._timeline = here(Timeline)
+        tenants = here(Tenants)
+        if tenants.are_told_apart:
+            self._share(tenants)
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
         name, version = self.config.name, self.config.version
         with model_log.named(name), author_metrics.workers_of(model=name, version=version):
             await self.pool.start()
         self.accepting = True
+
+    def _share(self, tenants: Tenants) -> None:
+        """Share the queue between tenants."""
+        fair = self._queue.share()
+        fair.eviction.together, fair.eviction.evict = self._together, self._evict
+        self._is_in_order = False
+        tenants.watch(fair)
+
+    def _together(self, entry: Any) -> Sequence[Any]:
+        """Return what ends with an entry if it has to leave the queue; none if it runs in part, or inside a graph."""
+        request: Request = entry.whole if type(entry) is Slice else entry
+        if request.root() is not request or not self._slices.is_whole(request):
+            return ()
+        return self._slices.of(request)
+
+    def _evict(self, entry: Any, why: str) -> None:
+        """End a request that has to leave the queue."""
+        request: Request = entry.whole if type(entry) is Slice else entry
+        if not request.done:
+            self._settle(request, Failure(ShareUsed(f"the request {why}")))
 
     def hasten(self) -> None:
         """Let no batch wait to be filled any longer: the last requests are on their way."""
@@ -217,6 +245,13 @@ class Endpoint:
     def is_full(self) -> bool:
         """Tell whether the queue is so full that anything submitted now is refused."""
         return self._queue.waiting >= self._capacity or self.pool.is_full
+
+    def is_full_for(self, tenant: Tenant | None) -> bool:
+        """Tell the same of what is submitted for a tenant, for which others may have to leave the queue."""
+        fair = self._queue.fair
+        if fair is None:
+            return self.is_full()
+        return fair.eviction.refuses(fair.flow_of(tenant)) or self.pool.is_full
 
     @property
     def spare(self) -> int:
@@ -300,7 +335,7 @@ class Endpoint:
         if not batcher.is_awake and self.pool.idle:
             batcher.wake()
 
-    async def call(
+    async def call(  # noqa: PLR0913 - what a request is made of
         self,
         body: Any,
         *,
@@ -310,6 +345,7 @@ class Endpoint:
         timeout_s: float | None = None,
         request_id: str = "",
         answered: Callable[[Endpoint, Request], object] | None = None,
+        tenant: Tenant | None = None,
     ) -> Any:
         """Submit a request and wait for its outcome, off the hot path; `answered` is called on the reply.
 
@@ -339,6 +375,7 @@ class Endpoint:
             key=key,
             deadline=deadline,
             id=request_id,
+            tenant=tenant,
             on_part=on_part,
         )
         self.submit(request)
@@ -487,12 +524,12 @@ class Endpoint:
         elif answered:
             metrics.codes["ok"] += len(answered)
             first, arrived = answered[0], answered[0].arrived
-            if arrived == answered[-1].arrived and not self.batching.ranked:  # all came in one turn of the loop
+            if arrived == answered[-1].arrived and self._is_in_order:  # all came in one turn of the loop
                 metrics.request_s.observe(now - arrived, len(answered))
                 metrics.queue_s.observe(first.taken - arrived, len(answered))
                 return
             arrivals = [request.arrived for request in answered]
-            if self.batching.ranked:
+            if not self._is_in_order:
                 arrivals.sort()
             metrics.request_s.observe_since(now, arrivals)
             metrics.queue_s.observe_since(first.taken, arrivals)

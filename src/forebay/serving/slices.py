@@ -152,6 +152,13 @@ class Slices:
         cut = self._of.get(request)
         return [request] if cut is None else [*cut.under_way]
 
+    def is_whole(self, request: Request) -> bool:
+        """Tell whether nothing of a request has left the queue."""
+        cut = self._of.get(request)
+        if cut is None:
+            return not request.taken
+        return cut.missing == request.size and not any(piece.taken for piece in cut.under_way)
+
     def leave(self, request: Request) -> Sequence[Request | Slice]:
         """Forget a request; returns the same as `of`."""
         found = self.of(request)
@@ -170,6 +177,9 @@ class Slices:
             QueueFull: If there is no room for these and so many samples of others.
         """
         if self._queue.waiting + others + rows > self._capacity and not request.may_wait():
+            if (fair := self._queue.fair) is not None and others + rows <= self._capacity:
+                fair.eviction.make_room(fair.flow_of(request.tenant), others + rows)
+                return
             them = "them" if rows == request.size else f"the first {rows} of them"
             msg = f"the request has {request.size} samples and the queue of '{self._name}' has no room for {them}"
             raise QueueFull(msg)
@@ -236,6 +246,7 @@ class Slices:
             key=key,
             origin=origin,
             rank=request.rank,
+            tenant=request.tenant,
         )
         self.batcher.submit(piece, now)
         cut.under_way[piece] = rows

@@ -16,10 +16,11 @@ from forebay.server.config import (
     ProcessConfig,
     RepositoryConfig,
 )
-from forebay.server.setting_sources import Told, keys_of, merged
+from forebay.server.setting_sources import Told, merged, named_keys
 from forebay.surfaces.contract import Options, TargetEntry
 from forebay.surfaces.native.config import entries_of, find_config, read_config
 from forebay.types.settings import Setting, declared
+from forebay.types.tenant import ApiKeys, Tenants
 from forebay.workers.shared_secret import read_secret
 
 
@@ -68,7 +69,14 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         where = teller(HttpConfig, "host")
         msg = f"{where} is empty, and would let other machines in; is the variable set that it comes from?"
         raise ConfigError(msg)
-    http["api_keys"] = keys_of(http.get("api_keys", ()), teller(HttpConfig, "api_keys"))
+    keys = named_keys(
+        http.get("api_keys", ()),
+        teller(HttpConfig, "api_keys"),
+        http.get("api_key_files", ()),
+        teller(HttpConfig, "api_key_files"),
+    )
+    tenants = Tenants(told[ProcessConfig].get("tenants"), are_named=any(name for name, _ in keys))
+    http["api_keys"] = ApiKeys(keys, tenants)
     attach["secret"] = read_secret(attach.get("secret"), teller(AttachConfig, "secret"))
     rest = None if found is not None else target
     entries: list[TargetEntry] = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
+from forebay.types.tenant import ApiKeys
 from forebay.workers.address import TcpAddress, require_place
 from forebay.workers.tls_files import server_tls
 
@@ -24,6 +25,9 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
         drain_s: Time that open requests have to end.
         ready: Called with the address, as a URL, once everything is up.
     """
+    keys = project.http.api_keys
+    if isinstance(keys, ApiKeys):
+        project.app.state.put(keys.tenants)
     listeners: list[Listener] = [*project.listeners]
     scheme = "grpcs" if project.http.certfile else "grpc"
     if project.asgi is not None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from forebay.types.call import Item, Origin, Outcome
+from forebay.types.tenant import Tenant
 
 
 class Entry(Item, Protocol):
@@ -21,6 +22,8 @@ class Entry(Item, Protocol):
     taken: float
     done: bool
     rank: int
+    tenant: Tenant | None
+    payer: Any
 
 
 Phase = tuple[str, str, float, float, int]

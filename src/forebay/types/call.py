@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, final
 import msgspec
 
 from forebay.errors import ForebayError
+from forebay.types.tenant import Tenant
 
 
 class Alone:
@@ -202,6 +203,8 @@ class Request(msgspec.Struct, eq=False, gc=False):
         run_id: What the timeline calls it, also in the nodes of a graph; no two clients can have chosen the same. Empty
             while nobody listens.
         rank: Where batches are filled by rank, lower ones go first.
+        tenant: Whose it is, where the server tells tenants apart.
+        payer: The flow that pays for it in its queue; set where tenants share that.
         on_part: For callers that take streamed answers: called on the loop with each part and a function to call
             once there is room for the next.
         on_bundle: For callers that would rather have several parts at once: called in place of `on_part`.
@@ -221,6 +224,8 @@ class Request(msgspec.Struct, eq=False, gc=False):
     id: str = ""
     run_id: str = ""
     rank: int = 0
+    tenant: Tenant | None = None
+    payer: Any = None
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
     trace: str = ""
@@ -289,6 +294,8 @@ class Slice(msgspec.Struct, eq=False):
     taken: float = 0.0
     done: bool = False
     rank: int = 0
+    tenant: Tenant | None = None
+    payer: Any = None
 
     def root(self) -> Request:
         """Return the request of a client that it is for."""

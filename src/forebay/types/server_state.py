@@ -30,6 +30,10 @@ class ServerState:
         found = self._made.get(kind)
         return cast("T", self._made.setdefault(kind, kind()) if found is None else found)
 
+    def put(self, made: object) -> None:
+        """Have this returned as the only object of its class, of which none was asked for so far."""
+        self._made[type(made)] = made
+
     @contextmanager
     def entered(self) -> Generator[None]:
         """Have it found by what is made in the block."""

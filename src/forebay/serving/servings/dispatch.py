@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from forebay.serving.servings.execution import Executed
     from forebay.types.batch import Entry
     from forebay.types.call import Origin
+    from forebay.types.tenant import Tenant
 
 NEVER: Final = float("inf")
 
@@ -96,6 +97,8 @@ class Submission:
     params: Mapping[str, Any] = EMPTY
     origin: Origin | None = None
     rank: int = 0
+    tenant: Tenant | None = None
+    payer: Any = None
 
     def __init__(
         self,
@@ -162,6 +165,8 @@ class SubmissionPart:
     params: Mapping[str, Any] = EMPTY
     origin: Origin | None = None
     rank: int = 0
+    tenant: Tenant | None = None
+    payer: Any = None
 
     def __init__(self, call: Submission, batch: Batch, index: int) -> None:
         self.call = call

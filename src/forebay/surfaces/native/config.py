@@ -42,6 +42,7 @@ from forebay.server.setting_sources import Told
 from forebay.server.struct_reader import StructReader
 from forebay.surfaces.contract import TargetEntry
 from forebay.types.settings import Checked, Setting, declared
+from forebay.types.tenant import name_of_tenant
 from forebay.workers.address import UnixAddress, parse_address
 
 if TYPE_CHECKING:
@@ -216,7 +217,14 @@ class _Reader(StructReader):
             return [self._model((*path, index), one) for index, one in enumerate(cast("list[Any]", value))]
         if name in _INNER:
             return self._section(path, value, _INNER[name])
+        if name == "api_keys" and isinstance(value, dict):
+            given = self.mapping(path, value)
+            return {self._tenant(path, one): self._keys((*path, one), key) for one, key in given.items()}
         found = super().value(path, value, setting)
+        if name == "tenants":
+            return {self._tenant(path, one): told for one, told in found.items()}
+        if name == "api_key_files":
+            return tuple("=".join((one[0], self._below(one[2]))) for one in (file.partition("=") for file in found))
         if name in {"address", "owner"} and path[0] != "cluster":
             return self._address(path, found)
         if name == "owners":
@@ -247,6 +255,19 @@ class _Reader(StructReader):
                 here = (*path, setting.key)
                 self.wrong(here, None, "a key is needed; is the variable set that it comes from?")
         return self.fields(path, value, settings)
+
+    def _tenant(self, path: Place, name: Any) -> str:
+        try:
+            return name_of_tenant(str(name))
+        except ValueError as error:
+            self.fail((*path, name), f"{self.dotted(path)}: {error}")
+
+    def _keys(self, path: Place, given: Any) -> tuple[str, ...]:
+        """Read the keys of a tenant: one, or a list of them."""
+        keys = cast("list[Any]", given) if isinstance(given, list) else [given]
+        if not keys or not all(isinstance(key, str) and key for key in keys):
+            self.wrong(path, given, "a key, or @ and a file with keys, is needed; or a list of these")
+        return tuple(map(self._key, keys))
 
     def _address(self, path: Place, address: str) -> str:
         try:

@@ -33,6 +33,7 @@ from forebay.surfaces.native.owned import wanted_owners
 from forebay.surfaces.native.repositories import is_repository
 from forebay.types.did_you_mean import meant
 from forebay.types.settings import declared
+from forebay.types.tenant import Tenants
 from forebay.workers import working_folder
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ class Reloading:
             self._tell("the configuration", error)
             return
         self._app.problem = ""
+        self._app.state.of(Tenants).configure(options.tenants)
         self._tell_what_stays(options)
         self._files = {entry.target: self._files.get(entry.target, ()) for entry in entries}
         before, self._entries = self._entries, entries
@@ -326,7 +328,7 @@ class Reloading:
             one.written.flag or name
             for struct, old, new in pairs
             for name, one in declared(struct).items()
-            if getattr(old, name) != getattr(new, name) and name != "owners"
+            if name not in {"owners", "tenants"} and getattr(old, name) != getattr(new, name)
         ]
         if changed:
             log.warning("changed, and holds from the next start on: %s", ", ".join(changed))

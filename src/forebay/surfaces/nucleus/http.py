@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request as HttpRequest
 
-from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable, WorkerLost
+from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, ShareUsed, TooLarge, Unavailable, WorkerLost
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
-from forebay.transports.api_keys import lets_in
+from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.errors import error_headers
@@ -55,6 +55,7 @@ CORS: Final = [*_PREFLIGHT, (b"access-control-expose-headers", b"Content-Length,
 PREFLIGHT: Final = [*_PREFLIGHT, (b"access-control-max-age", b"1728000")]
 
 _STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
+    (ShareUsed, 429),
     (QueueFull, 503),
     (WorkerLost, 502),  # as the original's proxy says it: what was asked for may have begun
     (Unavailable, 503),
@@ -99,6 +100,7 @@ class NucleusHttp:
         self._max_body_bytes = max_body_bytes
         self._elements = http.elements
         self._api_keys = [key.encode() for key in http.api_keys]
+        self._holders = KeyHolders(http.api_keys)
         self._pages: dict[str, Any] = {}
         if pages is not None:
             self._pages = {"/healthz": pages.healthz, "/readyz": pages.readyz, "/metrics": pages.metrics}
@@ -203,6 +205,7 @@ class NucleusHttp:
             reply=reply,
             params=params,
             key=POST_KEY if batched else ALONE,
+            tenant=self._holders.in_headers(scope["headers"]),
             on_part=lambda part, release: events.put_nowait((_PART, part, release)),
         )
         return await self._submit(request, events, receive, send)

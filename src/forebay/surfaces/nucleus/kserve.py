@@ -60,6 +60,7 @@ class _AskedAsPost:
             endpoint.places,
         )
         self.cancel, self.reject, self.is_full = endpoint.cancel, endpoint.reject, endpoint.is_full
+        self.is_full_for = endpoint.is_full_for
         self._endpoint = endpoint
         self._key = key
         self._in_flight = in_flight

@@ -94,7 +94,7 @@ class NucleusRpc:
                 call.end(Status.UNAVAILABLE, TOO_MANY)
                 return
             params = _told(plain, call) if name in self._with_context else plain
-            asked = _Asked(message, reply, params, key=name, deadline=call.deadline, call=call)
+            asked = _Asked(message, reply, params, key=name, deadline=call.deadline, tenant=call.tenant, call=call)
             call.on_cancel = partial(endpoint.cancel, asked)
             self._inside.add(call)
             endpoint.submit(asked)
@@ -157,6 +157,7 @@ class NucleusRpc:
             events.put_nowait((part, release))
 
         request = Request(body=body, reply=reply, params=params, key=ALONE, deadline=call.deadline, on_part=on_part)
+        request.tenant = call.tenant
         self._endpoint.submit(request)
         return request
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.ovms.layout import GraphLayout, GraphOutput
     from forebay.types.call import Item, Outcome
+    from forebay.types.tenant import Tenant
     from forebay.types.tensor import Tensor
 
 TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
@@ -282,6 +283,7 @@ class GraphStream:
         on_progress: Callable[[], object] = lambda: None,
         *,
         deadline: float = float("inf"),
+        tenant: Tenant | None = None,
     ) -> None:
         """Open a stream; the first request enters the graph.
 
@@ -292,8 +294,10 @@ class GraphStream:
             on_end: Called once, with None or a `Failure`.
             on_progress: Called whenever requests were worked off.
             deadline: When it ends at the latest.
+            tenant: Whose it is, where the server tells tenants apart.
         """
         self._calls = calls
+        self._tenant = tenant
         self._endpoint = endpoint
         self._on_answer = on_answer
         self._on_end = on_end
@@ -351,6 +355,7 @@ class GraphStream:
             self._request = Request(
                 body=self._packets, reply=self._replied, on_part=self._part, deadline=self._deadline, id=asked.id
             )
+            self._request.tenant = self._tenant
             self._endpoint.submit(self._request)
 
     def close(self) -> None:

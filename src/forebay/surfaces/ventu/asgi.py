@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
-from forebay.transports.api_keys import lets_in
+from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.types.call import ALONE, EMPTY
@@ -65,6 +65,7 @@ class VentuHttp:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._api_keys = [key.encode() for key in api_keys]
+        self._holders = KeyHolders(api_keys)
         self._more = more or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +114,8 @@ class VentuHttp:
             if refused is not None:
                 return refused
         answered = partial(answered_by, scope)
-        asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY, answered=answered))
+        tenant = self._holders.in_headers(scope["headers"])
+        asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY, answered=answered, tenant=tenant))
         gone = asyncio.ensure_future(left(receive))
         try:
             await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.service import Piece
     from forebay.transports.grpc.states import CallState
     from forebay.types.call import Request
+    from forebay.types.tenant import Tenant
 
 log = logging.getLogger("forebay.requests")
 
@@ -106,6 +107,11 @@ class OpenCall:
     def peer(self) -> str:
         """Who calls, as `ADDRESS:PORT`."""
         return self._connection.peer
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whose key it shows, where keys have names."""
+        return self.head.tenant
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:

@@ -8,7 +8,7 @@ import binascii
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.transports.api_keys import lets_in
+from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
 from forebay.types.did_you_mean import meant
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from forebay.transports.grpc.hpack import Field
     from forebay.transports.grpc.messages import PlacesOf
+    from forebay.types.tenant import Tenant
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -73,6 +74,7 @@ class CallHead:
         refusal: The header block of its answer if nothing of it is wanted.
         reason: Why not, for the log.
         status: Its status then.
+        tenant: Whose key it shows, where keys have names.
     """
 
     __slots__ = (
@@ -87,6 +89,7 @@ class CallHead:
         "reason",
         "refusal",
         "status",
+        "tenant",
         "timeout_s",
     )
 
@@ -103,6 +106,7 @@ class CallHead:
         self.status = Status.UNIMPLEMENTED
         self.refusal: bytes | None = None
         self.reason = ""
+        self.tenant: Tenant | None = None
 
     def refuse(self, status: Status, text: str) -> None:
         """Want nothing of it."""
@@ -136,6 +140,7 @@ class HeadReader:
             service, _, name = path.decode().removeprefix("/").partition("/")
             self._names.setdefault(service, []).append(name)
         self._keys = [key.encode() for key in api_keys]
+        self._holders = KeyHolders(api_keys)
         self._max_bytes = max_bytes
         self.guesses = MAX_GUESSES
 
@@ -179,6 +184,7 @@ class HeadReader:
         if method is None:
             head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))
             return
+        head.tenant = self._holders.in_headers(fields)
         if _is_json(asked[b"content-type"]):
             head.refuse(
                 Status.UNIMPLEMENTED, "messages of JSON cannot be read here, those of protobuf can: application/grpc"

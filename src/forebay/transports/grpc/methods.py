@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import QueueFull, TooLarge
+from forebay.errors import QueueFull, ShareUsed, TooLarge
 from forebay.transports.grpc.heads import Method
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.reading_turns import in_turns
@@ -93,11 +93,15 @@ def _direct(
     name: str, method: Direct, queue: Endpoint | None, own: Own, counting: _Counting, *, is_public: bool
 ) -> Method:
     full = None if queue is None else QueueFull(f"the queue of '{queue.name}' is full; try again later")
+    share = None if queue is None else ShareUsed(f"the queue of '{queue.name}' is full; try again later")
 
     def begin(call: OpenCall, message: Any) -> None:
-        if queue is not None and full is not None and queue.is_full():
-            queue.reject(full)  # now, for its client may leave before it is told
-            call.fail(full, own)
+        tenant = call.head.tenant
+        if queue is not None and (queue.is_full() if tenant is None else queue.is_full_for(tenant)):
+            error = full if tenant is None else share
+            assert error is not None
+            queue.reject(error)  # now, for its client may leave before it is told
+            call.fail(error, own)
             return
         if len(message) > counting.passes_bytes:
             call.run(counted(call, message))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, UnknownModel
+from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, ShareUsed, TooLarge, UnknownModel
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
 from forebay.protocols.kserve.calls import timeout_of
@@ -55,6 +55,7 @@ READERS: Final = 2
 MAX_PLANS: Final = 1024
 
 STATUSES: Final[Mapping[type[ForebayError], Status]] = {
+    ShareUsed: Status.RESOURCE_EXHAUSTED,
     QueueFull: Status.UNAVAILABLE,
     TooLarge: Status.RESOURCE_EXHAUSTED,
 }
@@ -257,6 +258,7 @@ class InferMethods:
     ) -> BegunInfer:
         asked = BegunInfer(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
         asked.trace = parent_in(call.metadata)
+        asked.tenant = call.tenant
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:

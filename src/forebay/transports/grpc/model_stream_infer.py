@@ -109,7 +109,10 @@ class InferStream:
         """Let all requests of the stream go to one session."""
         assert served.session is not None
         self.joined = served
-        self._session = served.session(self._said, self._ended, self._make_room, deadline=self._call.deadline)
+        call = self._call
+        self._session = served.session(
+            self._said, self._ended, self._make_room, deadline=call.deadline, tenant=call.tenant
+        )
 
     def send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
         """Send a request to the session.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.messages import PlacesOf
     from forebay.transports.grpc.statuses import Status
     from forebay.types.call import Request
+    from forebay.types.tenant import Tenant
 
 
 Piece = bytes | bytearray | memoryview
@@ -45,6 +46,11 @@ class Call(Protocol):
     @property
     def peer(self) -> str:
         """Who calls, as `ADDRESS:PORT`."""
+        ...
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whose key it shows, where keys have names."""
         ...
 
     @property

@@ -193,6 +193,7 @@ class TfServing:
         params, size = asked.ask(inputs, outputs)
         request = TensorRequest([one.data for one in inputs], _replied, params, None, call.deadline, size)
         request.trace = parent_in(call.metadata)
+        request.tenant = call.tenant
         begun = request.call = _Asked(call, kind, served, asked, request, answered)
         if asked.contract.has_context:
             request.id = next_id()

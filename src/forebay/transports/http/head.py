@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forebay.errors import ForebayError
     from forebay.transports.http.route import Route
     from forebay.transports.http.same_turn import Mailbox
+    from forebay.types.tenant import Tenant
 
 NEVER: Final = float("inf")
 
@@ -39,6 +40,7 @@ class Head(msgspec.Struct, eq=False):
         problem: Why the request is refused, if that is known before its body was read.
         length: Content-Length, -1 if not given.
         texts: The headers as texts, for models that ask.
+        tenant: Whose key it shows, where keys have names.
         packing: What the body is packed with, if it has to be unpacked.
         form: The Content-Type of a form, with its boundary.
         answer_packing: What the answer is to be packed with; such requests take the slow lane.
@@ -65,6 +67,7 @@ class Head(msgspec.Struct, eq=False):
     problem: ForebayError | None = None
     length: int = -1
     texts: Mapping[str, str] | None = None
+    tenant: Tenant | None = None
     packing: bytes = b""
     form: bytes = b""
     answer_packing: bytes = b""

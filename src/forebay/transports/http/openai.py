@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
     from forebay.types.element_limits import Steps
+    from forebay.types.tenant import Tenant
 
 PREFIX: Final = "/v1/"
 _SAMPLES: Final[dict[str, str]] = dict(
@@ -145,6 +146,10 @@ class OpenAiModels:
         """Tell whether whatever is submitted now is refused; of several models that depends on which is asked."""
         return self._only is not None and self._only.is_full()
 
+    def is_full_for(self, tenant: Tenant | None) -> bool:
+        """Tell the same for a tenant."""
+        return self._only is not None and self._only.is_full_for(tenant)
+
     def submit(self, request: Request) -> None:
         """Have the model that a body names answer it."""
         reject = self.reject
@@ -152,7 +157,7 @@ class OpenAiModels:
             asked = reading.read(request.body)
             served, contract = self._find(asked.model)
             reject = served.endpoint.reject
-            if served.endpoint.is_full():  # before anything is made of the body
+            if served.endpoint.is_full_for(request.tenant):  # before anything is made of the body
                 raise _full(served.endpoint.name)
             call = _Call(self, request, asked, served.endpoint, contract)
         except ForebayError as error:
@@ -246,6 +251,7 @@ class _Call:
                 id=request.id,
                 run_id=request.run_id,
                 trace=request.trace,
+                tenant=request.tenant,
                 on_part=partial(self._part, number) if contract.streams else None,
             )
             self._samples.append(sample)

@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, To
 from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
-from forebay.transports.api_keys import key_is_known
+from forebay.transports.api_keys import KeyHolders, key_is_known
 from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding, error_answer
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.transports.http.head import NEVER, Head
@@ -76,7 +76,7 @@ class Route:
         self,
         served: Served | StandIn,
         max_body_bytes: int,
-        api_keys: Iterable[str],
+        api_keys: Sequence[str],
         origins: Iterable[str] = (),
         staging: Staging | None = None,
         *,
@@ -99,6 +99,7 @@ class Route:
         self.passes_bytes = min(elements.tensors, elements.elsewhere)
         self._staging = staging
         self._api_keys = [key.encode() for key in api_keys]
+        self._holders = KeyHolders(api_keys)
         self._origins = frozenset(origin.encode() for origin in origins)
         self._max_samples = self.endpoint.batching.capacity if served.contract.batchable else 1
 
@@ -177,6 +178,9 @@ class Route:
                     packing = value.strip().lower()
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+        elif self._holders and (tenant := self._holders.of(keys)) is not None:
+            head.tenant = tenant
+            head.is_full = functools.partial(endpoint.is_full_for, tenant)
         if self.contract.has_context:
             head.texts = _texts(headers)
         if origin and head.problem is None:
@@ -193,7 +197,8 @@ class Route:
                 head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
             head.problem = head.problem or without_frames(error)  # its frames hold the head
-        head.is_simple = self.is_simple and head.timeout_s == NEVER and head.is_usual and head.problem is None
+        is_plain = self.is_simple and head.tenant is None
+        head.is_simple = is_plain and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
 
     @property
@@ -261,7 +266,8 @@ class Route:
         return request
 
     def complete(self, request: Request, head: Head, origin: Origin | None) -> None:
-        """Give a request its time limit, and what its model is told beside the sample."""
+        """Give a request its tenant, its time limit, and what its model is told beside the sample."""
+        request.tenant = head.tenant
         if head.texts is not None:
             request.id = head.id or next_id()
             client = getattr(origin, "client", None)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.config import ErrorCodes, PipelineConfig
     from forebay.surfaces.pipeline.figures.profile import RequestProfile
     from forebay.types.call import Outcome
+    from forebay.types.tenant import Tenant
     from forebay.workers.hanging_calls import LoopCall
 
 Respond = Callable[[Any, "Prediction | None"], None]
@@ -94,6 +95,7 @@ class Predictions:
         respond: Respond,
         came: float | None = None,
         parent: str = "",
+        tenant: Tenant | None = None,
     ) -> Callable[[], object]:
         """Answer one request.
 
@@ -104,6 +106,7 @@ class Predictions:
                 whether it is an error, or with a `ForebayError` where the transport is to tell that there is none.
             came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
             parent: The caller's `traceparent`.
+            tenant: Whose it is, where the server tells tenants apart.
 
         Returns:
             What calls it off.
@@ -123,6 +126,7 @@ class Predictions:
             respond=respond,
             log_id=getattr(message, "logid", 0),
             parent=parent,
+            tenant=tenant,
         )
         self._open.add(asked)
         self._begin(asked)

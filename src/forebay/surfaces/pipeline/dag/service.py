@@ -166,6 +166,7 @@ class PipelineService(Predictions):
             deadline=asked.deadline,
             id=asked.id,
             run_id=asked.run_id,
+            tenant=asked.tenant,
         )
         self.endpoint.submit(asked.attempt)
 

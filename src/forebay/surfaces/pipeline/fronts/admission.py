@@ -15,6 +15,7 @@ from forebay.surfaces.pipeline.codes import CustomExceptionCode
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, Respond
+    from forebay.types.tenant import Tenant
 
 log = logging.getLogger("forebay.requests")
 
@@ -23,7 +24,13 @@ _readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-rea
 
 
 def begin(
-    inference: Predictions, parse: Callable[[], Any], *, is_quick: bool, respond: Respond, **more: Any
+    inference: Predictions,
+    parse: Callable[[], Any],
+    *,
+    is_quick: bool,
+    respond: Respond,
+    tenant: Tenant | None = None,
+    **more: Any,
 ) -> Callable[[], object] | None:
     """Read a request and answer it, or refuse it: what it asks for does not exist, or there is no room.
 
@@ -33,18 +40,19 @@ def begin(
         is_quick: Whether reading takes only a moment; otherwise it is done beside the loop.
         respond: Called on the loop, once, unless the request is called off. If it raises, it is called again with the
             error that the client is to see.
+        tenant: Whose it is, where the server tells tenants apart.
         more: See `Predictions.submit`.
 
     Returns:
         What calls the request off; None if it has been answered.
     """
     endpoint = inference.endpoint
-    if endpoint.is_full():  # before anything is read
+    if endpoint.is_full_for(tenant):  # before anything is read
         full = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
         endpoint.reject(full)
         respond(full, None)
         return None
-    safely = partial(_respond, respond)
+    safely, more = partial(_respond, respond), {**more, "tenant": tenant}
     if not is_quick:
         return asyncio.ensure_future(_answer_large(inference, parse, safely, more)).cancel
     try:

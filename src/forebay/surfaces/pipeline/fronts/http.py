@@ -99,6 +99,7 @@ class AskedPipeline:
         self.config = EndpointConfig(name=name, max_timeout_s=inference.endpoint.config.max_timeout_s)
         self.batching = inference.endpoint.batching
         self.is_full = inference.endpoint.is_full
+        self.is_full_for = inference.endpoint.is_full_for
         self._inference = inference
         self._method = method
         self._open: dict[Request, Callable[[], object] | None] = {}
@@ -128,6 +129,7 @@ class AskedPipeline:
             peer=_peer(request),
             respond=respond,
             parent=request.params.get(PARENT, ""),
+            tenant=request.tenant,
         )
         if request in self._open:
             self._open[request] = call_off

@@ -43,6 +43,7 @@ def services(inference: Predictions) -> list[GrpcService]:
             peer=_peer(call),
             respond=respond,
             parent=_parent(call),
+            tenant=call.tenant,
         )
 
     methods = {SERVICE: {METHOD: run}}

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose entries leave a queue that is full, so that a tenant that has less in it finds room.
+
+The one that leaves is the latest of the flow that holds most: of those in the least urgent class the one with the most
+rows for its weight. It leaves only if that is more than the flow of the newcomer would hold then. All that has to leave
+is found before anything does.
+
+A heap has a note for each flow with what it holds, or more; it is there while the queue is full, or was lately.
+
+Sans-I/O: no clock, no loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from forebay.batching.lines import NEVER
+from forebay.errors import ShareUsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forebay.batching.fair import FairShares
+    from forebay.batching.fair_lines import Flow
+    from forebay.batching.queue import BatchQueue
+    from forebay.types.batch import Entry
+
+Note = tuple[int, float, int, "Flow"]
+"""Class and rows for the weight of a flow, both negative, the number of the note, and the flow."""
+
+LINES: Final = 64
+"""Lines of a flow in which its latest entry is looked for."""
+
+WHY: Final = "had to leave the full queue for a request of a tenant that has less in it; try again later"
+
+
+class Eviction:
+    """Finds room in a full queue.
+
+    Attributes:
+        evict: Has an entry that waits end, for the given reason, and all that belongs to it; must cancel them.
+        together: Gives the entries that end with one that is evicted, itself among them; none if it may not be.
+        reserved: Rows for which others are being evicted; they count as waiting.
+    """
+
+    def __init__(self, fair: FairShares, queue: BatchQueue, capacity: int) -> None:
+        """Begin with a queue that has room."""
+        self.evict: Callable[[Entry, str], object] = lambda entry, _: queue.cancel(entry)
+        self.together: Callable[[Entry], Sequence[Entry]] = lambda entry: [entry]
+        self.reserved = 0
+        self._fair = fair
+        self._queue = queue
+        self._capacity = capacity
+        self._notes: list[Note] | None = None
+
+    def refuses(self, flow: Flow) -> bool:
+        """Tell whether the queue is full, and nobody would be evicted for one more row of a flow."""
+        if self._queue.waiting < self._capacity:
+            return False
+        self._fair.sort_out()
+        worst = self._worst()
+        return worst is None or not _is_over(worst, worst.rows, flow, 1)
+
+    def make_room(self, flow: Flow, rows: int) -> None:
+        """Evict what has to leave so that so many rows of a flow can wait.
+
+        Raises:
+            ShareUsed: Nobody holds more for its weight than the flow would; nothing was evicted.
+        """
+        queue = self._queue
+        victims = self._plan(flow, rows, queue.waiting + rows - self._capacity)
+        if victims is None:
+            whose = f" of '{flow.tenant.name}'" if flow.tenant.name else ""
+            msg = f"{flow.rows} samples{whose} wait already, its share of a queue that takes {self._capacity}"
+            raise ShareUsed(f"{msg}; try again later")
+        queue.waiting += rows  # nobody else takes the room that they leave
+        self.reserved += rows
+        try:
+            for entry in victims:
+                if not entry.taken:
+                    self.evict(entry, WHY)
+        finally:
+            queue.waiting -= rows
+            self.reserved -= rows
+
+    def note(self, flow: Flow) -> None:
+        """Note what a flow holds, which has become more than its note says, and some more."""
+        notes = self._notes
+        if notes is None:
+            return
+        if len(notes) > 2 * self._fair.active + 64:  # most notes do not count any more
+            for _, _, number, one in notes:
+                if number == one.number and not one.rows:
+                    one.bound = 0
+            notes[:] = [note for note in notes if note[2] == note[3].number and note[3].rows]
+            heapq.heapify(notes)
+        flow.bound = flow.rows + (flow.rows >> 3) + 8
+        flow.number = next(self._fair.numbers)
+        tenant = flow.tenant
+        heapq.heappush(notes, (-tenant.tier, -flow.bound / tenant.weight, flow.number, flow))
+
+    def has_begun(self, flow: Flow) -> None:
+        """Have a new flow noted from its first row on, if any is."""
+        flow.bound = NEVER if self._notes is None else 0
+
+    def rest(self) -> None:
+        """Note nothing more, if the queue has room again."""
+        if self._notes is not None and 2 * self._queue.waiting < self._capacity:
+            self.renew()
+
+    def renew(self) -> None:
+        """Forget all notes; where they are needed, they are made anew."""
+        self._notes = None
+        for flow in self._fair.everybody():
+            flow.bound = NEVER
+
+    def check(self) -> None:
+        """Assert that no flow is noted with less than it holds; tests ask after each step."""
+        if self._notes is not None:
+            notes = {(number, flow): -most for _, most, number, flow in self._notes}
+            for flow in self._fair.everybody():
+                assert not flow.rows or notes[flow.number, flow] >= flow.rows / flow.tenant.weight
+
+    def _worst(self) -> Flow | None:
+        """Return the flow that holds most."""
+        if self._notes is None:
+            self._notes = []
+            for flow in self._fair.everybody():
+                flow.bound = 0
+                if flow.rows:
+                    self.note(flow)
+        notes = self._notes
+        while notes:
+            tier, noted, number, flow = notes[0]
+            rows = -flow.rows / flow.tenant.weight
+            if number != flow.number:
+                heapq.heappop(notes)
+            elif not flow.rows:
+                heapq.heappop(notes)
+                flow.bound = 0
+            elif noted != rows:
+                flow.bound = flow.rows
+                heapq.heapreplace(notes, (tier, rows, number, flow))
+            else:
+                return flow
+        return None
+
+    def _plan(self, flow: Flow, rows: int, lacking: int) -> list[Entry] | None:
+        """Return what has to be evicted for so many rows of a flow; None if they have to be refused.
+
+        Args:
+            lacking: How many rows too many would wait.
+        """
+        self._fair.sort_out()
+        worst = self._worst()
+        if worst is None or not _is_over(worst, worst.rows, flow, rows):
+            return None
+        victims: list[Entry] = []
+        planned: set[int] = set()
+        left = {worst: worst.rows}
+        latest = {worst: _latest(worst)}
+        others: list[Note] | None = None
+        while True:
+            freed = 0
+            for entry in latest[worst]:
+                if id(entry) not in planned and (ended := self.together(entry)):
+                    victims.append(entry)
+                    planned.update(map(id, ended))
+                    freed = sum(one.size for one in ended if not one.taken)
+                    break
+            lacking -= freed
+            if lacking <= 0:
+                return victims
+            left[worst] = left[worst] - freed if freed else 0  # nothing else of it may be evicted
+            if others is None:
+                others = [_note(one, left.get(one, one.rows), n) for n, one in enumerate(self._fair.everybody())]
+                heapq.heapify(others)
+            else:
+                heapq.heapreplace(others, _note(worst, left[worst], others[0][2]))
+            worst = others[0][3]
+            if not _is_over(worst, left.setdefault(worst, worst.rows), flow, rows):
+                return None
+            if worst not in latest:
+                latest[worst] = _latest(worst)
+
+
+def _note(flow: Flow, rows: int, number: int) -> Note:
+    return (-flow.tenant.tier if rows else 0, -rows / flow.tenant.weight, number, flow)
+
+
+def _is_over(worst: Flow, rows: int, flow: Flow, more: int) -> bool:
+    """Tell whether a flow with so many rows holds more for its weight than another one with some more."""
+    if worst is flow or not rows:
+        return False
+    mine, other = flow.tenant, worst.tenant
+    return (other.tier, rows / other.weight) > (mine.tier, (flow.rows + more) / mine.weight)
+
+
+def _latest(flow: Flow) -> Iterator[Entry]:
+    """Go through what waits of a flow, the latest first."""
+    lines = list(itertools.islice(flow.lines, LINES))
+    if len(lines) == 1:
+        return lines[0].latest(flow)
+    return heapq.merge(*(line.latest(flow) for line in lines), key=lambda entry: -entry.arrived)

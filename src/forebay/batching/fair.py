@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Share a queue's workers between tenants: whose entries fill a batch, and what each of them has had.
+
+Theory of operation. Each flow, a tenant in a class, has a virtual time `v`: the worker seconds it had, divided by its
+weight. A batch is filled from the flow of the most urgent class with the least `v`. What a batch is expected to cost is
+charged when it is taken; once it is answered, each flow has paid its part of what the worker really needed. A flow that
+was away begins where the others are (`served`), so that being away earns nothing. Who leaves a queue that is full, so
+that others find room, `eviction.py` says.
+
+A part of a batch is by rows, weighted with what a row of the flow costs beside those of others (`cost`). That is
+learned from how far batches are off. Every `PROBE`th batch is left to one flow, where one can fill it: costs that
+always come together could not be told apart.
+
+Other rules say when a line leaves and how many rows of it; this one says which. Lines keep their entries in order of
+arrival, as without tenants. They sort them by flow when a batch cannot take all (`fair_lines.py`), so that a queue that
+keeps up pays little. Heaps hold virtual times as they were noted; since these only rise, a note is too low at most, and
+is corrected when it reaches the top. Hence a step costs the logarithm of the number of flows.
+
+Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import TYPE_CHECKING, Final
+
+from forebay.batching.eviction import Eviction
+from forebay.batching.fair_lines import Charge, FairLine, Flow
+from forebay.batching.gather import Curve
+from forebay.batching.policies import Policy
+from forebay.types.call import ALONE
+from forebay.types.tenant import NOBODY, Tenant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from forebay.batching.lines import Line
+    from forebay.batching.queue import BatchQueue
+    from forebay.types.batch import Entry, EntryBatch
+
+MAX_FLOWS: Final = 4096
+"""Flows that a queue tells apart; where none of them is idle, a newcomer shares the one of the others in its class."""
+
+UNKNOWN_ROW_S: Final = 0.001
+"""What a row is charged while nothing is known of the model."""
+
+PROBE: Final = 8
+"""Of so many batches one is left to a single flow, where one can fill it."""
+
+LOOKED_AT: Final = 64
+"""Lines that are looked at to find one of the next flow that may leave."""
+
+COSTS: Final = (1 / 64, 64.0)
+"""Least and most that a row of a flow may cost beside one of the others."""
+
+
+class Keys(Policy):
+    """Note the keys of what comes, so that not all lines are looked at.
+
+    Attributes:
+        touched: Keys of lines in which something is not sorted.
+    """
+
+    def __init__(self) -> None:
+        self.touched: dict[Hashable, None] = {}
+
+    def arrived(self, entry: Entry) -> None:
+        """Note an entry that begins to wait."""
+        self.touched[entry.key] = None
+
+
+class FairShares(Policy):
+    """Share the workers behind one queue between tenants.
+
+    Attributes:
+        flows: By their tenants.
+        active: Flows of which something waits and is sorted.
+        served: How far each class has come: the virtual time of the flow that was served last in it.
+        charged: What the last cut has charged, until the batch of it is there.
+        numbers: Numbers of notes, so that no two are equal.
+        keys: Notes in which lines something comes; None until there are several.
+        eviction: Finds room in a full queue.
+    """
+
+    def __init__(self, queue: BatchQueue, capacity: int) -> None:
+        """Begin without having seen a tenant."""
+        self.flows: dict[Tenant, Flow] = {}
+        self.active = 0
+        self.served: dict[int, float] = {}
+        self.charged: dict[Flow, Charge] | None = None
+        self.numbers = itertools.count(1)
+        self.keys: Keys | None = None
+        self.eviction = Eviction(self, queue, capacity)
+        self._queue = queue
+        self._others: dict[int, Flow] = {}
+        self._running: dict[EntryBatch, dict[Flow, Charge]] = {}
+        self._curve = Curve()
+        self._costs = Curve()
+        self._scale = 1.0
+        """What batches take now, beside what the curve expects: that is slow to forget a batch that took very long."""
+        self._mean_cost = 1.0
+        self._turns = 0
+        self._times: list[tuple[int, float, int, Flow]] = []
+        """The heap of virtual times: class, time, number, flow."""
+
+    def flow_of(self, tenant: Tenant | None) -> Flow:
+        """Return the flow of a tenant."""
+        return self.flows.get(tenant or NOBODY) or self._new_flow(tenant or NOBODY)
+
+    def everybody(self) -> list[Flow]:
+        """Return all flows."""
+        return [*self.flows.values(), *self._others.values()]
+
+    # What comes, and what goes without having run
+
+    def begins(self, flow: Flow) -> None:
+        """Note a flow of which something waits again."""
+        self.active += 1
+        tier = flow.tenant.tier
+        flow.begin_at(self.served.get(tier, 0.0))
+        if not flow.time_number:
+            self._note_time(flow)
+
+    def left(self, flow: Flow, rows: int) -> None:
+        """Note rows that wait no more."""
+        flow.rows -= rows
+        if not flow.rows:
+            self.active -= 1
+
+    def has_newcomers(self, since: float, now: float) -> bool:
+        """Tell whether tenants have come since a moment that had nothing in the queue then, nor were just answered."""
+        if len(self.flows) < 2:
+            return False
+        recent = now - self._curve.a
+        for line in self._queue.lines.values():
+            for entry in reversed(line.entries):
+                if entry.arrived < since:
+                    break
+                flow = self.flows.get(entry.tenant or NOBODY)
+                if flow is None or (not flow.rows and flow.answered_at < recent):
+                    return True
+        return False
+
+    # Whose turn it is
+
+    def unit_s(self, rows: int) -> float:
+        """Return the seconds that a row is expected to take in a batch of so many."""
+        return (self._curve.a / rows + self._curve.b) * self._scale or UNKNOWN_ROW_S
+
+    def serve(self, flow: Flow) -> None:
+        """Note the flow that is the first in a batch."""
+        tier = flow.tenant.tier
+        if flow.time > self.served.get(tier, 0.0):
+            self.served[tier] = flow.time
+
+    def probes(self) -> bool:
+        """Tell whether this batch is one that is left to a single flow."""
+        self._turns += 1
+        return self.active > 1 and self._turns % PROBE == 0
+
+    def choose(self, first: Line, since: Callable[[Line], float], now: float) -> Line:
+        """Return the line that leaves, of several.
+
+        Args:
+            first: The one whose turn it would be without tenants.
+            since: Gives from when on a line may leave.
+        """
+        if len(self._queue.lines) == 1:
+            return first
+        self.sort_out()
+        if self.active < 2:
+            return first
+        heap = self._times
+        looked_at = 0
+        aside: list[tuple[int, float, int, Flow]] = []
+        found = first
+        while heap and looked_at < LOOKED_AT and found is first:
+            tier, noted, number, flow = heap[0]
+            if number != flow.time_number or not flow.rows:
+                heapq.heappop(heap)
+                if number == flow.time_number:
+                    flow.time_number = 0
+                continue
+            if noted < flow.time:
+                heapq.heapreplace(heap, (tier, flow.time, number, flow))
+                continue
+            for line in itertools.islice(flow.lines, LOOKED_AT):
+                looked_at += 1
+                if line.key is not ALONE and line.has(flow) and since(line) <= now:
+                    found = line
+                    del flow.lines[line]
+                    flow.lines[line] = None
+                    break
+            else:
+                aside.append(heapq.heappop(heap))
+                continue
+            break
+        for note in aside:
+            heapq.heappush(heap, note)
+        return found
+
+    def goes_alone(self, alone: Entry, line: Line, since: float) -> bool:
+        """Tell whether an entry that runs alone goes before a line that may leave since then."""
+        mine: Flow = alone.payer
+        other: Flow = line.head().payer
+        if mine is other:
+            return alone.arrived <= since
+        return (mine.tenant.tier, mine.time, alone.arrived) <= (other.tenant.tier, other.time, since)
+
+    # What is paid
+
+    def took(self, batch: EntryBatch, left: int, now: float) -> None:
+        """Charge what a batch is expected to cost."""
+        charges, self.charged = self.charged, None
+        if charges is None:
+            charges = self._charge(batch)
+        self._running[batch] = charges
+        self.eviction.rest()
+
+    def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
+        """Charge what a batch has cost in place of that."""
+        charges = self._running.pop(batch)
+        seconds = batch.model_s or now - batch.entries[0].taken
+        if batch.has_streamed:  # beside others, which have their part of the time
+            seconds = (now - batch.entries[0].taken) * queue.slots / max(queue.running + 1, queue.slots)
+        rows = batch.rows
+        units = sum(charge.rows * flow.cost for flow, charge in charges.items())
+        if not batch.has_streamed:
+            expected = self._curve.a + self._curve.b * rows
+            if expected > 0.0 and seconds > 0.0:
+                self._scale = math.sqrt(self._scale * seconds / expected)
+            self._curve.learn(rows, seconds)
+            self._costs.learn(units, seconds)
+        a, b = self._costs.a, self._costs.b
+        known = a + b * units
+        for flow, charge in charges.items():
+            mine = charge.rows
+            part = seconds * ((a * mine / rows + b * mine * flow.cost) / known if known else mine / rows)
+            before = flow.time
+            flow.charge(part - charge.seconds)
+            flow.answered_at = now
+            if flow.time < before:
+                self._note_fallen(flow)
+        if b > 0.0 and len(self.flows) > 1 and not batch.has_streamed:
+            self._learn_costs(charges, units, seconds - known)
+
+    # Inside
+
+    def renew(self) -> None:
+        """Take account of weights and classes that have changed."""
+        self._renew_times()
+        for line in (*self._queue.lines.values(), self._queue.alone):
+            if isinstance(line, FairLine):
+                line.renew()
+        self.eviction.renew()
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Assert what holds between any two steps, given all that waits; tests ask after each."""
+        rows: dict[Flow, int] = {}
+        for entry in entries:
+            if entry.payer is not None:
+                rows[entry.payer] = rows.get(entry.payer, 0) + entry.size
+        everybody = self.everybody()
+        assert rows == {flow: flow.rows for flow in everybody if flow.rows}
+        assert self.active == len(rows)
+        assert len(self.flows) <= MAX_FLOWS
+        assert all(flow.credit >= 0.0 for flow in everybody)
+        noted = {(number, flow): time for _, time, number, flow in self._times}
+        assert all(noted[flow.time_number, flow] <= flow.time for flow in rows)
+        assert self.charged is None
+        self.eviction.check()
+
+    def _new_flow(self, tenant: Tenant) -> Flow:
+        """Make the flow of a tenant; where there is no room, let idle ones go that owe least."""
+        if len(self.flows) >= MAX_FLOWS:
+            idle = [flow for flow in self.flows.values() if not flow.rows]
+            if not idle:
+                found = self._others.get(tenant.tier)
+                if found is None:
+                    found = self._others[tenant.tier] = Flow(Tenant("other", tenant.tier))
+                    self.eviction.has_begun(found)
+                return found
+            idle.sort(key=lambda flow: (flow.v > self.served.get(flow.tenant.tier, 0.0), flow.answered_at))
+            for flow in idle[: MAX_FLOWS // 8]:  # many at once: to find them takes a look at all
+                del self.flows[flow.tenant]
+            self._renew_times()
+        flow = self.flows[tenant] = Flow(tenant)
+        self.eviction.has_begun(flow)
+        return flow
+
+    def _note_fallen(self, flow: Flow) -> None:
+        """Note that the virtual time of a flow is less than it was."""
+        for line in flow.lines:
+            line.note(flow)
+        if flow.time_number:
+            self._note_time(flow)
+
+    def _note_time(self, flow: Flow) -> None:
+        if len(self._times) > 2 * len(self.flows) + 64:  # most notes do not count any more
+            self._renew_times()
+        flow.time_number = next(self.numbers)
+        heapq.heappush(self._times, (flow.tenant.tier, flow.time, flow.time_number, flow))
+
+    def _renew_times(self) -> None:
+        """Note the virtual times of all flows of which something waits, and of no others."""
+        for _, _, _, flow in self._times:
+            if not flow.rows:
+                flow.time_number = 0
+        self._times = [(one.tenant.tier, one.time, one.time_number, one) for one in self.everybody() if one.time_number]
+        heapq.heapify(self._times)
+
+    def _charge(self, batch: EntryBatch) -> dict[Flow, Charge]:
+        """Charge a batch that took all of a line, or a part of a queue with a single flow."""
+        charges: dict[Flow, Charge] = {}
+        is_sorted = batch.key is ALONE  # else it took all of a line
+        tenant: Tenant | None = NOBODY
+        charge: Charge | None = None
+        for entry in batch.entries:
+            if charge is None or entry.tenant is not tenant:
+                tenant = entry.tenant
+                flow = self.flow_of(tenant)
+                charge = charges.get(flow)
+                if charge is None:
+                    charge = charges[flow] = Charge()
+                    if not flow.rows and not is_sorted:
+                        flow.begin_at(self.served.get(flow.tenant.tier, 0.0))
+            charge.rows += entry.size
+        self.serve(min(charges, key=_turn))
+        unit_s = self.unit_s(batch.rows)
+        for flow, charge in charges.items():
+            charge.seconds = charge.rows * flow.cost * unit_s
+            flow.charge(charge.seconds)
+        return charges
+
+    def _learn_costs(self, charges: dict[Flow, Charge], units: float, off_s: float) -> None:
+        """Learn what rows cost from how far a batch was off."""
+        off = min(max(off_s / self._costs.b, -units), units)
+        rows = sum(charge.rows for charge in charges.values())
+        squares = sum(charge.rows * charge.rows for charge in charges.values())
+        self._mean_cost += 0.02 * (units / rows - self._mean_cost)
+        scale = self._mean_cost**0.02
+        for flow, charge in charges.items():
+            flow.cost = min(max((flow.cost + 0.2 * off * charge.rows / squares) / scale, COSTS[0]), COSTS[1])
+
+    def sort_out(self) -> None:
+        """Sort what has come in all lines."""
+        lines = self._queue.lines
+        if len(lines) > 1 and self.keys is None:
+            self.keys = Keys()
+            self.keys.touched.update(dict.fromkeys(lines))
+            self._queue.compose()
+        for key in lines if self.keys is None else self.keys.touched:
+            line = lines.get(key)
+            if isinstance(line, FairLine):
+                line.sort_out()
+        if self.keys is not None:
+            self.keys.touched.clear()
+        alone = self._queue.alone
+        if isinstance(alone, FairLine):
+            alone.sort_out()
+
+
+def _turn(flow: Flow) -> tuple[int, float]:
+    return flow.tenant.tier, flow.time

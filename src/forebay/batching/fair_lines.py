@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines whose entries belong to several tenants: who leaves first is up to what each of them has had (`fair.py`).
+
+What comes stands in order of arrival, as in any line, and if a batch can take all of it that is all there is. Else it
+is sorted into a lane for each flow. What was cancelled in a lane is dropped when it reaches an end of it.
+
+Sans-I/O: no clock, no loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import operator
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from forebay.batching.lines import NEVER, Line
+from forebay.types.call import ALONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator
+
+    from forebay.batching.fair import FairShares
+    from forebay.types.batch import Entry
+    from forebay.types.tenant import Tenant
+
+
+TURNS: Final = 8
+"""Turns in a batch: flows take so much of it at a time, as each change from one to the next has its cost."""
+
+
+class Flow:
+    """What a queue knows of one tenant in one class.
+
+    Attributes:
+        tenant: Whose it is.
+        v: Worker seconds that it was charged, divided by its weight; it never falls.
+        credit: Worker seconds of these that were too many; they are used up before further ones count.
+        time: Its virtual time: `v`, less what it has credit for. Of two flows the one whose time is less goes first.
+        cost: What one of its rows costs, beside those of others.
+        rows: Samples that wait, as far as they are sorted.
+        lines: The lines in which entries of it were sorted, the one whose turn is next first.
+        answered_at: When a batch with rows of it was answered last.
+        time_number: That of the note of its virtual time that counts; 0 if there is none.
+        number: That of the note of its rows that counts (`eviction.py`).
+        bound: Up to how many rows that note is not too low; none is needed while it is `NEVER`.
+    """
+
+    __slots__ = (
+        "answered_at",
+        "bound",
+        "cost",
+        "credit",
+        "lines",
+        "number",
+        "rows",
+        "tenant",
+        "time",
+        "time_number",
+        "v",
+    )
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.v = self.time = 0.0
+        self.credit = 0.0
+        self.cost = 1.0
+        self.rows = 0
+        self.lines: dict[FairLine, None] = {}
+        self.answered_at = -NEVER
+        self.time_number = 0
+        self.number = 0
+        self.bound: float = NEVER
+
+    def charge(self, seconds: float) -> None:
+        """Charge worker seconds, or give back some that were charged too much."""
+        weight = self.tenant.weight
+        if seconds < 0.0 or self.credit > seconds:
+            self.credit -= seconds
+        else:
+            self.v += (seconds - self.credit) / weight
+            self.credit = 0.0
+        self.time = self.v - self.credit / weight
+
+    def begin_at(self, time: float) -> None:
+        """Let it have no more to its credit than others that have come as far as this."""
+        if self.time < time:
+            self.v = max(self.v, time)
+            self.credit = (self.v - time) * self.tenant.weight
+            self.time = time
+
+
+class Charge:
+    """What a flow has in a batch: rows, and the seconds that were charged for them when it was taken."""
+
+    __slots__ = ("rows", "seconds")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.seconds = 0.0
+
+
+class Lane(deque["Entry"]):
+    """The entries of a flow in a line, in order of arrival, and cancelled ones among them.
+
+    Attributes:
+        number: That of its note that counts.
+    """
+
+    __slots__ = ("number",)
+
+    number: int
+
+
+class FairLine(Line):
+    """The entries that wait under one key; those of the flow that had least leave first.
+
+    Attributes:
+        entries: What is not sorted yet.
+        dead: How many of those were cancelled, and one more while there are lanes: it cannot be taken as it stands.
+        lanes: Those that are, by flow.
+    """
+
+    __slots__ = ("_cancelled", "_fair", "_notes", "_oldest", "lanes")
+
+    def __init__(self, key: Hashable, fair: FairShares) -> None:
+        super().__init__(key)
+        self.lanes: dict[Flow, Lane] = {}
+        self._fair = fair
+        self._cancelled = 0
+        """Entries in lanes that were cancelled since these were made."""
+        self._notes: list[tuple[int, float, int, Flow]] = []
+        """A heap with a note for each lane: class and virtual time of its flow, or less, a number, the flow."""
+        self._oldest: Entry | None = None
+        """The one in a lane that came first; to be looked for if that has left."""
+
+    def waiting(self) -> Iterator[Entry]:
+        """Go through what waits, in any order."""
+        found = itertools.chain(self.entries, *self.lanes.values())
+        return (entry for entry in found if not entry.taken)
+
+    def head(self) -> Entry:
+        """Return the entry that leaves first; there must be one."""
+        self.sort_out()
+        flow = self.least()
+        assert flow is not None
+        return self.lanes[flow][0]
+
+    def oldest(self) -> float:
+        """Return when the entry that waits for longest arrived; there must be one."""
+        if not self.lanes:
+            return super().head().arrived
+        if self._oldest is None or self._oldest.taken:
+            first = [lane[0] for flow, lane in self.lanes.items() if self.has(flow)]
+            self._oldest = min(first, key=_arrived, default=None)
+        return super().head().arrived if self._oldest is None else self._oldest.arrived
+
+    def cancel(self, entry: Entry) -> None:
+        """Forget an entry, which is marked as `taken`."""
+        if entry.payer is None:
+            super().cancel(entry)
+            if self.lanes and not self.dead:
+                self.dead = 1
+        else:
+            self.rows -= entry.size
+            self._fair.left(entry.payer, entry.size)
+            self._cancelled += 1
+            if self._cancelled > 32 and self._cancelled * 2 > sum(map(len, self.lanes.values())):
+                for lane in self.lanes.values():
+                    left = [one for one in lane if not one.taken]
+                    lane.clear()
+                    lane.extend(left)
+                self._cancelled = 0
+        if self.rows == 0:
+            self._clear()
+
+    def sort_out(self) -> None:
+        """Put what has come since the last time into the lanes of its flows."""
+        if not self.entries:
+            return
+        entries: Iterable[Entry] = self.entries
+        if self.dead > bool(self.lanes):
+            entries = [entry for entry in entries if not entry.taken]
+        groups: dict[Tenant | None, list[Entry]] = {}
+        for entry in entries:
+            group = groups.get(entry.tenant)
+            if group is None:
+                groups[entry.tenant] = [entry]
+            else:
+                group.append(entry)
+        for tenant, group in groups.items():
+            self._sort_in(self._fair.flow_of(tenant), group)
+        self.entries.clear()
+        self.dead = 1 if self.lanes else 0
+
+    def _sort_in(self, flow: Flow, group: list[Entry]) -> None:
+        """Put entries of a flow into its lane."""
+        if not flow.rows:
+            self._fair.begins(flow)
+        flow.rows += group[0].size if len(group) == 1 else sum(map(_size, group))
+        if flow.rows > flow.bound:
+            self._fair.eviction.note(flow)
+        for entry in group:
+            entry.payer = flow
+        lane = self.lanes.get(flow)
+        if lane is None:
+            self.lanes[flow] = Lane(group)
+            flow.lines[self] = None
+            self.note(flow)
+        else:
+            lane.extend(group)
+
+    def note(self, flow: Flow) -> None:
+        """Note the virtual time of a flow with a lane, which is new, or whose time has fallen."""
+        lane = self.lanes[flow]
+        lane.number = next(self._fair.numbers)
+        heapq.heappush(self._notes, (flow.tenant.tier, flow.time, lane.number, flow))
+        if len(self._notes) > 2 * len(self.lanes) + 64:  # most notes do not count any more
+            self.renew()
+
+    def renew(self) -> None:
+        """Note all flows anew: their classes may have changed."""
+        self._notes = [(flow.tenant.tier, flow.time, lane.number, flow) for flow, lane in self.lanes.items()]
+        heapq.heapify(self._notes)
+
+    def least(self) -> Flow | None:
+        """Return the flow with sorted entries here whose turn it is."""
+        notes = self._notes
+        while notes:
+            tier, noted, number, flow = notes[0]
+            lane = self.lanes.get(flow)
+            if lane is None or lane.number != number:
+                heapq.heappop(notes)
+                continue
+            while lane and lane[0].taken:
+                lane.popleft()
+            if not lane:
+                heapq.heappop(notes)
+                del self.lanes[flow]
+                flow.lines.pop(self, None)
+            elif noted < flow.time:
+                heapq.heapreplace(notes, (tier, flow.time, number, flow))
+            else:
+                return flow
+        return None
+
+    def has(self, flow: Flow) -> bool:
+        """Tell whether something sorted of a flow waits here."""
+        lane = self.lanes.get(flow)
+        while lane and lane[0].taken:
+            lane.popleft()
+        return bool(lane)
+
+    def latest(self, flow: Flow) -> Iterator[Entry]:
+        """Go through what waits of a flow, the latest first."""
+        lane = self.lanes.get(flow)
+        if lane is None:
+            return iter(())
+        while lane and lane[-1].taken:
+            lane.pop()
+        return (entry for entry in reversed(lane) if not entry.taken)
+
+    def cut(
+        self, room: int, now: float, divide: Callable[[Entry, int], Entry | None] | None
+    ) -> tuple[list[Entry], int, bool]:
+        """Take as many entries as fit, each of the flow whose turn it is; see `Line.cut`."""
+        self.sort_out()
+        fair, notes = self._fair, self._notes
+        unit_s = fair.unit_s(min(room, self.rows))
+        probes = fair.probes()
+        turn = room // TURNS - 1
+        taken: list[Entry] = []
+        charges: dict[Flow, Charge] = {}
+        alone: Flow | None = None
+        left = room
+        is_late, fits = False, True
+        while fits and left and (flow := self.least()) is not None:
+            if not taken:
+                fair.serve(flow)
+            if probes:
+                if alone is None:
+                    alone = flow if flow.rows >= room else None
+                elif self.has(alone):
+                    flow = alone
+            row_v = flow.cost * unit_s / flow.tenant.weight
+            v = flow.time
+            upto = NEVER  # it goes on until another one has had less, and for a turn at least
+            if flow is not alone and len(notes) > 1:
+                tier, upto, *_ = min(notes[1:3])
+                upto = max(upto, v + turn * row_v) if tier == flow.tenant.tier else NEVER
+            lane, rows, late = self.lanes[flow], 0, 0
+            while lane and left and v <= upto:
+                entry = lane.popleft()
+                if entry.taken:
+                    continue
+                size = entry.size
+                if size > left:
+                    lane.appendleft(entry)
+                    part = divide(entry, left) if divide is not None else None
+                    if part is None:
+                        fits = False
+                        break
+                    entry, size = part, part.size
+                    entry.payer = flow
+                left -= size
+                entry.taken = now
+                taken.append(entry)
+                if entry.deadline <= now:
+                    is_late = True
+                    late += size
+                else:
+                    rows += size
+                    v += size * row_v
+            fair.left(flow, rows + late)
+            charge = charges.get(flow)
+            if charge is None:
+                charge = charges[flow] = Charge()
+            seconds = rows * flow.cost * unit_s
+            charge.rows += rows
+            charge.seconds += seconds
+            flow.charge(seconds)
+        fair.charged = charges
+        if room - left == self.rows:
+            self._clear()
+        return taken, left, is_late
+
+    def check(self) -> None:
+        """Assert what holds between any two steps; tests ask after each."""
+        assert self.dead == sum(bool(entry.taken) for entry in self.entries) + bool(self.lanes)
+        assert all(entry.payer is None for entry in self.entries)
+        assert all(self in flow.lines for flow in self.lanes)
+        notes = {(number, flow): time for _, time, number, flow in self._notes}
+        assert all(notes[lane.number, flow] <= flow.time for flow, lane in self.lanes.items())
+
+    def _clear(self) -> None:
+        """Let go of the lanes of a line of which nothing waits."""
+        for flow in self.lanes:
+            flow.lines.pop(self, None)
+        self.lanes.clear()
+        self._notes.clear()
+        self.entries.clear()
+        self.dead = self._cancelled = 0
+        self._oldest = None
+
+
+class FairAlone(FairLine):
+    """The entries that run alone, in the place of the deque that has them where there are no tenants."""
+
+    __slots__ = ()
+
+    def __init__(self, fair: FairShares) -> None:
+        super().__init__(ALONE, fair)
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry."""
+        self.entries.append(entry)
+        self.rows += entry.size
+
+    def popleft(self) -> Entry:
+        """Take the entry that leaves first; the caller marks it."""
+        entry = self.head()
+        self.lanes[entry.payer].popleft()
+        self._fair.left(entry.payer, entry.size)
+        self.rows -= entry.size
+        if self.rows == 0:
+            self._clear()
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget an entry, which is marked as `taken`."""
+        self.cancel(entry)
+
+    def __getitem__(self, place: int) -> Entry:
+        """Return the entry that leaves first, which is the only one that is asked for."""
+        return self.head()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self.waiting()
+
+    def __bool__(self) -> bool:
+        return self.rows > 0
+
+
+_arrived: Final = operator.attrgetter("arrived")
+_size: Final = operator.attrgetter("size")

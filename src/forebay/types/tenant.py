@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tenants: the names of API keys, and what each may have of the workers of a model.
+
+A client never names its tenant: the name of its key does, or the front that checked the key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Final, Protocol, Self, final
+from weakref import WeakSet
+
+import msgspec
+from msgspec import Meta
+
+from forebay.types.settings import Written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MAX_NAME: Final = 64
+"""Characters of a tenant's name."""
+
+MAX_TENANTS: Final = 4096
+"""Tenants, in all classes together, that a server tells apart; later ones share a place."""
+
+OTHER: Final = "other"
+"""Whom those share with that are too many."""
+
+USUAL_CLASS: Final = 1
+LEAST_URGENT: Final = 3
+
+
+@final
+class Tenant:
+    """One tenant in one class: the same object for all of its requests, so that it is told by its identity.
+
+    Attributes:
+        name: Its name; empty for requests without a tenant.
+        tier: Its class: 0 is the most urgent. A class is served when those above it wait for nothing.
+        weight: Its part of the workers beside others of its class. Both may change while requests wait.
+    """
+
+    __slots__ = ("name", "tier", "weight")
+
+    def __init__(self, name: str, tier: int = USUAL_CLASS, weight: float = 1.0) -> None:
+        self.name = name
+        self.tier = tier
+        self.weight = weight
+
+    def __repr__(self) -> str:
+        """Print what it is called, and its class."""
+        return f"Tenant({self.name!r}, {self.tier})"
+
+
+NOBODY: Final = Tenant("")
+"""Stands for requests without a tenant where others have one."""
+
+
+class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may have.
+
+    Attributes:
+        weight: Its part of a model's workers beside other tenants of its class.
+        tier: Its class, 0 to 3; 0 is the most urgent. A class is served when the more urgent ones wait for nothing.
+    """
+
+    weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
+    tier: Annotated[int, Meta(ge=0, le=LEAST_URGENT), Written(key="class")] = USUAL_CLASS
+
+
+class SharedQueue(Protocol):
+    """What is shared between tenants."""
+
+    def renew(self) -> None:
+        """Take account of weights and classes that have changed."""
+        ...
+
+
+class Tenants:
+    """The tenants of a server.
+
+    Attributes:
+        are_told_apart: Whether there are any; without them no queue is shared.
+    """
+
+    def __init__(self, configs: Mapping[str, TenantConfig] | None = None, *, are_named: bool = False) -> None:
+        """Know tenants by what is configured of them; if keys have names, there are others as well."""
+        self.are_told_apart = are_named or bool(configs)
+        self._configs: Mapping[str, TenantConfig] = configs or {}
+        self._known: dict[tuple[str, int], Tenant] = {}
+        self._shared: WeakSet[SharedQueue] = WeakSet()
+
+    def configure(self, configs: Mapping[str, TenantConfig]) -> None:
+        """Change what tenants may have, also of what waits already."""
+        self._configs = configs
+        for (name, wish), tenant in self._known.items():
+            config = self._config(name)
+            tenant.weight, tenant.tier = config.weight, max(config.tier, wish)
+        for shared in self._shared:
+            shared.renew()
+
+    def watch(self, shared: SharedQueue) -> None:
+        """Tell what is shared between tenants of such changes."""
+        self._shared.add(shared)
+
+    def of(self, name: str, wish: int = 0) -> Tenant:
+        """Return a tenant by its name, in its class or in a less urgent one that a request wishes for."""
+        found = self._known.get((name, wish))
+        if found is None:
+            if len(self._known) >= MAX_TENANTS:
+                name, wish = OTHER, 0
+            config = self._config(name)
+            new = Tenant(name, max(config.tier, wish), config.weight)
+            found = self._known.setdefault((name, wish), new)
+        return found
+
+    def _config(self, name: str) -> TenantConfig:
+        return self._configs.get(name, _USUAL)
+
+
+class ApiKeys(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slots of its own
+    """Keys of clients, and whose they are.
+
+    Attributes:
+        names: The tenant of each; empty for a key without a name.
+        tenants: All tenants of the server.
+    """
+
+    names: tuple[str, ...]
+    tenants: Tenants
+
+    def __new__(cls, keys: Iterable[tuple[str, str]] = (), tenants: Tenants | None = None) -> Self:
+        """Put together names and keys."""
+        pairs = list(keys)
+        made = super().__new__(cls, (key for _, key in pairs))
+        made.names = tuple(name for name, _ in pairs)
+        made.tenants = Tenants(are_named=any(made.names)) if tenants is None else tenants
+        return made
+
+
+def name_of_tenant(name: str) -> str:
+    """Return a name, if a tenant can have it.
+
+    Raises:
+        ValueError: If not.
+    """
+    if not _NAME.fullmatch(name) or name == OTHER:
+        raise ValueError(
+            f"the name of a tenant has 1 to {MAX_NAME} letters, digits or . _ - and is not '{OTHER}', got {name[:80]!r}"
+        )
+    return name
+
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME}}}", re.ASCII)
+_USUAL: Final = TenantConfig()

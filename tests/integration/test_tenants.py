@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several tenants, told by the names of their API keys, share the workers and the queue of a model."""
+
+import asyncio
+import collections
+import json
+import re
+import signal
+import threading
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tests.integration.kserve.served import M, request
+from tests.waiting import PATIENCE_S, eventually, reached
+
+from forebay.cli.main import main
+from forebay.protocols.kserve.messages import SERVICE
+
+CAPACITY = 320
+KEYS = {"one": "key-1", "two": "key-2", "five": "key-5", "flood": "key-f", "light": "key-l", "holder": "key-h"}
+
+
+@pytest.fixture
+def served(serve, models, tmp_path):
+    """A model with one worker, which a file holds up, and tenants of three weights."""
+    (tmp_path / "light.txt").write_text("# two keys\nkey-l\nkey-m\n")
+    config = {
+        "models": [{"target": str(models / "shared.py"), "workers": 1, "worker_kind": "thread"}],
+        "http": {"api_keys": {**KEYS, "light": "@light.txt"}},
+        "tenants": {"two": {"weight": 2}, "five": {"weight": 5.0}, "light": {"class": 1}},
+    }
+    path = tmp_path / "forebay.yaml"
+    path.write_text(json.dumps(config))
+    server = serve(None, "--config", str(path), "--grpc-port", "0")
+    server.file, server.gate = path, str(tmp_path / "gate")
+    return server
+
+
+def held(server):
+    """Have the worker wait for the gate to open."""
+    server.holder = httpx.Client(base_url=server.url, timeout=PATIENCE_S, headers={"x-api-key": "key-h"})
+    server.thread = threading.Thread(target=server.holder.post, args=["/models/gate"], kwargs={"json": server.gate})
+    server.thread.start()
+    eventually(Path(server.gate + ".begun").exists, "the worker is at the gate")
+
+
+def opened(server):
+    Path(server.gate).touch()
+    server.thread.join(PATIENCE_S)
+    server.holder.close()
+
+
+def waiting(server):
+    return server.client.get("/models/gate", headers={"x-api-key": "key-1"}).json()["waiting"]
+
+
+def client(server):
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits)
+
+
+def asked(http, name, count):
+    headers = {"x-api-key": KEYS[name]}
+    return [asyncio.ensure_future(http.post("/models/gate", json=name, headers=headers)) for _ in range(count)]
+
+
+def batches(answers):
+    """What ran in each batch, by its number."""
+    return {int(number): batch for number, *batch in answers}
+
+
+async def until_waiting(server, count):
+    await asyncio.to_thread(eventually, lambda: waiting(server) == count, f"{count} wait")
+
+
+def test_a_flood_is_refused_and_a_light_tenant_beside_it_is_not(served):
+    async def run():
+        async with client(served) as http:
+            flood = asked(http, "flood", CAPACITY + 40)
+            await reached(lambda: sum(one.done() for one in flood) == 40, "40 are refused")
+            await until_waiting(served, CAPACITY)
+            refused = [one.result() for one in flood if one.done()]
+            assert {one.status_code for one in refused} == {429}
+            assert all("retry-after" in one.headers for one in refused)
+            light = asked(http, "light", 20)
+            await reached(lambda: sum(one.done() for one in flood) == 60, "20 had to leave")
+            assert not any(one.done() for one in light)
+            evicted = next(one.result() for one in flood if one.done() and "had to leave" in one.result().text)
+            assert evicted.status_code == 429
+            await until_waiting(served, CAPACITY)
+            await asyncio.to_thread(opened, served)
+            answers = [one.json() for one in await asyncio.gather(*light)]
+            others = await asyncio.gather(*flood)
+        return answers, collections.Counter(one.status_code for one in others)
+
+    held(served)
+    answers, others = asyncio.run(run())
+    assert others == {429: 60, 200: CAPACITY - 20}
+    # Each of its requests ran in one of the next batches, though hundreds had been there before.
+    assert max(batches(answers)) < 12
+
+
+def test_saturated_tenants_run_by_their_weights(served):
+    async def run():
+        async with client(served) as http:
+            tasks = [
+                task for name, count in (("one", 40), ("two", 80), ("five", 200)) for task in asked(http, name, count)
+            ]
+            await until_waiting(served, CAPACITY)
+            await asyncio.to_thread(opened, served)
+            return [answer.json() for answer in await asyncio.gather(*tasks)]
+
+    held(served)
+    answers = asyncio.run(run())
+    ran = batches(answers)
+    # All of them wait while 32 batches run. Each has batches of its own now and then, so that costs can be learned.
+    had = collections.Counter(name for number in sorted(ran)[:32] for name in ran[number])
+    assert had == pytest.approx({"one": 32, "two": 64, "five": 160}, abs=14)
+
+
+def address(server):
+    return re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", server.log)[1]
+
+
+def test_calls_over_grpc_are_those_of_their_keys_tenants(served):
+    message = request("gate", np.array([b"flood"]), datatype="BYTES")
+    message.raw_input_contents[0] = len(b"flood").to_bytes(4, "little") + b"flood"
+
+    def call(channel, key):
+        rpc = channel.unary_unary(
+            f"/{SERVICE}/ModelInfer",
+            request_serializer=M.ModelInferRequest.SerializeToString,
+            response_deserializer=M.ModelInferResponse.FromString,
+        )
+        return rpc.future(message, metadata=[("x-api-key", key)], timeout=PATIENCE_S)
+
+    held(served)
+    with grpc.insecure_channel(address(served)) as channel:
+        flood = [call(channel, "key-f") for _ in range(CAPACITY + 1)]
+        eventually(lambda: sum(one.done() for one in flood) == 1, "one is too many")
+        (refused,) = [one for one in flood if one.done()]
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        light = call(channel, "key-m")
+        eventually(lambda: sum(one.done() for one in flood) == 2, "one had to leave")
+        evicted = next(one for one in flood if one.done() and one is not refused)
+        assert evicted.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "had to leave" in evicted.details()
+        opened(served)
+        assert light.result().outputs
+
+
+def test_weights_and_classes_change_without_a_restart(served):
+    config = json.loads(served.file.read_text())
+    config["tenants"] = {"light": {"class": 3}, "flood": {"class": 0}}
+    served.file.write_text(json.dumps(config))
+    served.signal(signal.SIGHUP)
+    eventually(lambda: "reloaded in" in served.log, "the reload")
+    assert "from the next start on" not in served.log
+
+    async def run():
+        async with client(served) as http:
+            light = asked(http, "light", 20)
+            await until_waiting(served, 20)
+            flood = asked(http, "flood", 20)
+            await until_waiting(served, 40)
+            await asyncio.to_thread(opened, served)
+            return [one.json() for one in await asyncio.gather(*flood, *light)]
+
+    held(served)
+    ran = batches(asyncio.run(run()))
+    order = [name for number in sorted(ran) for name in ran[number]]
+    assert order.index("light") >= order.count("flood") - 7  # those that end it share its last batch
+    assert set(ran[min(ran)]) == {"flood"}
+
+
+@pytest.mark.parametrize(
+    "tenants, keys, told",
+    [
+        ({"a": {"weight": 0}}, {"a": "k"}, "weight"),
+        ({"a": {"class": 4}}, {"a": "k"}, "class"),
+        ({"a": {"wait": 1}}, {"a": "k"}, "wait"),
+        ({"a b": {}}, {"a": "k"}, "the name of a tenant"),
+        ({}, {"other": "k"}, "the name of a tenant"),
+        ({}, {"a": "k", "b": "k"}, "have a key in common"),
+        ({}, {"a": ""}, "a key"),
+        ({}, {"a": "@none.txt"}, "none.txt"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_with_its_place(models, tmp_path, capsys, tenants, keys, told):
+    path = tmp_path / "forebay.yaml"
+    target = str(models / "shared.py")
+    path.write_text(json.dumps({"models": [target], "http": {"api_keys": keys}, "tenants": tenants}))
+    assert main(["check", "--config", str(path)]) == 2
+    assert told in capsys.readouterr().err
