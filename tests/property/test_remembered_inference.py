@@ -27,7 +27,7 @@ M = messages()
 class Call:
     """Keeps what it is answered."""
 
-    peer, metadata, deadline = "127.0.0.1:1", (), float("inf")
+    peer, metadata, deadline, tenant = "127.0.0.1:1", (), float("inf"), None
 
     def __init__(self) -> None:
         self.on_cancel: Any = None

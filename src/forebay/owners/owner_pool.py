@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from forebay.owners.owner_link import OwnerLink
-    from forebay.owners.wire import HandedOn, ModelAnswers
+    from forebay.owners.wire import ModelAnswers
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.workers.seating import Sitting
 

@@ -35,6 +35,7 @@ class Call:
 
     peer = "127.0.0.1:1"
     metadata = ()
+    tenant = None
     deadline = float("inf")
 
     def __init__(self):

@@ -20,6 +20,8 @@ def anyio_backend():
 
 
 class Call:
+    tenant = None
+
     def __init__(self):
         self.deadline, self.peer, self.metadata = float("inf"), "somebody", ()
         self.on_cancel: Any = None
