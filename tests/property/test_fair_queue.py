@@ -37,6 +37,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_wait_s": st.sampled_from([0.0, 0.003]),
         "max_running": st.sampled_from([None, None, 1]),
         "objective_s": st.sampled_from([None, None, 0.02]),
+        "ranked": st.sampled_from([False, False, True]),
     }
 )
 SECONDS = st.lists(st.floats(0.0005, 0.03), min_size=1, max_size=7)
@@ -69,6 +70,7 @@ class Run:
         for number, (gap, size, key, who, fate) in enumerate(arrivals):
             now += gap
             request = Request(body=number, reply=print, size=size, key=key, origin=self.origins[who])
+            request.rank = (number * 7 + who) // 20
             if self.tenants:
                 request.tenant = self.tenants[who % len(self.tenants)]
             if fate == "expire":

@@ -75,6 +75,7 @@ class FairShares(Policy):
     """Share the workers behind one queue between tenants.
 
     Attributes:
+        is_ranked: Whether entries of one flow leave by their ranks.
         flows: By their tenants.
         active: Flows of which something waits and is sorted.
         served: How far each class has come: the virtual time of the flow that was served last in it.
@@ -84,8 +85,9 @@ class FairShares(Policy):
         eviction: Finds room in a full queue.
     """
 
-    def __init__(self, queue: BatchQueue, capacity: int) -> None:
+    def __init__(self, queue: BatchQueue, capacity: int, *, is_ranked: bool = False) -> None:
         """Begin without having seen a tenant."""
+        self.is_ranked = is_ranked
         self.flows: dict[Tenant, Flow] = {}
         self.active = 0
         self.served: dict[int, float] = {}

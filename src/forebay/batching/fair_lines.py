@@ -15,7 +15,7 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from forebay.batching.lines import NEVER, Line
+from forebay.batching.lines import NEVER, Line, RankedEntries, put_by_rank
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Charge:
 
 
 class Lane(deque["Entry"]):
-    """The entries of a flow in a line, in order of arrival, and cancelled ones among them.
+    """The entries of a flow in a line, in order of arrival or by their ranks, and cancelled ones among them.
 
     Attributes:
         number: That of its note that counts.
@@ -126,6 +126,8 @@ class FairLine(Line):
 
     def __init__(self, key: Hashable, fair: FairShares) -> None:
         super().__init__(key)
+        if fair.is_ranked:
+            self.entries = RankedEntries()
         self.lanes: dict[Flow, Lane] = {}
         self._fair = fair
         self._cancelled = 0
@@ -149,6 +151,8 @@ class FairLine(Line):
 
     def oldest(self) -> float:
         """Return when the entry that waits for longest arrived; there must be one."""
+        if self._fair.is_ranked:
+            return min(entry.arrived for entry in self.waiting())
         if not self.lanes:
             return super().head().arrived
         if self._oldest is None or self._oldest.taken:
@@ -208,6 +212,9 @@ class FairLine(Line):
             self.lanes[flow] = Lane(group)
             flow.lines[self] = None
             self.note(flow)
+        elif self._fair.is_ranked:
+            for entry in group:
+                put_by_rank(lane, entry)
         else:
             lane.extend(group)
 

@@ -102,13 +102,18 @@ class RankedEntries(deque["Entry"]):
 
     def append(self, entry: Entry, /) -> None:
         """Put an entry behind those of its rank and below; it belongs near the end, as late ranks come late."""
-        place = len(self)
-        if not place or self[-1].rank <= entry.rank:
+        if not self or self[-1].rank <= entry.rank:
             super().append(entry)
-            return
-        while place and self[place - 1].rank > entry.rank:
-            place -= 1
-        self.insert(place, entry)
+        else:
+            put_by_rank(self, entry)
+
+
+def put_by_rank(entries: deque[Entry], entry: Entry) -> None:
+    """Put an entry behind those of its rank and below."""
+    place = len(entries)
+    while place and entries[place - 1].rank > entry.rank:
+        place -= 1
+    entries.insert(place, entry)
 
 
 class RankedLine(Line):

@@ -126,6 +126,7 @@ class BatchQueue:
         """Samples in them."""
         self._max_size = config.max_rows
         self._capacity = config.capacity
+        self._is_ranked = config.ranked
         self._line_of: Callable[[Hashable], Line] = RankedLine if config.ranked else Line
         self._lines: dict[Hashable, Line] = {}
         self._full = 0
@@ -169,7 +170,7 @@ class BatchQueue:
         """Share the queue between tenants from now on; nothing may wait or run yet."""
         assert not self.waiting
         assert not self.running
-        fair = self.fair = FairShares(self, self._capacity)
+        fair = self.fair = FairShares(self, self._capacity, is_ranked=self._is_ranked)
         self._line_of = lambda key: FairLine(key, fair)
         self._alone = FairAlone(fair)
         self._eligible = self._eligible_fairly

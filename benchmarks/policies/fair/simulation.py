@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulation of tenants in front of the queue that the server has: the queue is real, workers and clock are not."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.errors import QueueFull
+from forebay.types.call import Request
+from forebay.types.tenant import Tenant
+
+MAX_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a tenant sends.
+
+    Attributes:
+        tenant: Its name.
+        rate: Rows a second that arrive by a Poisson process.
+        weight: Its weight.
+        cost: What one of its rows costs beside a usual one.
+    """
+
+    tenant: str
+    rate: float
+    weight: float = 1.0
+    cost: float = 1.0
+
+
+@dataclass
+class Outcome:
+    """What became of the rows of a tenant, after the first fifth of the time."""
+
+    answered: int = 0
+    refused: int = 0
+    worker_s: float = 0.0
+    times_s: list[float] = field(default_factory=list[float])
+
+    def percentile(self, part: float) -> float:
+        """Return the time within which that part of the answers came; 0 if there is none."""
+        ordered = sorted(self.times_s)
+        return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else 0.0
+
+
+class Simulation:
+    """Slots that take batches of a + b n seconds from a queue."""
+
+    def __init__(self, loads: list[Load], *, a: float, b: float, slots: int, seconds: float, shared: bool, seed: int):
+        self._loads = loads
+        self._a, self._b, self._slots, self._seconds = a, b, slots, seconds
+        self._random = random.Random(seed)
+        self._queue = BatchQueue(BatchConfig(max_size=MAX_SIZE))
+        self._queue.slots = slots
+        if shared:
+            self._queue.share().eviction.evict = self._evict
+        self._tenants = {load.tenant: Tenant(load.tenant, weight=load.weight) for load in loads}
+        self._events: list[tuple[float, int, str, Any]] = []
+        self._numbers = itertools.count()
+        self._busy = 0
+        self.outcomes: dict[str, Outcome] = defaultdict(Outcome)
+
+    def run(self) -> dict[str, Outcome]:
+        """Simulate all of it."""
+        for load in self._loads:
+            self._push(self._random.expovariate(load.rate), "arrive", load)
+        while self._events and self._events[0][0] < self._seconds:
+            now, _, kind, what = heapq.heappop(self._events)
+            self._now = now
+            if kind == "arrive":
+                self._arrive(what, now)
+            elif kind == "done":
+                self._done(what, now)
+            self._turn(now)
+        return self.outcomes
+
+    def _push(self, at: float, kind: str, what: Any) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), kind, what))
+
+    def _arrive(self, load: Load, now: float) -> None:
+        self._push(now + self._random.expovariate(load.rate), "arrive", load)
+        request = Request(load, print, tenant=self._tenants[load.tenant])
+        try:
+            self._queue.offer(request, now)
+        except QueueFull:
+            self._refuse(request)
+
+    def _evict(self, entry: Any, _why: str) -> None:
+        self._queue.cancel(entry)
+        self._refuse(entry)
+
+    def _refuse(self, request: Request) -> None:
+        if self._now > self._seconds / 5:
+            self.outcomes[request.body.tenant].refused += 1
+
+    def _turn(self, now: float) -> None:
+        while self._busy < self._slots and (batch := self._queue.take(now)) is not None:
+            self._busy += 1
+            units = sum(entry.body.cost for entry in batch.entries)
+            batch.model_s = (self._a + self._b * units) * max(self._random.gauss(1.0, 0.05), 0.3)
+            self._push(now + batch.model_s, "done", batch)
+        if self._busy < self._slots and (due := self._queue.next_due()) is not None:
+            self._push(max(due, now + 1e-9), "look", None)
+
+    def _done(self, batch: Any, now: float) -> None:
+        self._busy -= 1
+        units = sum(entry.body.cost for entry in batch.entries)
+        if now > self._seconds / 5:
+            for entry in batch.entries:
+                found = self.outcomes[entry.body.tenant]
+                found.answered += 1
+                found.times_s.append(now - entry.arrived)
+                part = (self._a / batch.rows + self._b * entry.body.cost) / (self._a + self._b * units)
+                found.worker_s += batch.model_s * part
+        self._queue.answered(batch, now)
