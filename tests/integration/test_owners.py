@@ -440,6 +440,18 @@ def test_who_is_no_owner_is_told_what_it_is(serve, tmp_path):
         eventually(lambda: "it is no owner" in front.log)
 
 
+@pytest.mark.parametrize("name", [None, "clip"])
+def test_a_front_is_told_that_its_owner_is_a_front_itself(launch, serve, owner, socket_path, tmp_path, name):
+    between = f"unix:{tmp_path}/s"
+    serve("single.py", "--owner", socket_path, "--attach", between)
+    named = {"owner": between, **({} if name is None else {"name": name})}
+    (tmp_path / "forebay.yaml").write_text(json.dumps({"models": [named]}))
+    front = serve(tmp_path)
+    told = f"the owner {between} hands the model 'clip' on to its owner {socket_path}, and takes no requests for it"
+    eventually(lambda: told in front.log)
+    assert ("sleepy" in front.client.get("/models").text) == (name is None)
+
+
 def test_an_owner_that_is_named_twice_is_refused(cli):
     result = cli("check", "--owner", "tcp:127.0.0.1:9", "--owner", "tcp:127.0.0.1:9")
     assert result.returncode == 2

@@ -72,6 +72,7 @@ class Callers:
         self.links: set[CallerLink] = set()
         self.is_up = False
         self.described: list[tuple[int, WeighedModel]] = []
+        self._elsewhere: dict[str, str] = {}
         self.budget = app.byte_budget
         self.calls = here(CallListeners)
         self.max_frame_bytes = max_frame_bytes
@@ -99,7 +100,7 @@ class Callers:
                 models.append([number, announced])
             else:
                 models.append([number, msgspec.Raw(model)])
-        return [frames.encode(["models", models]), *following]
+        return [frames.encode(["models", models, self._elsewhere]), *following]
 
     def receive(self, about: Mapping[str, Any], member: MemberEntry | None = None) -> CallerLink:
         """Make what talks to a front that the door lets in, or to a member; it says this about itself."""
@@ -184,8 +185,9 @@ class Callers:
             described.append((numbers[-1][0], WeighedModel(model, weight)))
         self._served, self._known = served, known
         self._callees = {number: _callee(one, self.calls) for number, one in served.items()}
-        if described != self.described or not described:
-            self.described = described
+        elsewhere = {} if self.is_private else dict(self._app.owned)
+        if described != self.described or not described or elsewhere != self._elsewhere:
+            self.described, self._elsewhere = described, elsewhere
             for link in self.links:
                 link.describe()
 

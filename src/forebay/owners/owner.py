@@ -98,6 +98,11 @@ class Owner:
         """The names of the models that it has, in its order."""
         return dict.fromkeys(name for told in self._links.values() for name in told)
 
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """The names of models that it hands on itself, each with the address of their owner."""
+        return {name: owner for link in self._links for name, owner in link.elsewhere.items()}
+
     def has(self, name: str) -> bool:
         """Tell whether it has a model of that name which is wanted."""
         return self.may_serve(name) and name in self.names

@@ -79,6 +79,7 @@ class OwnerLink(asyncio.Protocol):
         ended: Done once the owner takes no further requests, with the reason.
         slots: The models that are asked by it, by their numbers.
         place: Which of several shards its owner is, as the end of the owner's name.
+        elsewhere: Names of models that the owner hands on itself, each with the address of their owner.
         is_leaving: Whether it ends once all that was handed on is answered.
     """
 
@@ -118,6 +119,7 @@ class OwnerLink(asyncio.Protocol):
         self._read_model = read
         self.is_leaving = False
         self.place = ""
+        self.elsewhere: dict[str, str] = {}
         self._transport: asyncio.Transport | None = None
         self._is_encrypted = False
         self._new: dict[OwnerSlot, None] = {}
@@ -184,7 +186,8 @@ class OwnerLink(asyncio.Protocol):
         for message in conversation.feed(data):
             try:
                 match message:
-                    case OwnedModels(models):
+                    case OwnedModels(models, elsewhere):
+                        self.elsewhere = elsewhere
                         yield from self._describe(msgspec.convert(models, list[tuple[int, Any]]))
                     case OwnerAnswers():
                         if self._lying:

@@ -216,9 +216,21 @@ class Owners:
         for owner in self._owners.values():
             if owner.is_here and owner.names.keys().isdisjoint(self._settling.keys() | self._unsettled.keys()):
                 owner.problem = ""
-                if missing := sorted(owner.only - owner.names.keys()):
-                    owner.say(f"has no model '{missing[0]}'{meant(missing[0], sorted(owner.names))}")
+                self._say_missing(owner)
                 owner.begun()
+
+    def _say_missing(self, owner: Owner) -> None:
+        """Say which of the models that are wanted of an owner it has not, or only hands on."""
+        names, elsewhere = owner.names, owner.elsewhere
+        unserved = [name for name in elsewhere if self._app.versions_of(name) is None]
+        missing = sorted((owner.only or {*unserved}) - names.keys())
+        if missing and missing[0] in elsewhere:
+            other = elsewhere[missing[0]][:200]
+            owner.say(
+                f"hands the model '{missing[0]}' on to its owner {other}, and takes no requests for it; dial that"
+            )
+        elif missing:
+            owner.say(f"has no model '{missing[0]}'{meant(missing[0], sorted(names))}")
 
     def _holder(self, name: str) -> Owner | None:
         """Return the owner that is to serve a name; None if it is none."""

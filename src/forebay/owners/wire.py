@@ -178,9 +178,15 @@ class OwnerOpening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class OwnedModels(msgspec.Struct, frozen=True, array_like=True, tag="models"):
-    """All that the owner serves from now on: numbers and descriptions, see `model_description.py`."""
+    """All that the owner serves from now on.
+
+    Attributes:
+        models: Numbers and descriptions, see `model_description.py`.
+        elsewhere: Names of models that it hands on itself, each with the address of the owner.
+    """
 
     models: list[Any]
+    elsewhere: dict[str, str] = {}
 
 
 class OwnerDirectory(msgspec.Struct, frozen=True, array_like=True, tag="directory"):
