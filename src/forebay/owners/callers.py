@@ -185,7 +185,7 @@ class Callers:
             described.append((numbers[-1][0], WeighedModel(model, weight)))
         self._served, self._known = served, known
         self._callees = {number: _callee(one, self.calls) for number, one in served.items()}
-        elsewhere = {} if self.is_private else dict(self._app.owned)
+        elsewhere = {} if self._is_private else dict(self._app.owned)
         if described != self.described or not described or elsewhere != self._elsewhere:
             self.described, self._elsewhere = described, elsewhere
             for link in self.links:
