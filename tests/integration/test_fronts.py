@@ -24,6 +24,8 @@ from forebay.protocols.kserve.messages import messages
 
 KEY = "a key of these tests"
 CLIENTS = 16
+PATIENT = ["--owner-grace-s", f"{PATIENCE_S:g}", "--timeout-ms", f"{1000 * PATIENCE_S:g}"]
+"""On a busy machine an owner may take long until it is there again."""
 
 
 def parts_of(server):
@@ -58,13 +60,13 @@ def below(pid):
 @pytest.fixture(scope="module")
 def divided(launch):
     """A server with two fronts."""
-    return launch("owned.py", "--fronts", "2")
+    return launch("owned.py", "--fronts", "2", *PATIENT)
 
 
 @pytest.fixture(scope="module")
 def whole(launch):
     """The same server in one process."""
-    return launch("owned.py")
+    return launch("owned.py", *PATIENT)
 
 
 class Load:
@@ -378,11 +380,11 @@ class Asking:
 
 @pytest.fixture(scope="module")
 def divided_grpc(launch):
-    return launch("owned.py", "--fronts", "2", "--grpc-port", "0", "--manage")
+    return launch("owned.py", "--fronts", "2", "--grpc-port", "0", "--manage", *PATIENT)
 
 
 def test_grpc_is_that_of_one_server(divided_grpc, launch):
-    whole = launch("owned.py", "--grpc-port", "0", "--manage")
+    whole = launch("owned.py", "--grpc-port", "0", "--manage", *PATIENT)
     with Asking(divided_grpc) as ours, Asking(whole) as theirs:
         for name, fields in (
             ("ServerLive", {}),
