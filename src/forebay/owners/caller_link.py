@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 TOGETHER: Final = 64
 """Requests that are queued at once."""
+MAX_CLIENTS: Final = 16_384
+"""Connections of a front that are told apart; beyond that all are forgotten."""
 UNREAD_BYTES: Final = 1 << 24
 """What may be on its way to a front; beyond that nothing more is read of it, and no stream goes on."""
 LENT_BYTES: Final = 1 << 26
@@ -198,14 +200,24 @@ class _TensorSeat(TensorRequest, gc=False, eq=False):
         return self.counts_elsewhere
 
 
+class _Client:
+    """A connection of a front: by it the queue learns who comes back. See `Origin`."""
+
+    __slots__ = ("release",)
+
+    def __init__(self) -> None:
+        self.release = 0
+
+
 class _Desk(ReplyToAll):
     """The requests of one front to one model."""
 
-    __slots__ = ("_link", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
+    __slots__ = ("_clients", "_link", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
 
     def __init__(self, link: CallerLink) -> None:
         self._link = link
         self.known: dict[bytes, Mapping[str, Any]] = {}
+        self._clients: dict[int, _Client] = {}
         self.open: dict[int, _Seat | _TensorSeat] = {}
         self.heard = 0
         self.is_new = False
@@ -239,6 +251,15 @@ class _Desk(ReplyToAll):
             self.ended.append(seat)
             self.results.append(outcome)
         self._link.speak(self)
+
+    def client(self, number: int) -> _Client | None:
+        """Return what stands for a connection of the front."""
+        found = self._clients.get(number)
+        if found is None and number:
+            if len(self._clients) >= MAX_CLIENTS:
+                self._clients.clear()
+            found = self._clients[number] = _Client()
+        return found
 
     def know(self, packed: bytes, params: Mapping[str, Any]) -> None:
         """Remember params with which any bytes are a request for one sample."""
@@ -667,6 +688,7 @@ class CallerLink(asyncio.Protocol):
             body,
             desk,
             params,
+            desk.client(told.client),
             deadline=now + max(told.left_s, 0.0),
             arrived=now,
             id=told.id,
@@ -764,6 +786,7 @@ class CallerLink(asyncio.Protocol):
             body=body,
             reply=desk,
             params=params,
+            origin=desk.client(told.client),
             deadline=now + max(told.left_s, 0.0),
             arrived=now,
             size=told.size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
     from forebay.owners.apart import Apart
     from forebay.owners.owner_pool import LinkPool
-    from forebay.types.call import Request
+    from forebay.types.call import Origin, Request
     from forebay.workers.address import Address
     from forebay.workers.tls_files import TlsFiles
 
@@ -343,8 +344,8 @@ class OwnerLink(asyncio.Protocol):
             size += len(packed) + HEAD_BYTES
             if self._new_bytes + size > FRAME_BYTES:
                 self._say()
-            root, tenant = request.root(), request.tenant
-            told = name, packed, request.size, request.deadline - now, root.id, self._traces.outgoing(root)
+            root, tenant, client = request.root(), request.tenant, client_of(request.origin)
+            told = name, packed, request.size, request.deadline - now, root.id, self._traces.outgoing(root), client
             slot.joins.append(HandedOn(*told) if tenant is None else HandedOnFor(*told, tenant.name, tenant.tier))
             slot.bodies.append(body)
             self._new[slot] = None
@@ -507,6 +508,21 @@ async def dialled(
             )
             tune(transport.get_extra_info("socket"))
     return link
+
+
+def client_of(origin: Origin | None) -> int:
+    """Return what stands for a connection on the way to an owner, whose queue waits for clients that come back.
+
+    The queue here waits for nobody, so the number is kept where a queue would note that it has answered.
+    """
+    if origin is None:
+        return 0
+    if not origin.release:
+        origin.release = next(_clients)
+    return origin.release
+
+
+_clients: Final = itertools.count(1)
 
 
 def _packed(params: Mapping[str, Any]) -> bytes:

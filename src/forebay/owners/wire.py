@@ -45,6 +45,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         left_s: What is left of its time; clocks differ, so it is a duration.
         id: What the client and the logs call it; empty if nobody has named it yet.
         trace: The `traceparent` of the span that it is for the front; empty if it belongs to no trace.
+        client: Stands for the connection that it came by; 0 if that is not known.
     """
 
     seat: _Count
@@ -53,6 +54,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     left_s: float
     id: str
     trace: _Trace = ""
+    client: _Number = 0
 
 
 class HandedOnFor(HandedOn, frozen=True, array_like=True, gc=False):

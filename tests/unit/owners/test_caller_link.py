@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's end of a link: a front that does not read, and what it holds."""
+"""The owner's end of a link: a front that does not read, and what it holds; and whose requests it brings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 from tests.waiting import reached
 
 from forebay.owners import caller_link, in_steps
-from forebay.owners.caller_link import CallerLink
+from forebay.owners.caller_link import Callee, CallerLink
 from forebay.owners.in_steps import InSteps
+from forebay.owners.owner_link import client_of
 from forebay.server.byte_budget import ByteBudget
+from forebay.testing import MemoryOrigin
+from forebay.workers import frames
 
 
 class Owner:
@@ -130,3 +133,36 @@ def test_what_has_come_is_read_in_steps_and_others_have_their_turns() -> None:
         assert done == [b"a"] * 1000 + [b"b"] * 1000
 
     asyncio.run(run())
+
+
+def test_clients_of_a_front_are_told_apart() -> None:
+    """So the owner's queue waits for those that come back, as for clients of its own."""
+    arrived: list[Any] = []
+
+    async def run() -> None:
+        owner: Any = Owner(b"")
+        owner.described_on_wire, owner.is_private = [frames.encode(["models", []])], False
+        callee = Callee(8, False, lambda: None, lambda some, _: arrived.extend(some), lambda _: None, lambda *_: None)
+        owner.has_named, owner.callee, owner.room = lambda _: True, lambda _: callee, lambda _: 8
+        _, theirs = await linked(owner)
+        params = frames.encode_part({"in": "json", "out": "json"})
+        seats = [[seat, params, 1, 9.0, "", *client] for seat, client in enumerate([("", 7), ("", 8), ("", 7), ("", 0), ()], 1)]
+        for message in (
+            ["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}],
+            ["requests", [[1, seats, [], []]], 0, [b"1"] * len(seats)],
+        ):
+            theirs.sendall(frames.encode(message))
+        await reached(lambda: len(arrived) == len(seats))
+        theirs.close()
+
+    asyncio.run(run())
+    first, second, third, *others = [request.origin for request in arrived]
+    assert first is third
+    assert first is not second
+    assert others == [None, None]
+
+
+def test_a_connection_is_called_alike_on_its_way_to_an_owner() -> None:
+    one, other = MemoryOrigin(), MemoryOrigin()
+    assert client_of(one) == client_of(one) != client_of(other)
+    assert client_of(None) == 0 != client_of(one)
