@@ -146,7 +146,8 @@ def test_clients_of_a_front_are_told_apart() -> None:
         owner.has_named, owner.callee, owner.room = lambda _: True, lambda _: callee, lambda _: 8
         _, theirs = await linked(owner)
         params = frames.encode_part({"in": "json", "out": "json"})
-        seats = [[seat, params, 1, 9.0, "", *client] for seat, client in enumerate([("", 7), ("", 8), ("", 7), ("", 0), ()], 1)]
+        more = [("", 7), ("", 8), ("", 7), ("", 0), ()]  # traces and clients
+        seats = [[seat, params, 1, 9.0, "", *its] for seat, its in enumerate(more, 1)]
         for message in (
             ["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}],
             ["requests", [[1, seats, [], []]], 0, [b"1"] * len(seats)],

@@ -52,7 +52,7 @@ def test_the_holder_of_a_key_is_its_name_and_a_plain_list_has_none():
 
 
 def test_a_request_on_its_way_to_its_owner_has_its_tenant_if_there_is_one():
-    told = 1, b"p", 1, 2.5, "id", ""
+    told = 1, b"p", 1, 2.5, "id", "", 7
     read = msgspec.msgpack.Decoder(HandedOnFor).decode
     assert read(msgspec.msgpack.encode(HandedOn(*told))).tenant == ""
     found = read(msgspec.msgpack.encode(HandedOnFor(*told, "a", 2)))
