@@ -135,7 +135,7 @@ class Deployer:
 
     def _find(self):
         assert self.process.poll() is None, "".join(self.lines)
-        return [found[1] for line in list(self.lines) if (found := re.match(r"forebay: ready at (\S+)", line))]
+        return [found[1] for line in list(self.lines) if (found := re.match(r"forebay: ready at (\S+) on", line))]
 
     def fronts(self):
         """Where each node answers, once all do."""
@@ -281,6 +281,7 @@ def life(tmp_path):
 @pytest.mark.slow
 def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life):
     machine = life.machine()
+    what_no_node_has_room_for_is_refused(life, machine)
     deployer = life.deploy(machine)
     deployer.fronts()
     life.fronts = {one.name: local_view.status_of(one).front for one in folders(life.name)}
@@ -308,6 +309,15 @@ def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life
             assert load.failures == [], step.__name__
     what_runs_is_adopted(life)
     nothing_is_left(life)
+
+
+def what_no_node_has_room_for_is_refused(life, machine):
+    config = (life.folder / "forebay.yaml").read_text()
+    (life.folder / "forebay.yaml").write_text(config.replace("num_cpus: 0.5", "num_cpus: 0.5, num_gpus: 1"))
+    done = forebay("serve", str(life.folder), "--cluster", machine.address)
+    words = "'echo' cannot run on this cluster: each worker reserves 1 GPU, and no node has more than 0 GPU"
+    assert (done.returncode, done.stderr.partition(";")[0]) == (2, f"forebay: {words}")
+    (life.folder / "forebay.yaml").write_text(config)
 
 
 def everything_answers_everywhere(life):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.cluster.decisions import NodeView, View, begin, decide, drain, why_not
+from forebay.cluster.decisions import NodeView, View, begin, decide, drain
 from forebay.cluster.deployment import Deployment, encode_state
 from forebay.cluster.hosts import START_S, HostActors, RayNode, result
 from forebay.cluster.ray_library import ray_library
@@ -26,8 +26,6 @@ from forebay.errors import ForebayError
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.cluster.deployment import ClusterState
     from forebay.cluster.hosts import HostHandle
 
@@ -58,7 +56,6 @@ class Controller:
         """
         self._state: ClusterState | None = None
         self._packed: dict[str, Any] = {}
-        self._nodes: Sequence[RayNode] = ()
         self._hosts = HostActors(deployment, is_local=is_local)
         self._reservations = Reservations(deployment)
         self._problem = ""
@@ -80,11 +77,6 @@ class Controller:
         if not self._is_known.wait(2 * START_S):
             return "; ".join(self._hosts.problems) or "no node of the cluster has answered"
         with self._lock:
-            for unit in wanted.units:
-                alive = [node for node in self._nodes if node["Alive"]]
-                why = why_not(unit.needs, [node["Resources"] for node in alive], [node["Labels"] for node in alive])
-                if unit.workers and why:
-                    return f"{unit.name} cannot run on this cluster: {why}"
             self._packed = {wanted.code: ray.put(packed)}
             try:
                 self._state = begin(self._state, wanted, time.time())
@@ -167,7 +159,6 @@ class Controller:
         with self._lock:
             if self._is_over.is_set():
                 return
-            self._nodes = nodes
             hosts, state = self._hosts, self._state
             hosts.attend(nodes)
         heard = hosts.hear(state)  # it waits, and so do those who ask, unless the lock is free

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from forebay.types.ray_needs import RayNeeds
 
 _OF: Final = ".owner-"
+_MAX_NAME: Final = 80
+"""Characters of a unit's name that keys have: files are named by them."""
 
 Level = Literal["starting", "up", "ready"]
 
@@ -85,7 +87,7 @@ def begin(state: ClusterState | None, deployment: Deployment, now_s: float) -> C
         found = known.get((unit.name, deployment.code))
         if found is None or found.unit != unit:
             made += 1
-            runs.append(Run(key=f"{unit.name}-{made}", unit=unit, code=deployment.code))
+            runs.append(Run(key=f"{unit.name[:_MAX_NAME]}-{made}", unit=unit, code=deployment.code))
     kept = {run.key for run in runs}
     before = state.previous or state.deployment
     begun = msgspec.structs.replace(

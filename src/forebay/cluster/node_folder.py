@@ -181,6 +181,21 @@ class NodeFolder:
         self._host_lock = descriptor
         return True
 
+    @property
+    def has_host(self) -> bool:
+        """Whether a host that is alive has the node."""
+        try:
+            descriptor = os.open(self.path / _HOST, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def end(self, wait_s: float) -> bool:
         """Tell the node process to end, kill it once the time is over; returns whether it has ended."""
         until = time.monotonic() + wait_s

@@ -12,14 +12,16 @@ import os
 import socket
 import sys
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from forebay.cluster.controller import Controller, controller_name
-from forebay.cluster.deployment import ClusterState, read_state
+from forebay.cluster.decisions import why_not
+from forebay.cluster.deployment import ClusterState, Deployment, read_state
 from forebay.cluster.host import AUTH_MODE
-from forebay.cluster.hosts import START_S, words_of
+from forebay.cluster.hosts import START_S, RayNode, words_of
+from forebay.cluster.node_folder import folders
 from forebay.cluster.ray_library import ray_library
 from forebay.cluster.reservations import NAMESPACE
 from forebay.errors import ConfigError, ForebayError
@@ -156,6 +158,9 @@ class _Program:
         Raises:
             ConfigError: It cannot run here.
         """
+        self._require_room()
+        if not self._is_deployed():
+            require_no_other_host(self._job.name)
         kind = self._ray.remote(Controller)
         controller = kind.options(
             name=controller_name(self._job.name),
@@ -171,6 +176,19 @@ class _Program:
         if problem:
             raise ConfigError(problem)
         self._follow(controller)
+
+    def _require_room(self) -> None:
+        """Check that some node could have each worker, if nothing else ran there.
+
+        Raises:
+            ConfigError: None could.
+        """
+        nodes = [node for node in cast("list[RayNode]", self._ray.nodes()) if node["Alive"]]
+        deployment = msgspec.msgpack.decode(self._job.deployment, type=known(Deployment))
+        for unit in deployment.units:
+            why = why_not(unit.needs, [node["Resources"] for node in nodes], [node["Labels"] for node in nodes])
+            if unit.workers and why:
+                raise ConfigError(f"'{unit.name}' cannot run on this cluster: {why}; change `ray` beside its target")
 
     def _follow(self, controller: Any) -> None:
         said: set[str] = set()
@@ -231,6 +249,20 @@ class _Program:
         self._say(kind="done", text=job.node)
 
 
+def require_no_other_host(name: str) -> None:
+    """Check that no other cluster keeps this deployment on this machine, or it would run twice.
+
+    Raises:
+        ConfigError: One does.
+    """
+    for folder in folders(name):
+        if folder.has_host:
+            raise ConfigError(
+                f"the deployment '{name}' belongs to another Ray cluster on this machine, which may be about to end; "
+                "try again in a minute, end it with forebay cluster down, or take another name: --deployment NAME"
+            )
+
+
 def _ready(state: ClusterState, nodes: list[dict[str, Any]]) -> tuple[str, ...]:
     """Return where a deployment answers, once all that is wanted is ready."""
     levels = {key: level for node in nodes for key, level in node["owners"].items()}
@@ -239,8 +271,10 @@ def _ready(state: ClusterState, nodes: list[dict[str, Any]]) -> tuple[str, ...]:
         return ()
     if any(node["applied"] != state.version for node in nodes):
         return ()
-    fronts = [(node["front"], node["is_front_ready"]) for node in nodes if node["name"] not in state.draining]
-    return tuple(sorted(front for front, _ in fronts)) if all(ready for _, ready in fronts) else ()
+    serving = [node for node in nodes if node["name"] not in state.draining]
+    if not all(node["is_front_ready"] for node in serving):
+        return ()
+    return tuple(sorted(f"{node['front']} on {node['name']}" for node in serving))
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from forebay.cluster import control, node_folder, project_files
 from forebay.cluster.control import ControlSocket, ask
 from forebay.cluster.deployment import MAX_STATE_BYTES, ClusterState, Deployment, Unit, encode_state, read_state
 from forebay.cluster.host import own_environment
-from forebay.cluster.node_folder import Identity, NodeFolder, claim, folders
+from forebay.cluster.node_folder import Identity, NodeFolder, claim, folder_of, folders
 from forebay.cluster.node_plan import FRONT, plan_of
 from forebay.errors import ConfigError, InvalidRequest, Unavailable
 
@@ -39,6 +39,8 @@ def test_each_host_on_a_machine_has_a_folder_of_its_own_that_others_cannot_enter
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE((first.path / "secret").stat().st_mode) == 0o600
     assert first.secret == SECRET
+    assert first.has_host
+    assert not folder_of(deployment, "other").has_host
 
 
 def test_a_node_process_is_known_by_its_start_and_the_boot_as_well(deployment):
