@@ -15,10 +15,8 @@ STORE_BYTES = 80 * 1024 * 1024
 def main():
     names = sys.argv[1:]
     cluster = Cluster()
-    nodes = [
-        cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES, node_name=name, include_dashboard=False)
-        for name in names
-    ]
+    has = {"num_cpus": 2, "num_gpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    nodes = [cluster.add_node(node_name=name, **has) for name in names]
     pids = {name: node.all_processes["raylet"][0].process.pid for name, node in zip(names, nodes, strict=True)}
     head = nodes[0].all_processes["gcs_server"][0].process.pid
     print(json.dumps({"address": cluster.address, "raylets": pids, "head": head}), flush=True)

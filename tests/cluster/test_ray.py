@@ -48,7 +48,7 @@ models:
     workers: 2
     ray: {num_cpus: 0.5}
   - target: project.py:Count
-    ray: {num_cpus: 0.5}
+    ray: {num_cpus: 0.5, num_gpus: 1}
 http: {port: 0}
 """
 
@@ -287,6 +287,7 @@ def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life
     life.fronts = {one.name: local_view.status_of(one).front for one in folders(life.name)}
     assert sorted(life.fronts) == sorted(NODES)
     everything_answers_everywhere(life)
+    workers_see_what_is_reserved_for_them(life)
     deploying_it_again_changes_nothing(life, machine)
     with Load(life.fronts.values()) as load:
         load.wait()
@@ -313,9 +314,9 @@ def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life
 
 def what_no_node_has_room_for_is_refused(life, machine):
     config = (life.folder / "forebay.yaml").read_text()
-    (life.folder / "forebay.yaml").write_text(config.replace("num_cpus: 0.5", "num_cpus: 0.5, num_gpus: 1"))
+    (life.folder / "forebay.yaml").write_text(config.replace("num_gpus: 1", "num_gpus: 2"))
     done = forebay("serve", str(life.folder), "--cluster", machine.address)
-    words = "'echo' cannot run on this cluster: each worker reserves 1 GPU, and no node has more than 0 GPU"
+    words = "'count' cannot run on this cluster: each worker reserves 2 GPU, and no node has more than 1 GPU"
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, f"forebay: {words}")
     (life.folder / "forebay.yaml").write_text(config)
 
@@ -326,6 +327,13 @@ def everything_answers_everywhere(life):
         assert asked(connection, "echo", "hello") == (200, "hello first")
         assert asked(connection, "count", "hello") == (200, 5)
         connection.close()
+
+
+def workers_see_what_is_reserved_for_them(life):
+    shown = [
+        seen for (_, child), pid in life.everything().items() if "worker count" in child for seen in variables(pid)
+    ]
+    assert [one for one in shown if one.startswith((b"CUDA_VISIBLE", b"RAY_"))] == [b"CUDA_VISIBLE_DEVICES=0"]
 
 
 def deploying_it_again_changes_nothing(life, machine):
@@ -437,6 +445,10 @@ def is_up(front):
         return False
     finally:
         connection.close()
+
+
+def variables(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def title(pid):

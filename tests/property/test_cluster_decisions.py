@@ -28,6 +28,10 @@ class Cluster:
         self.applied = dict.fromkeys(NODES, -1)
         self.running = {name: {} for name in NODES}
         self.stuck = set()
+        self.slow = set()
+        self.told = {}
+        self.were_live = set()
+        self.were_lost = set()
         self.now_s = 0.0
         self.port = 20_000
 
@@ -46,8 +50,20 @@ class Cluster:
                 assert self.state.routes[key] == route.key, "an owner that is well stays"
         routed = {self.state.routes.get(key) for key in self.state.live}
         assert all(one.left_at is None for one in self.state.owners if one.key in routed)
-        for name in self.alive:
+        self.see_that_no_front_asks_what_is_gone()
+        for name in self.alive - self.slow:
             self.obey(name)
+        self.were_live |= {*self.state.live}
+        for name in self.alive - self.were_lost:
+            for run in {run_of(key) for key in self.running[name]} & self.were_live:
+                assert run in {one.run for one in self.state.workers}, "what drains has its workers"
+
+    def see_that_no_front_asks_what_is_gone(self):
+        there = {one.key for one in self.state.owners}
+        for name in self.alive & self.told.keys():
+            for key in self.told[name].live:
+                route = self.told[name].route(key)
+                assert route is None or route.node in self.were_lost or route.key in there
 
     def view(self):
         nodes = {}
@@ -63,19 +79,26 @@ class Cluster:
         wanted = {one.key for one in self.state.owners if one.node == name}
         further = {"starting": "up", "up": "ready", "ready": "ready"}
         before = self.running[name]
-        self.running[name] = {
+        running = {
             key: "starting" if key not in before or run_of(key) in self.stuck else further[before[key]]
             for key in sorted(wanted)
         }
+        draining = {key: "up" for key, level in before.items() if key not in wanted and level != "up"}
+        self.running[name] = {**running, **draining}
         self.applied[name] = self.state.version
+        self.told[name] = self.state
 
     def happen(self, event):
         kind, value = event
         match kind:
             case "lose":
                 self.alive.discard(value)
+                self.were_lost.add(value)
+                self.told.pop(value, None)
             case "find":
                 self.alive.add(value)
+            case "slow":
+                self.slow ^= {value}
             case "drain":
                 self.state = drain(self.state, value, on=True)
             case "resume":
@@ -88,7 +111,7 @@ class Cluster:
 
 
 EVENTS = st.one_of(
-    st.tuples(st.sampled_from(["lose", "find", "drain", "resume"]), st.sampled_from(NODES)),
+    st.tuples(st.sampled_from(["lose", "find", "slow", "drain", "resume"]), st.sampled_from(NODES)),
     st.tuples(
         st.just("deploy"),
         st.tuples(st.lists(st.sampled_from(UNITS), min_size=1, unique=True), st.sampled_from(["code0", "code1"])),
@@ -104,6 +127,7 @@ def test_whatever_happens_it_settles_with_one_owner_for_each_model(events):
         cluster.happen(event)
         cluster.look()
     cluster.alive |= {NODES[0]}
+    cluster.slow.clear()
     for _ in range(SETTLED):
         cluster.look()
     state = cluster.state

@@ -37,6 +37,7 @@ class NodeProcess:
         self._running: dict[str, RunningChild] = {}
         self._coming: list[RunningChild] = []
         self._leaving: list[RunningChild] = []
+        self._adjusted: Sequence[Child] = ()
         self._lock = threading.Lock()
         self._converging = threading.Lock()
         self._is_over = False
@@ -71,11 +72,13 @@ class NodeProcess:
     def adjust(self, plan: Sequence[Child]) -> None:
         """Start what is new, end what is not in the plan any more, and wait for neither.
 
-        A child that has changed is left as it is: give the changed one another name.
+        A child that has changed is left as it is: give the changed one another name. One that comes back while it is
+        still ending is started once it has ended.
         """
         with self._converging, self._lock:
             if self._is_over:
                 return
+            self._adjusted = plan
             wanted = {one.name: one for one in plan}
             for name in [name for name in self._running if name not in wanted]:
                 gone = self._running.pop(name)
@@ -92,6 +95,9 @@ class NodeProcess:
         gone.join()
         with self._lock:
             self._leaving.remove(gone)
+            plan = self._adjusted
+        if gone.child.name in {one.name for one in plan}:
+            self.adjust(plan)
 
     def end(self) -> None:
         """End all children, the highest wave first; nothing is started any more."""

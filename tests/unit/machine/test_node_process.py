@@ -243,3 +243,33 @@ def test_a_hangup_reloads_where_there_is_something_to_reload(tmp_path):
         eventually(lambda: "heard it" in notes(tmp_path))
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_plan_that_waits_for_nothing_starts_and_ends_children_meanwhile(node, tmp_path):
+    node.adjust([child(tmp_path, "a"), child(tmp_path, "slow", "while not os.path.exists('go'): time.sleep(0.01)")])
+    eventually(lambda: state(node, "a").is_ready)
+    node.adjust([child(tmp_path, "slow"), child(tmp_path, "b")])
+    eventually(lambda: [one.name for one in node.states()] == ["slow", "b"] and state(node, "b").is_ready)
+    assert not state(node, "slow").is_ready
+    assert "ended a" in notes(tmp_path)
+    (tmp_path / "go").touch()
+    eventually(lambda: state(node, "slow").is_ready)
+
+
+def test_a_child_that_comes_back_while_it_ends_is_started_again(node, tmp_path):
+    held = """
+    def hold(*_):
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        end()
+
+    signal.signal(signal.SIGTERM, hold)
+    """
+    node.adjust([child(tmp_path, "a", held)])
+    eventually(lambda: state(node, "a").is_ready)
+    node.adjust([])
+    node.adjust([child(tmp_path, "a")])
+    assert notes(tmp_path) == ["started a"]
+    (tmp_path / "go").touch()
+    eventually(lambda: notes(tmp_path) == ["started a", "ended a", "started a"])
+    eventually(lambda: state(node, "a").is_ready)
