@@ -29,6 +29,8 @@ from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with
 
 LOCAL: Final = "local"
+HEAD: Final = "node:__internal_head__"
+"""The resource that only the node of Ray's head has."""
 LOOK_S: Final = 0.3
 DIAL_S: Final = 3.0
 ANSWER_S: Final = 10.0
@@ -169,6 +171,8 @@ class _Program:
             get_if_exists=True,
             max_restarts=-1,
             num_cpus=0,
+            # Elsewhere it would die with a node that it has to replace, and Ray takes long to start it again.
+            resources={HEAD: 0.001},
             max_concurrency=CONTROL_THREADS,
         ).remote(self._job.name, self._job.address == LOCAL)
         begun = controller.deploy.remote(self._job.deployment, self._job.packed)
