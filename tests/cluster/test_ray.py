@@ -390,7 +390,6 @@ def a_node_dies(life, machine, load):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     eventually(lambda: owner_node(life) != node)
-    print("moved", load.longest_s)
     load.wait(200)
     eventually(lambda: [one.node == node for one in life.state().workers] == [False] * WORKERS, "workers elsewhere")
     eventually(lambda: all(life.are_ready(one) for one in NODES if one != node), "workers that are ready")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SILENT_S: Final = 2.0
 """How long a host may take to report before it counts as silent."""
-START_S: Final = 30.0
+START_S: Final = 60.0
 """How long the others wait for a host that has to start first."""
 DIAL_S: Final = 1.0
 
@@ -195,7 +195,7 @@ class HostActors:
         """Take the secret of what runs already, once all hosts that can be heard have said what that is."""
         import secrets
 
-        if self.secret or not self._handles:
+        if self.secret or not any(one.is_known for one in self._handles.values()):
             return
         late = time.monotonic() - START_S
         if all(one.is_known or one.began_s < late for one in self._handles.values()):

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from forebay.cluster.control import ControlQuestion
     from forebay.cluster.deployment import ClusterState
 
+LOOK_S: Final = 2.0
+"""How often a node process looks whether its folder is still there."""
 MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 """A longer log begins anew."""
 
@@ -75,11 +78,18 @@ class NodeLife:
                 self._follow(before)
             control.append(ControlSocket(self._folder.control, self._folder.secret, self._answer))
 
+        threading.Thread(target=self._stay_known, name="forebay-folder", daemon=True).start()
         status = self._process.run((), ready=ready, reload=lambda: None)
         for one in control:
             one.close()
         self._folder.control.unlink(missing_ok=True)
         return status
+
+    def _stay_known(self) -> None:
+        """End when the folder is gone, by which alone others find this process."""
+        while self._folder.path.exists():
+            time.sleep(LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _answer(self, question: ControlQuestion) -> Any:
         """Do what a host asks.
