@@ -82,7 +82,8 @@ class Deployer:
         assert self._process is not None
         assert self._process.stdout is not None
         out = self._process.stdout.fileno()
-        until = time.monotonic() + (START_S if self._job.address == LOCAL else CONNECT_S)
+        is_new = self._job.verb == "deploy" and self._job.address != LOCAL  # else the head is known to be there
+        until = time.monotonic() + (CONNECT_S if is_new else START_S)
         rest = b""
         while True:
             if not self._is_connected and not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:

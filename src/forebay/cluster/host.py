@@ -91,6 +91,7 @@ class Host:
         self._host = host
         self._folder: NodeFolder | None = None
         self._secret = b""
+        self._has_begun = False
         self._spare: list[tuple[int, int]] = []
         self._ready: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -195,7 +196,10 @@ class Host:
             if folder.secret == self._secret:
                 return
             folder.end(START_S)
+        elif self._has_begun and not folder.path.exists():
+            raise OSError(f"{folder.path} was removed: forebay cluster down has ended what ran here")
         folder.prepare(self._secret)
+        self._has_begun = True
         subprocess.run(
             [sys.executable, "-m", "forebay.cluster.node_life", str(folder.path)],
             env=own_environment(os.environ),

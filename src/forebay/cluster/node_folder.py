@@ -234,7 +234,7 @@ def folders(deployment: str | None = None) -> Iterator[NodeFolder]:
         if place.lstat().st_uid != os.geteuid():
             raise ConfigError(f"{place} belongs to another user; move it away")
         for path in sorted(place.glob(f"{deployment or '*'}/*")):
-            if (path / _HOST).exists():
+            if (path / _HOST).exists() or (path / _IDENTITY).exists():
                 yield NodeFolder(path)
 
 
