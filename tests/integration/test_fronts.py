@@ -422,6 +422,17 @@ def test_calls_are_counted_once_over_all_fronts(divided_grpc):
     assert divided_grpc.metric("forebay_requests_total", endpoint="clip", code="ok") == before + 10
 
 
+def test_statistics_over_grpc_have_what_fronts_have_refused(divided_grpc):
+    def refused():
+        with Asking(divided_grpc) as ask:
+            return ask("ModelStatistics", name="clip").model_stats[0].inference_stats.fail.count
+
+    before = refused()
+    answer = divided_grpc.client.post("/models/clip", content=b"1.5", headers={"content-type": "text/plain"})
+    assert not answer.is_success
+    assert refused() == before + 1
+
+
 def test_grpc_outlives_the_owner(divided_grpc):
     with Asking(divided_grpc) as ask:
         owner = parts_of(divided_grpc)[0]
@@ -453,6 +464,9 @@ def test_requests_are_counted_once_over_all_fronts(serve):
         assert server.metric(name, endpoint="clip", **more) == value, name
     assert server.metric("forebay_requests_total", endpoint="clip", code="invalid_argument") == 10.0
     assert server.metric("forebay_workers", endpoint="clip") == 1.0
+    (told,) = server.client.get("/v2/models/clip/stats").json()["model_stats"]
+    counted = {name: one["count"] for name, one in told["inference_stats"].items()}
+    assert (counted["success"], counted["fail"], told["execution_count"]) == (30, 10, 30)
 
 
 def test_what_fronts_have_counted_outlives_them(divided):

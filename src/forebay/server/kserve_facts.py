@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from forebay.errors import ForebayError
+    from forebay.observe.histograms import EndpointMetrics
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.types.tensor import TensorMetadata
@@ -49,7 +50,7 @@ def find_served(app: App, name: str, version: str = "") -> Served:
     return app.versions(name).named(version) if version else app.find(name)
 
 
-def every_version(app: App, name: str, version: str = "") -> Iterable[Served]:
+def _every_version(app: App, name: str, version: str = "") -> Iterable[Served]:
     """Return what statistics are asked of: a version, all of a model, or all there are if no name is said.
 
     Raises:
@@ -131,13 +132,26 @@ def _port(port: TensorMetadata, unranked: Collection[str], *, has_rows: bool, sp
     return told if dims or not spares else {**told, "dims": (1,), "reshape": {"shape": []}}
 
 
-def statistics_of(one: Served) -> dict[str, Any]:
-    """Return what was counted of a version, since the start.
+async def statistics(app: App, model: str = "", version: str = "") -> dict[str, Any]:
+    """Return what was counted of each version of a model, or of all models, since the start.
+
+    Raises:
+        NotFound: If there is no such model.
+    """
+    every = _every_version(app, model, version)
+    if app.clients is None:
+        return {"model_stats": [_statistics(one, one.endpoint.metrics) for one in every]}
+    await app.clients.refresh()
+    return {"model_stats": [_statistics(one, app.clients.of(one.endpoint)) for one in every]}
+
+
+def _statistics(one: Served, metrics: EndpointMetrics) -> dict[str, Any]:
+    """Return what was counted of a version.
 
     Reading samples, the model and writing its results are one time, that of the worker: `compute_infer`; the other two
     have its count, as clients expect, and no time. Of a graph it is the time inside: of its nodes and their queues.
     """
-    metrics, config = one.endpoint.metrics, one.endpoint.config
+    config = one.endpoint.config
     succeeded = metrics.codes["ok"]
     failed = sum(metrics.codes.values()) - succeeded
     sizes = sorted(metrics.sizes.items())

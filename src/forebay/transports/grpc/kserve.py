@@ -12,7 +12,6 @@ from forebay.errors import InvalidRequest, NotFound, UnknownModel
 from forebay.protocols.kserve.messages import SERVICE, described, messages, parsed
 from forebay.server.kserve_facts import (
     config_of,
-    every_version,
     find_served,
     in_tritons_words,
     is_model_ready,
@@ -20,7 +19,7 @@ from forebay.server.kserve_facts import (
     log_settings,
     model_metadata,
     server_metadata,
-    statistics_of,
+    statistics,
     trace_settings,
     unchangeable,
 )
@@ -68,9 +67,6 @@ class KServe:
             "ServerMetadata": lambda _: server_metadata(app),
             "ModelMetadata": lambda asked: model_metadata(app, asked.name, asked.version),
             "ModelConfig": lambda asked: {"config": config_of(find_served(app, asked.name, asked.version))},
-            "ModelStatistics": lambda asked: {
-                "model_stats": [statistics_of(one) for one in every_version(app, asked.name, asked.version)]
-            },
             "TraceSetting": self._tracing,
             "LogSettings": self._logging,
             "SystemSharedMemoryStatus": self._regions,
@@ -90,7 +86,11 @@ class KServe:
         return GrpcService(
             full_name=SERVICE,
             direct={**direct, "ModelInfer": self._inference.infer},
-            unary={name: _unary(name, answer) for name, answer in slow.items()} | {"RepositoryIndex": self._index},
+            unary={
+                **{name: _unary(name, answer) for name, answer in slow.items()},
+                "RepositoryIndex": self._index,
+                "ModelStatistics": self._statistics,
+            },
             streams={"ModelStreamInfer": self._inference.infer_stream},
             statuses=STATUSES,
             public=("ServerLive", "ServerReady"),
@@ -129,6 +129,14 @@ class KServe:
         asked = parsed("RepositoryIndexRequest", message)
         told = {"models": await self._app.model_index.index(only_ready=asked.ready)}
         return json_format.ParseDict(told, messages().RepositoryIndexResponse()).SerializeToString()
+
+    async def _statistics(self, message: bytes, _call: Call) -> bytes:
+        asked = parsed("ModelStatisticsRequest", message)
+        try:
+            told = await statistics(self._app, asked.name, asked.version)
+        except UnknownModel as error:
+            raise in_tritons_words(error) from None
+        return json_format.ParseDict(told, messages().ModelStatisticsResponse()).SerializeToString()
 
     async def _load(self, asked: Any) -> None:
         self._check_managed()

@@ -12,14 +12,13 @@ from starlette.requests import Request as HttpRequest
 from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge
 from forebay.server.kserve_facts import (
     config_of,
-    every_version,
     find_served,
     in_tritons_words,
     is_model_ready,
     log_settings,
     model_metadata,
     server_metadata,
-    statistics_of,
+    statistics,
     trace_settings,
     unchangeable,
 )
@@ -101,7 +100,7 @@ class InferencePages:
                 is_well = not self._app.problems()
                 return self._told(scope, {"ready": is_well}, 200 if is_well else 503)
             case ["v2", "models", "stats"]:
-                found = {"model_stats": [statistics_of(one) for one in every_version(self._app, "")]}
+                found = await statistics(self._app)
             case ["v2", "repository", "index"]:
                 _require("POST", scope)
                 return self._told(scope, await self._index(receive), verb="POST")
@@ -122,9 +121,9 @@ class InferencePages:
                 await self._manage(name, what, scope, await _json_body(receive))
                 return self._told(scope, {}, verb="POST")
             case ["v2", "models", name, "versions", version, *rest_of] if version and len(rest_of) < 2:
-                return self._model(scope, name, version, *rest_of)
+                return await self._model(scope, name, version, *rest_of)
             case ["v2", "models", name, *rest_of] if len(rest_of) < 2:
-                return self._model(scope, name, "", *rest_of)
+                return await self._model(scope, name, "", *rest_of)
             case ["v2", "repository", "models", _, *rest_of]:
                 what = "/".join(rest_of)
                 raise NotFound(
@@ -150,7 +149,7 @@ class InferencePages:
         _require(verb, scope)
         return status, [JSON], msgspec.json.encode(found)
 
-    def _model(
+    async def _model(
         self, scope: Scope, name: str, version: str, what: str = ""
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         if what == "infer":
@@ -164,8 +163,7 @@ class InferencePages:
             return self._told(scope, {"name": name, "ready": is_ready}, 200 if is_ready else 503)
         one = find_served(self._app, name, version)
         if what == "stats":
-            every = every_version(self._app, name, version)
-            return self._told(scope, {"model_stats": [statistics_of(each) for each in every]})
+            return self._told(scope, await statistics(self._app, name, version))
         return self._told(scope, config_of(one) if what == "config" else model_metadata(self._app, name, version))
 
     async def _index(self, receive: Receive) -> list[dict[str, str]]:
