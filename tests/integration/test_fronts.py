@@ -672,6 +672,13 @@ def test_a_port_that_is_taken_is_said(cli, divided, models):
         assert ended.stderr.endswith(f":{divided.port} is in use already; choose another port, 0 takes a free one\n")
 
 
+def test_http_and_grpc_have_ports_of_their_own(cli, models):
+    port = free_port()
+    ended = cli("serve", models / "owned.py", "--fronts", "1", "--http-port", port, "--grpc-port", port)
+    assert ended.returncode == 2
+    assert f":{port} is in use already; choose another port" in ended.stderr
+
+
 @pytest.mark.parametrize(
     "options, said",
     [

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import sys
@@ -14,7 +13,7 @@ import msgspec
 from forebay.machine.children import Child
 from forebay.machine.node_process import NodeProcess
 from forebay.machine.part import Part
-from forebay.transports.binding import ListeningPlace, require_free
+from forebay.transports.binding import reserved
 from forebay.transports.signals import LAST_S
 from forebay.workers.private_folder import PrivateFolder
 
@@ -96,8 +95,7 @@ class DividedServer(msgspec.Struct, frozen=True, kw_only=True):
         with contextlib.ExitStack() as stack:
 
             def reserve(port: int) -> int:
-                require_free(self.host, port)
-                sockets = asyncio.run(ListeningPlace(is_shared=True).bind(self.host, port))
+                sockets = reserved(self.host, port)
                 for one in sockets:
                     stack.enter_context(one)
                 return int(sockets[0].getsockname()[1])

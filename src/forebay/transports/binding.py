@@ -56,11 +56,19 @@ OWN: Final = ListeningPlace()
 """That of a server that has its address for itself."""
 
 
-def bound(found: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool = False) -> list[socket.socket]:
+def bound(
+    found: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool = False, is_reused: bool = True
+) -> list[socket.socket]:
     """Return sockets that have the addresses of a host and do not listen yet; where any port will do, they share one.
 
     What this machine has not is left out if it has others: `localhost` often is an address of IPv6 in a container
     without any. All addresses of IPv6 are those of IPv4, too, each with a socket: so clients keep their own address.
+
+    Args:
+        found: The addresses.
+        is_shared: Whether other processes of this user may listen there as well.
+        is_reused: Whether it is no matter that connections of a server before are not over yet. Who asks for that gets
+            a port also where another socket that asked for it has it and does not listen.
 
     Raises:
         OSError: If an address cannot be had, or this machine has none of them.
@@ -71,22 +79,24 @@ def bound(found: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool = 
         addresses.append((socket.AF_INET, kind, protocol, name, ("0.0.0.0", port)))  # noqa: S104 - it was asked for
     for _ in range(_TRIES - 1):
         try:
-            return _together(addresses, is_shared=is_shared)
+            return _together(addresses, is_shared=is_shared, is_reused=is_reused)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or addresses[0][-1][1]:
                 raise
-    return _together(addresses, is_shared=is_shared)
+    return _together(addresses, is_shared=is_shared, is_reused=is_reused)
 
 
-def _together(addresses: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool) -> list[socket.socket]:
+def _together(
+    addresses: Iterable[tuple[int, int, int, str, Any]], *, is_shared: bool, is_reused: bool
+) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     try:
         for family, kind, protocol, _, address in addresses:
             port = address[1] or (sockets[0].getsockname()[1] if sockets else 0)
             try:
-                one = _bound(family, kind, protocol, (address[0], port, *address[2:]), is_shared=is_shared)
-                sockets.append(one)
+                where = (address[0], port, *address[2:])
+                sockets.append(_bound(family, kind, protocol, where, is_shared=is_shared, is_reused=is_reused))
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
@@ -100,10 +110,11 @@ def _together(addresses: Iterable[tuple[int, int, int, str, Any]], *, is_shared:
     return sockets
 
 
-def _bound(family: int, kind: int, protocol: int, address: Any, *, is_shared: bool) -> socket.socket:
+def _bound(family: int, kind: int, protocol: int, address: Any, *, is_shared: bool, is_reused: bool) -> socket.socket:
     it = socket.socket(family, kind, protocol)
     try:
-        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_reused:
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
@@ -156,4 +167,23 @@ def require_free(host: str, port: int) -> None:
         for it in bound(socket.getaddrinfo(host or None, port, **PASSIVE)):
             it.close()
     except (OSError, UnicodeError) as error:
+        raise ConfigError(why_not(host, port, error)) from error
+
+
+def reserved(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that keep an address for processes of this user, which share it, and from all others.
+
+    Raises:
+        ConfigError: If it cannot be had.
+    """
+    require_free(host, port)
+    try:
+        found = socket.getaddrinfo(host or None, port, **PASSIVE)
+        try:
+            return bound(found, is_shared=True, is_reused=False)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return bound(found, is_shared=True)  # connections of a server before are not over yet
+    except OSError as error:
         raise ConfigError(why_not(host, port, error)) from error

@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.transports.binding import PASSIVE, bound, require_free
+from forebay.transports.binding import PASSIVE, bound, require_free, reserved
 
 
 @pytest.mark.parametrize("number", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
@@ -89,3 +89,26 @@ def test_an_address_is_shared_with_who_wants_to_share_it_only():
         second.listen()
         with pytest.raises(ConfigError, match="in use already"):
             require_free("127.0.0.1", port)
+
+
+def test_an_address_that_is_reserved_is_free_for_those_that_share_it_only():
+    (kept,) = reserved("127.0.0.1", 0)
+    with kept:
+        host, port = kept.getsockname()
+        for ask in (require_free, reserved):
+            with pytest.raises(ConfigError, match="in use already"):
+                ask(host, port)
+        (sharing,) = bound(socket.getaddrinfo(host, port, **PASSIVE), is_shared=True)
+        with sharing:
+            sharing.listen()
+
+
+def test_an_address_can_be_reserved_while_connections_of_a_server_before_end():
+    with socket.create_server(("127.0.0.1", 0)) as before:
+        host, port = before.getsockname()
+        with socket.create_connection((host, port)) as client:
+            accepted, _ = before.accept()
+            accepted.close()  # who closes first waits
+            assert client.recv(1) == b""
+    with reserved(host, port)[0] as kept:
+        assert kept.getsockname() == (host, port)
