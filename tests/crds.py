@@ -30,6 +30,7 @@ def require_crds():
 def schemas():
     """The schemas by API version and kind."""
     found = {}
+    assert FOLDER is not None
     for file in Path(FOLDER).glob("*.yaml"):
         spec = yaml.load(file.read_text(), LOADER)["spec"]
         for version in spec["versions"]:

@@ -2,10 +2,13 @@
 """Calls of servings that run in other programs: what the caller gets is what it would get of one of its own."""
 
 import asyncio
+import contextlib
+import gc
 import os
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +45,7 @@ def cluster(launch, tmp_path_factory):
     """A server that keeps the directory, two programs that have joined, and this one."""
     address = f"unix:{tmp_path_factory.mktemp('cluster')}/door"
     launch(None, "--attach", address)
+    membership: Any
     with programs() as start, forebay.cluster.join(address) as membership:
         membership.others = [start(address, *ONE, "who:3"), start(address, "who")]
         for other in membership.others:
@@ -321,11 +325,10 @@ def test_a_crash_ends_a_stream_where_it_comes(cluster):
 def test_streams_that_are_dropped_take_nothing_from_others(cluster):
     # S69
     for number in range(100):
-        events = forebay.batched_run("plus", cat(*range(50)))
-        if number % 2:
-            next(events)
-        events.close()
-    del events
+        with contextlib.closing(forebay.batched_run("plus", cat(*range(50)))) as events:
+            if number % 2:
+                next(events)
+    gc.collect()
     abandoned = forebay.batched_run("plus", (cat(one) for one in range(1000)))
     next(abandoned)
     del abandoned

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.forked import COMMAND
@@ -67,7 +68,7 @@ class Machine:
     """The cluster."""
 
     def __init__(self):
-        self.process = subprocess.Popen(
+        self.process: Any = subprocess.Popen(
             [sys.executable, str(MACHINE), *NODES],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -121,7 +122,7 @@ class Deployer:
 
     def __init__(self, folder, address, name):
         self.lines = []
-        self.process = subprocess.Popen(
+        self.process: Any = subprocess.Popen(
             [*COMMAND, "serve", str(folder), "--cluster", address, "--deployment", name],
             stderr=subprocess.PIPE,
             text=True,

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -354,7 +355,7 @@ class Asking:
     def __exit__(self, *_):
         self._channel.close()
 
-    def __call__(self, method, **fields):
+    def __call__(self, method, **fields) -> Any:
         """The answer, or the status and its text."""
         message = getattr(messages(), f"{method}Request")(**fields)
         asked = self._channel.unary_unary(f"/inference.GRPCInferenceService/{method}")

@@ -228,6 +228,7 @@ def test_a_pod_that_goes_has_time_to_move_what_it_runs(found):
     spec = templates(objects)["node"]["spec"]
     (word,) = [one for one in container(objects, "node")["lifecycle"]["preStop"]["exec"]["command"] if "drain" in one]
     found_s = re.fullmatch(r'sleep (\d+); timeout (\d+) forebay cluster drain "\$POD_IP"', word)
+    assert found_s is not None
     before_s, moving_s = map(int, found_s.groups())
     assert before_s > 0  # until every node has heard
     assert spec["terminationGracePeriodSeconds"] > before_s + moving_s + 50

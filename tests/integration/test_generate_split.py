@@ -300,7 +300,7 @@ def test_what_the_pods_run_answers_through_a_front(split, tmp_path):
         spec = found[name]["spec"]["template"]["spec"]
         (tls,) = [one["secret"]["secretName"] for one in spec["volumes"] if one["name"] == "wire-tls"]
         _, *arguments = [here.get(word, word) for word in container(found[name])["command"]]
-        arguments = [word.replace("/run/wire-tls", str(secrets / tls)) for word in arguments]
+        arguments = [str(word).replace("/run/wire-tls", str(secrets / tls)) for word in arguments]
         return ["env", "-C", str(tmp_path / "words"), *FOREBAY, *arguments]
 
     with contextlib.ExitStack() as stack:

@@ -282,7 +282,8 @@ def test_a_body_beyond_the_budget_is_refused_and_the_link_stays(small, small_pat
             else:
                 told, pieces = set_apart(text(9_000_000))
                 caller.ask("fails", told, first=number, following=pieces)
-            kind, message, _ = caller.answer()
+            answered: Any = caller.answer()
+            kind, message, _ = answered
             assert kind == "Unavailable"
             assert "--max-buffered-bytes" in message
         for number in range(9, 13):  # each is counted until its end, and its answer until it was read

@@ -122,7 +122,9 @@ def test_saturated_tenants_run_by_their_weights(served):
 
 
 def address(server):
-    return re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", server.log)[1]
+    found = re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", server.log)
+    assert found is not None
+    return found[1]
 
 
 def test_calls_over_grpc_are_those_of_their_keys_tenants(served):

@@ -184,7 +184,7 @@ class Noted:
     def __init__(self, parts, results):
         self.heard = 7
         self.parts = parts
-        self.ended = [EndedSeat(at) for at in range(len(results))]
+        self.ended: list[int | EndedSeat] = [EndedSeat(at) for at in range(len(results))]
         self.results = results
         self.returned: list[int] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -188,13 +189,20 @@ def test_the_parts_of_all_batches_are_what_the_worker_was_busy(steps, cost):
             queue.offer(Request(body=0, reply=print, tenant=tenant), now)
     for who, rows, seconds in steps:
         queue.offer(Request(body=1, reply=print, tenant=tenants[who], size=rows), now)
-        batch = queue.take(now)
+        batch = taken(queue, now)
         batch.model_s = seconds * cost
         busy_s += batch.model_s
         now += seconds
         queue.answered(batch, now)
     paid = sum(flow.v * flow.tenant.weight - flow.credit for flow in fair.flows.values())
     assert paid == pytest.approx(busy_s, rel=1e-9)
+
+
+def taken(queue, now):
+    """The next batch; there must be one."""
+    batch = queue.take(now)
+    assert batch is not None
+    return batch
 
 
 def saturated(weights, costs=None, batches=2000, size=8, keys=(None,)):
@@ -214,7 +222,7 @@ def saturated(weights, costs=None, batches=2000, size=8, keys=(None,)):
             add(who, number)
     queue.check = lambda: None
     for number in range(batches):
-        batch = queue.take(now)
+        batch = taken(queue, now)
         units = [costs[entry.body] for entry in batch.entries]
         seconds = 0.01 + 0.0005 * sum(units)
         batch.model_s = seconds
@@ -272,7 +280,7 @@ class Full:
     def refuses(self, tenant):
         return self.fair.eviction.refuses(self.fair.flow_of(tenant))
 
-    def offer(self, name, body="new", **more):
+    def offer(self, name, body: Any = "new", **more):
         tenant = self.tenants.setdefault(name, Tenant(name, int(name[-1]) if name[-1].isdigit() else 1))
         self.queue.offer(Request(body=body, reply=print, tenant=tenant, **more), 1.0)
 
@@ -321,7 +329,7 @@ def test_weights_say_how_much_of_a_full_queue_is_too_much():
 
 def test_what_may_not_be_evicted_is_set_aside():
     full = Full(flood=30, some=10)
-    full.fair.eviction.together = lambda entry: [] if entry.tenant.name == "flood" else [entry]
+    full.fair.eviction.together = lambda entry: [] if entry.tenant == Tenant("flood") else [entry]
     full.offer("light")
     assert full.evicted == ["some9"]
 
@@ -355,13 +363,13 @@ def test_a_flow_that_was_away_has_no_credit_for_that():
     for _ in range(50):
         for _ in range(4):
             queue.offer(Request(body=0, reply=print, tenant=busy), now)
-        batch = queue.take(now)
+        batch = taken(queue, now)
         now += 0.01
         queue.answered(batch, now)
     for _ in range(8):
         queue.offer(Request(body=0, reply=print, tenant=away), now)
         queue.offer(Request(body=0, reply=print, tenant=busy), now)
-    first, second = queue.take(now), queue.take(now)
+    first, second = taken(queue, now), taken(queue, now)
     assert [entry.tenant.name for entry in first.entries] == ["away"] * 4  # the batch that the others had last
     assert sorted(entry.tenant.name for entry in second.entries) == ["away", "away", "busy", "busy"]
     assert fair.flows[away].v > 0.0
@@ -377,8 +385,7 @@ def test_the_number_of_flows_is_bounded_and_those_that_are_idle_leave_first():
     assert len(fair.flows) == MAX_FLOWS
     check()
     assert fair._others[1].rows == 10  # nobody was idle
-    batch = queue.take(1.0)
-    queue.answered(batch, 2.0)
+    queue.answered(taken(queue, 1.0), 2.0)
     queue.offer(Request(body=0, reply=print, tenant=Tenant("one more")), 2.0)
     fair.sort_out()
     check()
@@ -397,16 +404,16 @@ def test_a_hold_for_clients_ends_when_a_tenant_comes_that_was_away():
     here, away = Tenant("here"), Tenant("away")
     now = 1.0
     queue.offer(Request(body=0, reply=print, tenant=away), now)
-    batch = queue.take(now)
+    batch = taken(queue, now)
     now += 0.01
     queue.answered(batch, now)
     for _ in range(3):
         for origin in origins:
             queue.offer(Request(body=0, reply=print, tenant=here, origin=origin), now)
-        batch = queue.take(now)
+        batch = taken(queue, now)
         now += 0.01
         queue.answered(batch, now)
     queue.offer(Request(body=0, reply=print, tenant=here, origin=origins[0]), now)
     assert queue.take(now) is None
     queue.offer(Request(body=1, reply=print, tenant=away), now)
-    assert queue.take(now).rows == 2
+    assert taken(queue, now).rows == 2

@@ -2,6 +2,7 @@
 """Which shard a request goes to, which description holds, and which addresses of a name are shards."""
 
 import asyncio
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ async def handed_on(rooms, turns):
     """Hand on what comes in turns of the loop: lists of sizes; returns links, slots, and how many were refused."""
     loop = asyncio.get_running_loop()
     pool = OwnerPool("m", "shards", BATCH, 1000, 60.0)
-    links = [Link(loop) for _ in rooms]
+    links: list[Any] = [Link(loop) for _ in rooms]
     slots = [OwnerSlot(link, 1, pool, room) for link, room in zip(links, rooms, strict=True)]
     pool.ask("shards", slots)
     refused = []

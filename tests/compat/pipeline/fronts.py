@@ -50,7 +50,7 @@ class Echo(Predictions):
         self.entered = threading.Event()
         self.behave = self.echo
 
-    def submit(self, message, *, deadline, peer, respond, came=None, parent=""):
+    def submit(self, message, *, deadline, peer, respond, came=None, parent="", tenant=None):
         self.seen.append(message)
         left_s = deadline - time.monotonic()
         self.timeouts.append(None if left_s == math.inf else math.ceil(left_s * 2) / 2)  # some of it is over by now

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import PATIENCE_S, eventually
@@ -194,7 +195,7 @@ sys.exit(node.run(plan, ready=lambda states: print(*(one.pid for one in states),
 """
 
 
-def foreground(folder, *children, reload="None"):
+def foreground(folder, *children, reload="None") -> Any:
     plan = [(one.name, one.argv[2]) for one in children]
     script = NODE.replace("PLAN", repr(plan)).replace("RELOAD", reload)
     return subprocess.Popen([sys.executable, "-c", script], cwd=folder, stdout=subprocess.PIPE, text=True)

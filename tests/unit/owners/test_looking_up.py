@@ -6,6 +6,7 @@ import contextlib
 import functools
 import socket
 import threading
+from typing import Any
 
 import pytest
 from tests.waiting import reached
@@ -71,7 +72,7 @@ class Link(asyncio.Protocol):
     def __init__(self, links, host):
         self.links, self.host = links, host
 
-    def connection_made(self, transport):
+    def connection_made(self, transport: Any):
         self.links.append(self.host)
         transport.write(frames.encode(["open", {"max_frame": 4096}]) + frames.encode(["models", []]))
 
