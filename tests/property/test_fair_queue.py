@@ -329,7 +329,7 @@ def test_weights_say_how_much_of_a_full_queue_is_too_much():
 
 def test_what_may_not_be_evicted_is_set_aside():
     full = Full(flood=30, some=10)
-    full.fair.eviction.together = lambda entry: [] if entry.tenant == Tenant("flood") else [entry]
+    full.fair.eviction.together = lambda entry: [] if entry.tenant is full.tenants["flood"] else [entry]
     full.offer("light")
     assert full.evicted == ["some9"]
 
