@@ -13,8 +13,6 @@ import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from forebay.cli.flags import add_flags, shown_by_flags, told_in
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _served(parsed: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from forebay.machine.lifeline import take_lifeline
+    from forebay.machine.lifeline import BETWEEN_LINES, take_lifeline
     from forebay.machine.part import take_part
     from forebay.observe.log import configure, tell
     from forebay.observe.otel import tracing
@@ -142,7 +140,7 @@ def _served(parsed: argparse.Namespace) -> int:
         door = [] if project.app.door is None else [f"workers attach at {project.app.door.shown}"]
         told = [*project.summary, *door]
         if lifeline is not None:
-            lifeline.ready(msgspec.json.encode(told).decode())
+            lifeline.ready(BETWEEN_LINES.join(told))
         if part is None:
             _tell_ready(address, told)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.machine.children import Child
+from forebay.machine.lifeline import BETWEEN_LINES
 from forebay.machine.node_process import NodeProcess
 from forebay.machine.part import Part
 from forebay.transports.binding import reserved
@@ -81,7 +82,7 @@ class DividedServer(msgspec.Struct, frozen=True, kw_only=True):
 
         def all_ready(states: Sequence[ChildState]) -> None:
             said = next(one.said for one in states if one.name == OWNER)
-            ready(part, msgspec.json.decode(said, type=list[str]))
+            ready(part, said.split(BETWEEN_LINES) if said else [])
 
         return node.run(self.plan(part), ready=all_ready, reload=lambda: node.signal(OWNER, signal.SIGHUP))
 

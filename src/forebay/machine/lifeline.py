@@ -10,8 +10,10 @@ from forebay.workers.parent_death import end_with, end_with_reader
 
 VARIABLE: Final = "FOREBAY_NODE"
 """The variable that tells a child the id of its node process and the pipe to it: `PID:DESCRIPTOR`."""
-MAX_BYTES: Final = 1 << 16
-"""Longest text that a child says when it is ready."""
+MAX_BYTES: Final = 1 << 20
+"""Longest text that a child says when it is ready: a line for each of thousands of models."""
+BETWEEN_LINES: Final = "\t"
+"""What separates the lines of such a text, which may end anywhere."""
 
 
 class Lifeline:
