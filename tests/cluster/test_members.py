@@ -277,7 +277,7 @@ def test_members_find_each_other_over_tcp_with_a_secret(tcp, start_member, monke
         knows(membership, who=1)
         assert member.address.startswith("tcp:127.0.0.1:")
         assert forebay.batched_run("who", cat(1))[0] == member.pid
-    with pytest.raises(ConfigError, match=r"cannot join the cluster at .*its secret is not this server's"):
+    with pytest.raises(ConfigError, match=r"cannot join the cluster at .*it refuses this program: its secret is not"):
         forebay.cluster.join(tcp, secret="another secret of 32 bytes, or so")
     with pytest.raises(ConfigError, match=r"cannot join .* asks for a secret; give the member the same one: join\("):
         forebay.cluster.join(tcp)

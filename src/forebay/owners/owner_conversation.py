@@ -92,6 +92,7 @@ class OwnerConversation:
             role: `frames.CALLER`, or `frames.MEMBER` to be told the directory.
         """
         self._role = role
+        self._us = "this server" if role == frames.CALLER else "this program"
         self.state: State = TRUSTING if secret is None else ASKING
         self.problem = ""
         self.max_body_bytes = 0
@@ -130,7 +131,7 @@ class OwnerConversation:
                     case LinkBeat():
                         pass  # that it came is all it says
                     case OwnerRefusal(reason):
-                        self.problem = f"it refuses this server: {reason}"
+                        self.problem = f"it refuses {self._us}: {reason}"
                         return
                     case OwnerOpening(options):
                         self.max_body_bytes = int(options.get("max_body", frames.MAX_FRAME_BYTES))
@@ -144,7 +145,7 @@ class OwnerConversation:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
             if self.state in (ASKING, TRUSTING):
                 self._give_up(
-                    "it does not ask for the secret that this server has, or is no owner"
+                    f"it does not ask for the secret that {self._us} has, or is no owner"
                     if self.state is ASKING
                     else f"it is no owner: {error}"
                 )
