@@ -69,7 +69,7 @@ def test_what_cannot_be_on_a_cluster_is_one_sentence(cli, project, settings, wor
     [
         (["--attach", "unix:s"], "--cluster opens the doors for workers itself"),
         (["--owner", "unix:s"], "--cluster opens the doors for workers itself"),
-        (["--fronts", "2"], "--cluster has one front on each node"),
+        (["--fronts", "2"], "--fronts divides a server on one machine"),
         (["--reload"], "--reload is for development on one machine"),
         (["--deployment", "No"], "small letters"),
         (["--cluster", "no where"], "auto, local or HOST:PORT is needed"),

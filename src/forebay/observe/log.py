@@ -35,6 +35,11 @@ _STEERING: Final = re.compile("\x1b\\[[0-9;]*m|[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what `extra` gave; libraries that make records of their own keep notes in names with an underscore."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD and name[:1] != "_"}
+
+
 class _Formatter(logging.Formatter):
     """Writes the traceback of any error; a user's error may itself fail while it is formatted."""
 
@@ -59,7 +64,7 @@ class JsonFormatter(_Formatter):
             "logger": _AS_IMPORTED.sub(r"\1", record.name),
             "message": self.text(record),
         }
-        line.update({name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line})
+        line.update({name: value for name, value in _fields(record).items() if name not in line})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=words_of).decode()
@@ -71,8 +76,8 @@ class TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback below it if there is one."""
         moment = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
-        said = _STANDARD | _SAID.get(record.name, frozenset()) | {"trace"}
-        told = {name: value for name, value in vars(record).items() if name not in said and value is not None}
+        said = _SAID.get(record.name, frozenset()) | {"trace"}
+        told = {name: value for name, value in _fields(record).items() if name not in said and value is not None}
         fields = [f"{name}={words_of(value)}".translate(_ESCAPED) for name, value in told.items()]
         message = self.text(record)
         message = message.translate(_ESCAPED) if record.name in _OF_CLIENTS else _without_steering(message)

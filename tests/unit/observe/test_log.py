@@ -74,6 +74,12 @@ def test_text_leaves_out_what_is_not_known_and_what_the_message_says():  # F55: 
     assert json.loads(JsonFormatter().format(call)).items() >= {"status": 200, "model": None}.items()
 
 
+def test_what_a_library_notes_in_records_is_not_told():  # ray does so from its import on
+    noted = record(_ray_timestamp_ns=7)
+    assert TextFormatter().format(noted).endswith("it broke")
+    assert "ray" not in JsonFormatter().format(noted)
+
+
 def test_a_warning_is_one_line():  # F55: it came with the line of code, and an empty one
     said = record("%s", "model.py:10: UserWarning: mind the gap\n  log.info(1)\n", name="py.warnings")
     for formatter in (TextFormatter(), JsonFormatter()):

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import tracemalloc
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -169,6 +170,8 @@ def test_a_method_of_grpc_is_told_of_no_message_with_too_many():  # F74
     told, refused = [], []
 
     class Call:
+        head = SimpleNamespace(tenant=None)
+
         def run(self, work):
             asyncio.run(work)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.observe.access_log import Answering
     from forebay.transports.grpc.service import Call, Direct
     from forebay.types.call import Request
+    from forebay.types.tenant import Tenant
 
 _MOST: Final = ElementLimits(elsewhere=10_000, tensors=10_000)
 """How many elements a message has beside its examples. A model has some signatures, and each is asked once."""
@@ -110,6 +111,10 @@ class _Part:
     @property
     def peer(self) -> str:
         return self._call.peer
+
+    @property
+    def tenant(self) -> Tenant | None:
+        return self._call.tenant
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
