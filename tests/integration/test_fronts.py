@@ -593,6 +593,16 @@ def test_readiness_is_that_of_the_owner(divided):
         eventually(lambda: client.get("/readyz").status_code == 200)
 
 
+def test_a_server_is_not_ready_while_its_owner_hangs(divided):
+    owner = parts_of(divided)[0]
+    os.kill(owner, signal.SIGSTOP)
+    try:
+        assert httpx.get(f"{divided.url}/readyz", timeout=PATIENCE_S).status_code == 503
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    eventually(lambda: httpx.get(f"{divided.url}/readyz").is_success)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What changes
 

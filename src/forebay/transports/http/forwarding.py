@@ -32,6 +32,8 @@ FIRST_PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.5
 """Longest pause between two attempts to reach the owner."""
 READ_BYTES: Final = 1 << 16
+READY_S: Final = 3.0
+"""How long an owner may take to say whether it is ready; one that hangs is not."""
 
 _ALIVE: Final = frozenset({"/healthz", "/v2/health/live"})
 """What a front answers itself: nobody is asked for it."""
@@ -80,7 +82,8 @@ class HttpForwarding:
             return
         exchange = _Exchange(scope, receive, send, reader, writer)
         try:
-            await exchange.run()
+            async with asyncio.timeout(READY_S if path in _READY else None):  # what it raises is an OSError
+                await exchange.run()
         except (OSError, httptools.HttpParserError):
             if not exchange.has_begun:
                 await _refuse(scope, send)
