@@ -3,11 +3,14 @@
 
 import os
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import trustme
 from tests.integration.test_attached import Worker, door_of, joined, sentence
+from tests.waiting import PATIENCE_S
 
 SECRET = "the secret of these tests"
 
@@ -154,6 +157,24 @@ def test_a_worker_that_cannot_be_believed_is_let_wait_with_a_sentence_on_both_si
     eventually(lambda: log in server.log)
     worker.signal()
     worker.wait()
+
+
+@pytest.mark.parametrize("linger", [None, struct.pack("ii", 1, 0)], ids=["closed", "reset"])
+def test_a_hangup_says_the_same_however_it_arrives(work, files, linger):
+    """What a server has not read yet makes a reset of its hangup."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(PATIENCE_S)
+        worker = work(SimpleNamespace(door=f"tcp:127.0.0.1:{door.getsockname()[1]}"))
+        connection = door.accept()[0]
+        with connection:
+            connection.recv(1)
+            if linger is None:
+                connection.settimeout(PATIENCE_S)
+                connection.recv(1 << 16)
+                connection.shutdown(socket.SHUT_WR)
+            else:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        worker.says(": the connection was closed before it answered\n")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ log = logging.getLogger("forebay.workers")
 MOVED_S: Final = 10.0
 """How long a server may go on to use a worker that belongs to another one by now: it may have requests left."""
 _LOST = (EOFError, OSError, InvalidRequest)
+_HUNG_UP = (EOFError, ConnectionResetError, BrokenPipeError, InvalidRequest)
+"""Somebody was there: which of these a hangup becomes depends on what was still on its way."""
 
 
 class ToldToEnd(SystemExit):
@@ -244,7 +246,8 @@ class JoiningWorker:
             try:
                 connection = self._server.dial(self._about)
             except _LOST as error:
-                why = getattr(error, "strerror", None) or self._why_closed()
+                has_hung_up = isinstance(error, _HUNG_UP)
+                why = self._why_closed() if has_hung_up else getattr(error, "strerror", None) or str(error)
                 if self._once:
                     msg = f"there is no server at {self._address}: {why}; start it with: forebay serve --attach ADDRESS"
                     raise ModelError(msg) from error
@@ -253,7 +256,7 @@ class JoiningWorker:
                     raise ModelError(f"there has been no server at {self._address} for {grace_s:g} s: {why}") from error
                 if self._says_waiting:
                     self._says_waiting = False
-                    hint = "" if isinstance(error, OSError) else f": {why}"
+                    hint = f": {why}" if has_hung_up else ""
                     self._tell(f"waiting for a server at {self._address}{hint}")
                 self._leaving.wait(pauses.next_s())
             else:
