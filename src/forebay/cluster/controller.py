@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.cluster.decisions import NodeView, View, begin, decide, drain
+from forebay.cluster.decisions import NodeView, View, begin, decide, drain, unheard
 from forebay.cluster.deployment import Deployment, encode_state
 from forebay.cluster.hosts import START_S, HostActors, RayNode, result
 from forebay.cluster.ray_library import ray_library
@@ -106,6 +106,7 @@ class Controller:
                 "state": b"" if state is None else msgspec.msgpack.encode(state),
                 "nodes": [msgspec.to_builtins(one.report) for one in self._hosts.usable],
                 "lost": sorted(self._hosts.lost.values()),
+                "outside": sorted(self._hosts.outside),
                 "problems": problems,
             }
 
@@ -139,7 +140,7 @@ class Controller:
                 has_ended = False
             if not has_ended:
                 left.append(one.name)
-        return sorted({*left, *self._hosts.lost.values()})
+        return sorted({*left, *self._hosts.lost.values(), *self._hosts.outside})
 
     def _look(self) -> None:
         while not self._is_over.is_set():
@@ -169,9 +170,13 @@ class Controller:
                 self._state = heard
             if hosts.are_known:
                 self._is_known.set()
-            if self._state is not None:
-                hosts.find_lost(self._state)
-                self._change(self._state)
+            state = self._state
+        if state is None or not self._is_known.is_set():  # else a late host's node would be taken for lost
+            return
+        hosts.find_lost(state)
+        with self._lock:
+            if not self._is_over.is_set():
+                self._change(self._state or state)
 
     def _change(self, state: ClusterState) -> None:
         """Decide what comes next, and tell the hosts."""
@@ -179,7 +184,8 @@ class Controller:
         names = {one.node_id: one.name for one in usable}
         avoided = [one for one, name in names.items() if name in state.draining]
         children = {child for one in usable if one.report is not None for child in one.report.pids}
-        self._reservations.follow(state, names, [*avoided, *self._hosts.lost], children)
+        outside = self._hosts.outside
+        self._reservations.follow(state, names, [*avoided, *self._hosts.lost], children, outside)
         nodes = {
             one.name: NodeView(
                 host=one.report.host,
@@ -187,10 +193,12 @@ class Controller:
                 owners=one.report.owners,
                 spare=one.report.spare,
                 is_silent=one.is_silent,
+                has_cpus=one.has_cpus,
             )
             for one in usable
             if one.report is not None
         }
+        nodes |= {name: unheard(name, state) for name in outside}
         self._state = after = decide(state, View(nodes=nodes, placed=self._reservations.placed, now_s=time.time()))
         data = encode_state(after)
         for one in usable:

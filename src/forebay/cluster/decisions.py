@@ -44,6 +44,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         owners: Its owner processes that have not ended yet, and how far each is.
         spare: Pairs of ports that are free there.
         is_silent: Whether what runs there goes on, but cannot be told anything.
+        has_cpus: Whether Ray may run something there that needs a processor.
     """
 
     host: str
@@ -51,6 +52,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     owners: dict[str, Level] = {}
     spare: tuple[tuple[int, int], ...] = ()
     is_silent: bool = False
+    has_cpus: bool = True
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +153,13 @@ def why_not(needs: RayNeeds, nodes: Iterable[Mapping[str, float]], labels: Itera
         shown = ", ".join(_shown(name, amount) for name, amount in sorted(needs.amounts.items()))
         return f"each worker reserves {shown}, and no node has all of that"
     return ""
+
+
+def unheard(node: str, state: ClusterState) -> NodeView:
+    """Return what is known of a node that is there and that no host speaks for."""
+    owners = [one for one in state.owners if one.node == node]
+    host = owners[0].host if owners else ""
+    return NodeView(host=host, owners=dict.fromkeys((one.key for one in owners), "up"), is_silent=True)
 
 
 def run_of(owning: str) -> str:
@@ -313,7 +322,10 @@ class _Draft:
         return node in self._view.nodes and node not in self._before.draining
 
     def _owned(self, run: str) -> Owning | None:
-        """Give a run one more owner, on the node that has the fewest; None if no node can have it."""
+        """Give a run one more owner; None if no node can have it.
+
+        It is on the node that has the fewest, but not on one that Ray keeps free of work while there is another.
+        """
         burden = Counter(one.node for one in self._owners.values() if one.left_at is None)
         free = {
             name: [pair for pair in node.spare if (name, pair[0]) not in self._used]
@@ -325,7 +337,7 @@ class _Draft:
             usable = [name for name, pairs in free.items() if pairs and self._route(run) is None]
         if not usable:
             return None
-        name = min(usable, key=lambda one: (burden[one], one))
+        name = min(usable, key=lambda one: (not self._view.nodes[one].has_cpus, burden[one], one))
         port, http_port = free[name][0]
         self._used.add((name, port))
         self._made += 1

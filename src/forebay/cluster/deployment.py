@@ -177,6 +177,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         )
         return tuple(run.key for run in found if run is not None)
 
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that something runs on."""
+        return {one.node for one in (*self.owners, *self.workers)}
+
     def run(self, key: str) -> Run | None:
         """Return the run of this key."""
         return next((one for one in self.runs if one.key == key), None)

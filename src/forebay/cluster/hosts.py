@@ -4,19 +4,19 @@
 A host begins with what is known of the deployment on its machine, then has its node process run, and then reports. One
 that fails is replaced while its node is there; until then, its last report stands. A node is lost when its host has
 been silent for `SILENT_S` and nothing on it can be reached. Where only Ray has ended, what runs goes on, and nothing is
-lost.
+lost. The same holds for a node that runs something and has no host yet, because Ray does not have it: it is *outside*.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 from forebay.cluster.deployment import newest, read_state
 from forebay.cluster.host import Host, NodeReport
+from forebay.cluster.node_dials import NodeDials
 from forebay.cluster.node_plan import LOOPBACK
 from forebay.cluster.ray_library import ray_library
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forebay.cluster.deployment import ClusterState
+    from forebay.cluster.node_dials import Place
 
 SILENT_S: Final = 2.0
 """How long a host may take to report before it counts as silent."""
 START_S: Final = 60.0
 """How long the others wait for a host that has to start first."""
-DIAL_S: Final = 1.0
 
 Step = Literal["kept", "begin", "report"]
 
@@ -53,6 +53,8 @@ class HostHandle:
         actor: The actor; None while there is none.
         report: What it told last.
         heard_s: When it was heard last, by the monotonic clock.
+        began_s: When its node was seen first.
+        has_cpus: Whether Ray may run something there that needs a processor.
         is_begun: Whether its node process runs, as far as it knows.
         applying: The answer to the state that it was told last, while that is outstanding.
     """
@@ -64,6 +66,7 @@ class HostHandle:
         self.heard_s = self.began_s = time.monotonic()
         self.is_begun = False
         self.is_known = False
+        self.has_cpus = True
         self.applying: Any = None
         self.asked: tuple[Step, Any] | None = None
 
@@ -80,7 +83,6 @@ class HostHandle:
     def forget_actor(self) -> None:
         """Begin anew with another actor."""
         self.actor, self.asked, self.applying, self.is_begun = None, None, None, False
-        self.began_s = time.monotonic()
 
 
 class HostActors:
@@ -88,6 +90,7 @@ class HostActors:
 
     Attributes:
         lost: Nodes that are lost, by what Ray calls them, with their names.
+        outside: Names of nodes that answer and have no host.
         problems: What is wrong with hosts, the last few.
     """
 
@@ -96,7 +99,9 @@ class HostActors:
         self._is_local = is_local
         self._handles: dict[str, HostHandle] = {}
         self._kept: list[tuple[int, bytes]] = []
+        self._dials = NodeDials()
         self.lost: dict[str, str] = {}
+        self.outside: frozenset[str] = frozenset()
         self.problems: list[str] = []
         self.secret = b""
 
@@ -115,7 +120,7 @@ class HostActors:
         """Whether all have said what runs on their machines, so that nothing will be started twice."""
         handles = self._handles.values()
         late = time.monotonic() - START_S
-        return any(one.is_begun for one in handles) and all(one.is_begun or one.began_s < late for one in handles)
+        return any(one.name for one in handles) and all(one.name or one.began_s < late for one in handles)
 
     def attend(self, nodes: Iterable[RayNode]) -> None:
         """Have a host on each node that Ray has."""
@@ -127,6 +132,7 @@ class HostActors:
                 self.lost.pop(node_id, None)
         for node_id, node in alive.items():
             handle = self._handles.setdefault(node_id, HostHandle(node_id))
+            handle.has_cpus = node["Resources"].get("CPU", 0.0) > 0
             if handle.actor is None:
                 handle.actor = self._made(node_id, node)
 
@@ -149,12 +155,15 @@ class HostActors:
         return newest(states)
 
     def find_lost(self, state: ClusterState) -> None:
-        """Find the nodes that are lost."""
-        for handle in self._handles.values():
-            if not handle.name or not handle.is_silent:
-                self.lost.pop(handle.node_id, None)
-            elif handle.node_id not in self.lost and not _is_there(handle, state):
-                self.lost[handle.node_id] = handle.name
+        """Find the nodes that are lost, and those that are outside; it dials, which takes seconds where many are."""
+        named = [one for one in self._handles.values() if one.name]
+        silent = [one for one in named if one.is_silent]
+        asked = [one for one in silent if one.node_id not in self.lost]
+        unheard = state.nodes - {one.name for one in named}
+        places = {name: _places(name, state) for name in unheard} | {one.name: _places_of(one, state) for one in asked}
+        there = self._dials.answering(places)
+        self.outside = frozenset(unheard & there)
+        self.lost = {one.node_id: one.name for one in silent if one not in asked or one.name not in there}
 
     def _made(self, node_id: str, node: RayNode) -> Any:
         ray = ray_library()
@@ -232,13 +241,14 @@ def words_of(error: BaseException) -> str:
     return lines[-1][:300] if lines else type(error).__name__
 
 
-def _is_there(handle: HostHandle, state: ClusterState) -> bool:
-    """Tell whether something on a node answers whose host does not."""
-    places = [(one.host, one.port) for one in state.owners if one.node == handle.name]
+def _places(node: str, state: ClusterState) -> list[Place]:
+    return [(one.host, one.port) for one in state.owners if one.node == node]
+
+
+def _places_of(handle: HostHandle, state: ClusterState) -> list[Place]:
+    """Return where something of a node may answer whose host does not."""
+    places = _places(handle.name, state)
     if not places and handle.report is not None and handle.report.front:
         front = urlsplit(handle.report.front)
         places = [(front.hostname or "", front.port or 0)]
-    for place in places:
-        with contextlib.suppress(OSError), socket.create_connection(place, DIAL_S):
-            return True
-    return False
+    return places

@@ -53,7 +53,7 @@ def describe(name: str) -> list[str]:
             how = "ready" if child.is_ready else child.problem or "starting"
             lines.append(f"  {child.name}: process {child.pid}, started {child.starts} times, {how}")
     here = {folder.name for folder in found}
-    lines += [f"node {one}: {_reached(state, one)}" for one in sorted(nodes_of(state) - here)]
+    lines += [f"node {one}: {_reached(state, one)}" for one in sorted(state.nodes - here)]
     return lines
 
 
@@ -75,11 +75,6 @@ def ray_of(name: str) -> tuple[str, str] | None:
             with socket.create_connection((host.strip("[]"), int(port)), DIAL_S):
                 return address, mode
     return None
-
-
-def nodes_of(state: ClusterState) -> set[str]:
-    """Return the nodes that something of a deployment runs on."""
-    return {one.node for one in (*state.owners, *state.workers)}
 
 
 def _reached(state: ClusterState, node: str) -> str:
@@ -105,5 +100,5 @@ def end_all(name: str) -> tuple[list[str], list[str], int]:
             folder.remove()
         else:
             left.append(str(folder.path))
-    others = set[str]() if state is None else nodes_of(state) - {folder.name for folder in found}
+    others = set[str]() if state is None else state.nodes - {folder.name for folder in found}
     return left, sorted(others), len(found)

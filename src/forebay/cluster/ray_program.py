@@ -213,13 +213,14 @@ class _Program:
                 if data:
                     self._say(kind="log", node=name, text=data.decode(errors="replace"))
             problems = {*status["problems"], *(f"{name} is lost" for name in status["lost"])}
+            problems |= {f"{name} is not in this Ray cluster; what runs there goes on" for name in status["outside"]}
             problems |= {f"{node['name']}: {one}" for node in status["nodes"] for one in node["problems"]}
             state = read_state(status["state"]) if status["state"] else None
             problems |= {state.problem} if state is not None and state.problem else set()
             for one in sorted(problems - said):
                 self._say(kind="say", text=one)
             said = problems
-            now_ready = () if state is None else _ready(state, status["nodes"])
+            now_ready = () if state is None else _ready(state, status["nodes"], status["outside"])
             if now_ready and now_ready != ready:
                 for address in now_ready:
                     self._say(kind="ready", text=address)
@@ -267,9 +268,10 @@ def require_no_other_host(name: str) -> None:
             )
 
 
-def _ready(state: ClusterState, nodes: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return where a deployment answers, once all that is wanted is ready."""
-    levels = {key: level for node in nodes for key, level in node["owners"].items()}
+def _ready(state: ClusterState, nodes: list[dict[str, Any]], outside: list[str]) -> tuple[str, ...]:
+    """Return where a deployment answers, once all that is wanted is ready, as far as hosts can tell."""
+    levels = {one.key: "ready" for one in state.owners if one.node in outside}
+    levels |= {key: level for node in nodes for key, level in node["owners"].items()}
     is_whole = set(state.wanted) == set(state.live) and state.previous is None
     if not is_whole or any(levels.get(state.routes.get(key, "")) != "ready" for key in state.live):
         return ()

@@ -69,7 +69,12 @@ class Reservations:
         self.placed: dict[tuple[str, int], PlacedWorker] = {}
 
     def follow(
-        self, state: ClusterState, names: Mapping[str, str], avoided: Collection[str], children: Collection[str]
+        self,
+        state: ClusterState,
+        names: Mapping[str, str],
+        avoided: Collection[str],
+        children: Collection[str],
+        outside: Collection[str] = (),
     ) -> None:
         """Reserve what the workers of a state need, and give back what is needed no more.
 
@@ -78,6 +83,7 @@ class Reservations:
             names: The names of the nodes that can be used, by what Ray calls them.
             avoided: Nodes that no worker may be on.
             children: The processes that run, which use what is reserved.
+            outside: Nodes that Ray does not have, by name; their workers go on without a reservation.
         """
         if not self._is_begun:
             self._recover()
@@ -92,10 +98,11 @@ class Reservations:
                 self._give_back(key)
                 self._held[key] = self._reserved(key, needs[key], avoided, None)
         ids = {name: node_id for node_id, name in names.items() if node_id not in avoided}
-        here = {(one.run, one.index): ids.get(one.node) for one in state.workers}
+        nodes = {(one.run, one.index): one.node for one in state.workers}
         for key, wanted in needs.items():
-            if key not in self._held:
-                self._held[key] = self._reserved(key, wanted, avoided, here.get(key))
+            node = nodes.get(key, "")
+            if key not in self._held and node not in outside:
+                self._held[key] = self._reserved(key, wanted, avoided, ids.get(node))
         self._ask()
         self.placed = {
             (run, index): PlacedWorker(run=run, index=index, node=names[held.place[0]], gpus=held.place[1])
