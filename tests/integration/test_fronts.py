@@ -32,13 +32,12 @@ PATIENT = ["--owner-grace-s", f"{PATIENCE_S:g}", "--timeout-ms", f"{1000 * PATIE
 def parts_of(server):
     """The processes of a server by their number: 0 is the owner."""
     found = {}
-    for pid in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
-        for child in pid.read_text().split():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                told = next((one for one in variables if one.startswith(b"FOREBAY_NODE_PART=")), b"")
-                if told:
-                    found[json.loads(told.partition(b"=")[2])["number"]] = int(child)
+    for child in children_of(server.process.pid):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            told = next((one for one in variables if one.startswith(b"FOREBAY_NODE_PART=")), b"")
+            if told:
+                found[json.loads(told.partition(b"=")[2])["number"]] = child
     return found
 
 
@@ -49,12 +48,18 @@ def is_there(pid):
         return False
 
 
+def children_of(pid):
+    """The processes that the threads of a process have started."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += [int(one) for one in thread.read_text().split()]
+    return found
+
+
 def below(pid):
     """All processes that a process has started, and theirs."""
-    children = []
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-            children += [int(one) for one in tasks.read_text().split()]
+    children = children_of(pid)
     return [*children, *(one for child in children for one in below(child))]
 
 
@@ -601,6 +606,32 @@ def test_a_server_is_not_ready_while_its_owner_hangs(divided):
     finally:
         os.kill(owner, signal.SIGCONT)
     eventually(lambda: httpx.get(f"{divided.url}/readyz").is_success)
+
+
+def test_an_owner_that_hangs_is_replaced(serve):
+    server = serve("owned.py", "--fronts", "2", "--process-hang-s", "3", *PATIENT)
+    before = parts_of(server)
+    os.kill(before[0], signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as pool:
+        handed_on = pool.submit(server.call, "clip", 1.5)
+        forwarded = pool.submit(httpx.get, f"{server.url}/models/clip", timeout=PATIENCE_S)
+        restarted(server, before, 0)
+        assert handed_on.result().json()[0] == 1.5  # sent once more
+        assert forwarded.result().status_code in {200, 503}  # it is not sent again if the one that hung has it
+    assert f"owner hangs: its process {before[0]} did not answer for 3 s; it is killed" in server.log
+    assert [parts_of(server)[number] for number in (1, 2)] == [before[number] for number in (1, 2)]
+
+
+def test_what_is_forwarded_does_not_wait_for_an_owner_that_hangs(serve):
+    server = serve("owned.py", "--fronts", "1", "--process-hang-s", "0", "--owner-grace-s", "0")
+    owner = parts_of(server)[0]
+    os.kill(owner, signal.SIGSTOP)
+    try:
+        answer = httpx.get(f"{server.url}/models/clip", timeout=PATIENCE_S)
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    eventually(lambda: httpx.get(f"{server.url}/models/clip").is_success)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def _served(parsed: argparse.Namespace) -> int:
         told = [*project.summary, *door]
         if lifeline is not None:
             lifeline.ready(BETWEEN_LINES.join(told))
+            lifeline.beat()
         if part is None:
             _tell_ready(address, told)
 
@@ -170,6 +171,7 @@ def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) ->
         http_port=http.port,
         grpc_port=options.grpc.port,
         drain_s=options.drain_s,
+        hang_s=options.process_hang_s,
         lends=lends(options),
     )
     return divided.serve(ready)

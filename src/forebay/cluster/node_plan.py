@@ -17,6 +17,7 @@ import msgspec
 from forebay.cluster.deployment import PROJECT
 from forebay.cluster.node_folder import CODE, SECRET
 from forebay.machine.children import Child
+from forebay.server.config import ProcessConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,18 +67,14 @@ def plan_of(state: ClusterState, node: str, folder: Path, python: str, http_port
             file = "front.yaml"
             files[file] = msgspec.json.format(msgspec.json.encode(_placed(found, folder, state.deployment.code)))
             argv = (python, "-m", "forebay", "serve", "--config", str(folder / file))
-            wave, end_s = _FRONT_WAVE, _end_s(state.deployment.front)
-            children.append(Child(name=FRONT, argv=argv, cwd=str(folder), wave=wave, end_s=end_s))
+            children.append(_server(FRONT, argv, folder, _FRONT_WAVE, state.deployment.front))
     for one in owners:
         run = runs[one.run]
         file = f"{one.key}.yaml"
         files[file] = msgspec.json.format(msgspec.json.encode(_placed(_owner(state, one, run), folder, run.code)))
         argv = (python, "-m", "forebay", "serve", "--config", str(folder / file))
-        end_s = _end_s(state.deployment.owner)
-        child = Child(
-            name=_OWNER + one.key, argv=argv, cwd=str(code_folder(folder, run.code)), wave=_OWNERS_WAVE, end_s=end_s
-        )
-        children.append(child)
+        settings = state.deployment.owner
+        children.append(_server(_OWNER + one.key, argv, code_folder(folder, run.code), _OWNERS_WAVE, settings))
     for one in workers:
         run = runs[one.run]
         address = f"{run.key}.address"
@@ -152,6 +149,11 @@ def _worker(state: ClusterState, placed: PlacedWorker, run: Run, folder: Path, p
         wave=_WORKERS_WAVE,
         end_s=_end_s(state.deployment.owner),
     )
+
+
+def _server(name: str, argv: tuple[str, ...], cwd: Path, wave: int, settings: Mapping[str, Any]) -> Child:
+    hang_s = float(settings.get("process_hang_s", ProcessConfig().process_hang_s))
+    return Child(name=name, argv=argv, cwd=str(cwd), wave=wave, end_s=_end_s(settings), hang_s=hang_s)
 
 
 def _end_s(settings: Mapping[str, Any]) -> float:

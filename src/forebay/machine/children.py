@@ -6,6 +6,9 @@ says that it is ready, and the promise to end with the node process. A first sta
 has said why on stderr, so it is not tried again; one that a signal ended is. A child that was ready once is started
 again for ever, with the pauses of `Supervisor`. Each child has a session of its own: a Ctrl-C in the terminal reaches
 the node process alone, which decides who ends first.
+
+What follows on the pipe are beats. A child that has begun to beat and has ceased to for `hang_s` is killed, and another
+one is started. Missed beats are counted, not the time: a node process that could not run reads what came meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import msgspec
 
 from forebay.errors import ModelError
 from forebay.machine.lifeline import MAX_BYTES, VARIABLE
+from forebay.workers.heartbeat import BEAT_S
 from forebay.workers.supervisor import END_S, Supervisor
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
         wave: It is started once the children of all lower waves are ready, and told to end once those of all higher
             ones have ended.
         end_s: How long it may take to end after SIGTERM before it is killed.
+        hang_s: It is killed once it has missed its beats for this time; 0 never does that.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     wave: int = 0
     end_s: float = END_CHILD_S
+    hang_s: float = 0.0
 
 
 class ChildState(msgspec.Struct, frozen=True):
@@ -190,7 +196,7 @@ class RunningChild:
         """
         assert self._pipe is not None
         said = b""
-        while not said.endswith(b"\n") and len(said) < MAX_BYTES:
+        while b"\n" not in said and len(said) < MAX_BYTES:
             is_over = process.poll() is not None  # what it has forked may hold the pipe open
             if not is_over and not select.select([self._pipe], [], [], LOOK_S)[0]:
                 continue
@@ -199,8 +205,31 @@ class RunningChild:
                 self._see_it_end(process)
                 raise EOFError
             said += some
-        self._said = said.decode(errors="replace").rstrip("\n")
+        self._said = said.partition(b"\n")[0].decode(errors="replace")
         self._was_ready = True
+        pipe = os.dup(self._pipe)  # the other one is closed by another thread
+        threading.Thread(target=self._see_it_beat, args=(process, pipe), daemon=True).start()
+
+    def _see_it_beat(self, process: subprocess.Popen[bytes], pipe: int) -> None:
+        """Kill a process that has ceased to beat."""
+        hang_s, missed_s, has_begun = self.child.hang_s, 0.0, False
+        with os.fdopen(pipe, "rb", buffering=0) as beats:
+            while process.returncode is None:
+                if select.select([beats], [], [], BEAT_S)[0]:
+                    missed_s, has_begun = 0.0, True
+                    if not beats.read(MAX_BYTES):
+                        return
+                    continue
+                missed_s += BEAT_S
+                if has_begun and 0 < hang_s <= missed_s and not self._supervisor.is_stopping:
+                    log.error(
+                        "%s hangs: its process %d did not answer for %g s; it is killed",
+                        self.child.name,
+                        process.pid,
+                        missed_s,
+                    )
+                    process.kill()
+                    return
 
     def _see_it_end(self, process: subprocess.Popen[bytes]) -> None:
         """Wait a moment for the end of a process that was not ready.

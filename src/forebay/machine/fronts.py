@@ -37,6 +37,7 @@ class DividedServer(msgspec.Struct, frozen=True, kw_only=True):
         http_port: Their port; 0 takes a free one.
         grpc_port: The same for gRPC; None without one.
         drain_s: Time that open requests have to end.
+        hang_s: How long a part may not answer before it is replaced; 0 for ever.
         lends: Whether models are loaded when they are asked for.
     """
 
@@ -46,6 +47,7 @@ class DividedServer(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int
     grpc_port: int | None
     drain_s: float
+    hang_s: float
     lends: bool
 
     def serve(self, ready: Callable[[Part, Sequence[str]], None]) -> int:
@@ -70,11 +72,17 @@ class DividedServer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the owner and its fronts, which begin once it is ready and end before it."""
         command = (sys.executable, *(() if "" in sys.path else ("-P",)), "-m", "forebay", *self.arguments)
         end_s = self.drain_s + 2 * LAST_S  # they keep to their own time first
-        owner = Child(name=OWNER, argv=command, env=part.told(), end_s=end_s)
-        parts = [msgspec.structs.replace(part, number=number) for number in range(1, part.fronts + 1)]
+        parts = [msgspec.structs.replace(part, number=number) for number in range(part.fronts + 1)]
         return [
-            owner,
-            *(Child(name=f"front {one.number}", argv=command, env=one.told(), wave=1, end_s=end_s) for one in parts),
+            Child(
+                name=OWNER if one.is_owner else f"front {one.number}",
+                argv=command,
+                env=one.told(),
+                wave=0 if one.is_owner else 1,
+                end_s=end_s,
+                hang_s=self.hang_s,
+            )
+            for one in parts
         ]
 
     def _run(self, part: Part, ready: Callable[[Part, Sequence[str]], None]) -> int:

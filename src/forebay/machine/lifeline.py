@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child's side of its node process: it ends with it, and says when it is ready."""
+"""A child's side of its node process: it ends with it, says when it is ready, and that it still goes on.
+
+A child that has beaten once must go on with it, or it is replaced (`children.py`). A server beats from its event loop,
+so a loop that hangs is noticed; a child without a loop of its own never begins.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from typing import Final
 
+from forebay.workers.heartbeat import BEAT_S
 from forebay.workers.parent_death import end_with, end_with_reader
 
 VARIABLE: Final = "FOREBAY_NODE"
@@ -31,6 +38,13 @@ class Lifeline:
         said = text.replace("\n", " ").encode()[: MAX_BYTES - 1] + b"\n"
         while said:
             said = said[os.write(self._pipe, said) :]
+
+    def beat(self) -> None:
+        """Say once a second, from now on, that the running event loop turns; called after `ready`."""
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(BlockingIOError):  # the node process has not read the last ones: it is stopped
+            os.write(self._pipe, b".")
+        asyncio.get_running_loop().call_later(BEAT_S, self.beat)
 
 
 def take_lifeline() -> Lifeline | None:

@@ -428,6 +428,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
         otel: Send traces to an OpenTelemetry collector; the OTEL_* variables say where. Needs the extra `otel`.
         fronts: Processes that take requests and share the ports, before one more that has the queues and the workers.
             Without it one process does both. Worth it from three cores on.
+        process_hang_s: A server process of `fronts` or of a cluster that does not answer for this time is replaced; 0
+            waits for ever.
         tenants: What each tenant may have, by the name of its API keys. `weight` (0.001 to 1000) is its part of the
             workers of a model beside others of its `class` (0 to 3, 0 is the most urgent). One that is not named has
             weight 1, class 1.
@@ -447,6 +449,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     otel: Annotated[bool, Written("--otel")] = False
     fronts: Annotated[Annotated[int, Meta(ge=1, le=MAX_FRONTS)] | None, Written("--fronts", "N")] = None
+    process_hang_s: Annotated[Seconds, Written("--process-hang-s", "S")] = 30.0
     tenants: dict[str, TenantConfig] = {}
     extra_routes: Annotated[bool, Written("--extra-routes")] = True
     state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None

@@ -31,7 +31,7 @@ def test_a_server_of_any_number_of_models_begins(monkeypatch, models):
     states = [ChildState(OWNER, 1, True, 1, said, "")]
     monkeypatch.setattr(NodeProcess, "run", lambda _node, _plan, *, ready, **_: ready(states) or 0)
     server = DividedServer(
-        arguments=[], fronts=1, host="127.0.0.1", http_port=0, grpc_port=None, drain_s=1.0, lends=False
+        arguments=[], fronts=1, host="127.0.0.1", http_port=0, grpc_port=None, drain_s=1.0, hang_s=0.0, lends=False
     )
     assert server.serve(lambda _part, some: told.extend(some)) == 0
     if models <= 1000:

@@ -5,7 +5,8 @@ Theory of operation. What a model is asked by POST goes to its queue by the fron
 to requests for models that the front does not know, is forwarded as it came: head, body and answer, a piece at a time.
 So API keys, hosts and origins are checked by the owner, which has the same settings. While the owner is away, requests
 wait for it before their first byte is sent; once it was, a request that is lost has an error for an answer, since it
-may have changed something. Each request has a connection of its own: these are pages and probes.
+may have changed something. An owner may take its time to answer; one that says nothing for `grace_s` is asked whether
+it is alive; if it is not, the request is lost. Each request has a connection of its own: these are pages and probes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from forebay.transports.http.asgi_inference import send_answer
 from forebay.transports.http.errors import error_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,7 +34,8 @@ MAX_PAUSE_S: Final = 0.5
 """Longest pause between two attempts to reach the owner."""
 READ_BYTES: Final = 1 << 16
 READY_S: Final = 3.0
-"""How long an owner may take to say whether it is ready; one that hangs is not."""
+"""How long an owner may take to say whether it is ready, or alive; one that hangs is neither."""
+_PROBE: Final = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 _ALIVE: Final = frozenset({"/healthz", "/v2/health/live"})
 """What a front answers itself: nobody is asked for it."""
@@ -80,7 +82,7 @@ class HttpForwarding:
             else:
                 await _refuse(scope, send)
             return
-        exchange = _Exchange(scope, receive, send, reader, writer)
+        exchange = _Exchange(scope, receive, send, reader, writer, self._wait)
         try:
             async with asyncio.timeout(READY_S if path in _READY else None):  # what it raises is an OSError
                 await exchange.run()
@@ -89,6 +91,31 @@ class HttpForwarding:
                 await _refuse(scope, send)
         finally:
             writer.transport.abort()
+
+    async def _wait(self, *events: asyncio.Future[Any]) -> None:
+        """Wait for one of these, as long as the owner is alive.
+
+        Raises:
+            OSError: It is not.
+        """
+        while not any(one.done() for one in events):
+            await asyncio.wait(events, timeout=max(self._grace_s, READY_S), return_when=asyncio.FIRST_COMPLETED)
+            if not any(one.done() for one in events):
+                await self._probe()
+
+    async def _probe(self) -> None:
+        """Have the owner say that it is alive.
+
+        Raises:
+            OSError: It does not.
+        """
+        async with asyncio.timeout(READY_S):
+            reader, writer = await self._connected(0.0)
+            try:
+                writer.write(_PROBE)
+                await reader.read(1)
+            finally:
+                writer.transport.abort()
 
     def _is_own(self, scope: Scope, path: str) -> bool:
         return scope["method"] == "POST" and quote(path, safe="/:").encode() in self._targets
@@ -124,9 +151,16 @@ class _Exchange:
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        wait: Callable[..., Awaitable[None]],
     ) -> None:
         self.has_begun = False
+        self._wait = wait
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -188,9 +222,11 @@ class _Exchange:
     async def _answer(self, asking: asyncio.Future[None]) -> None:
         while not self._is_over:
             reading = asyncio.ensure_future(self._reader.read(READ_BYTES))
-            await asyncio.wait([reading, asking], return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await self._wait(reading, asking)
+            finally:
+                reading.cancel()  # nothing if it is done
             if not reading.done():  # the client has left
-                reading.cancel()
                 return
             data = reading.result()
             if not data:
