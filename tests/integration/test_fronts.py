@@ -672,7 +672,7 @@ def test_a_reload_under_load_fails_no_request(serve, tmp_path):
     assert set(told) == {(200, '"first"'), (200, '"second"')}
 
 
-def test_models_are_managed_through_any_front_with_a_key(serve):
+def test_models_are_managed_through_any_front_with_a_key(serve, tmp_path):
     server = serve("owned.py", "--fronts", "2", "--api-key", KEY)
     for _ in range(8):  # connections of their own
         with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
@@ -685,7 +685,8 @@ def test_models_are_managed_through_any_front_with_a_key(serve):
         assert client.post("/v2/repository/models/gate/unload", json={}).status_code == 200
         eventually(lambda: client.post("/models/gate", json="x").status_code in {404, 503})
         assert client.post("/v2/repository/models/gate/load", json={}).status_code == 200
-        eventually(lambda: client.post("/models/gate", json="/").status_code == 200)
+        (tmp_path / "open").touch()
+        eventually(lambda: client.post("/models/gate", json=str(tmp_path / "open")).status_code == 200)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
