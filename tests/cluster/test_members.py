@@ -234,7 +234,8 @@ def test_a_program_that_leaves_has_its_own_calls_fail(address, start_member, tmp
 
 def test_a_forked_process_is_in_no_cluster(address, start_member):
     member = start_member(address, "who")
-    program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, address]  # Python 3.12 warns of threads
+    ignored = ["-W", "ignore::DeprecationWarning"]  # since 3.12, Python warns of a fork beside threads
+    program = [sys.executable, *ignored, "-c", FORKING, address]
     done = subprocess.run(program, check=False, **RUN)
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.startswith("this program is in no cluster any more")
