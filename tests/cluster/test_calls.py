@@ -42,12 +42,14 @@ def told(events):
 
 @pytest.fixture(scope="module")
 def cluster(launch, tmp_path_factory):
-    """A server that keeps the directory, two programs that have joined, and this one."""
-    address = f"unix:{tmp_path_factory.mktemp('cluster')}/door"
-    launch(None, "--attach", address)
+    """Three servers that are peers, and at each a program that has joined it; one of them is this one."""
+    folder = tmp_path_factory.mktemp("cluster")
+    addresses = [f"unix:{folder}/door-{number}" for number in range(3)]
+    for address in addresses:
+        launch(None, "--attach", address, *(f"--attach-peer={one}" for one in addresses))
     membership: Any
-    with programs() as start, forebay.cluster.join(address) as membership:
-        membership.others = [start(address, *ONE, "who:3"), start(address, "who")]
+    with programs() as start, forebay.cluster.join(addresses[0]) as membership:
+        membership.others = [start(addresses[1], *ONE, "who:3"), start(addresses[2], "who")]
         for other in membership.others:
             other.wait_ready()
         knows(membership, where=1, who=2)

@@ -3,12 +3,17 @@
 
 Theory of operation. A member says what it runs, once it is let in and whenever that changes. Its entries leave with its
 link. All members are sent the whole directory: a first change at once, those that follow within `PAUSE_S` together.
+
+Servers that are peers hear from each other what their members run (see `peer_servers.py`), each only of its own: so
+nothing goes in circles, and what a server says leaves with it. Its members have `LINGER_S` to join at another server
+before their entries leave. A member is listed as the nearest source says: one that has joined here as it says itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +25,12 @@ from forebay.types.first_use import known
 from forebay.workers import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from forebay.owners.caller_link import CallerLink
     from forebay.owners.wire import MemberServings
+
+    Listing = Mapping[str, tuple[Member, ...]]
 
 log = logging.getLogger("forebay.cluster")
 
@@ -33,25 +40,34 @@ MAX_ENTRIES: Final = 4096
 """Servings of all members together; a directory of that many fits into what readers take."""
 MAX_SERVINGS: Final = 256
 """Servings of one member."""
+LINGER_S: Final = 10.0
+"""How long members of a peer that is gone stay listed: 5 s until they notice, and as long to join at another server."""
 
 
 class DirectoryKeeper:
-    """Keeps what its members say.
+    """Keeps what its members say, and what its peers say of theirs.
 
     Attributes:
+        id: What this server is called among its peers.
         directory: What runs where.
     """
 
     def __init__(self) -> None:
         """Begin without members."""
+        self.id = secrets.token_hex(16)
         self.directory = Directory()
+        self._own = Directory()
+        self._told: dict[str, Listing] = {}
+        self._lingering: dict[str, Listing] = {}
+        self._nodes: dict[str, str] = {}
+        self._is_crowded = False
         self._entries: dict[KeptMember, None] = {}
         self._places: Counter[str] = Counter()
         self._is_paused = False
         self._has_news = False
 
     def receive(self, about: Mapping[str, Any]) -> KeptMember:
-        """Make what keeps a member that dials in.
+        """Make what keeps a member that dials in, or a peer.
 
         Raises:
             InvalidRequest: Its hello does not say what it is called.
@@ -59,14 +75,14 @@ class DirectoryKeeper:
         name = about.get("worker")
         if not isinstance(name, str) or not 16 <= len(name) <= 128:
             raise InvalidRequest("its hello does not say the name of the member, of 16 to 128 characters")
-        return KeptMember(self, name)
+        return KeptMember(self, name, is_peer=about.get("role") == frames.PEER)
 
     def begin(self, entry: KeptMember) -> None:
         """Note that a member is let in; one of the same name is a link of it that it has given up."""
         for other in [one for one in self._entries if one.id == entry.id]:
             other.forget()
         self._entries[entry] = None
-        entry.tell(_frame(self.directory))
+        entry.tell(_frame(self._own if entry.is_peer else self.directory))
 
     def end(self, entry: KeptMember) -> None:
         """Note that a member is gone."""
@@ -88,9 +104,34 @@ class DirectoryKeeper:
         self._places = places
         if servings != entry.servings:
             entry.servings = servings
-            self._has_news = True
-            if not self._is_paused:
-                self._publish()
+            self._change()
+
+    def name_peers(self, addresses: Iterable[str]) -> None:
+        """Tell members where else they may join."""
+        self._nodes = {one: one for one in addresses}
+        self._change()
+
+    def hear(self, peer: str, listing: Listing) -> None:
+        """Note what the members of a peer run from now on."""
+        self._told[peer] = listing
+        self._change()
+
+    def lose(self, peer: str) -> None:
+        """Note that a peer is gone; its members may join elsewhere."""
+        listing = self._told.pop(peer, None)
+        if listing:
+            self._lingering[peer] = listing
+            asyncio.get_running_loop().call_later(LINGER_S, self._drop, peer, listing)
+
+    def _drop(self, peer: str, listing: Listing) -> None:
+        if self._lingering.get(peer) is listing:
+            del self._lingering[peer]
+            self._change()
+
+    def _change(self) -> None:
+        self._has_news = True
+        if not self._is_paused:
+            self._publish()
 
     def _publish(self) -> None:
         self._is_paused = self._has_news
@@ -102,22 +143,51 @@ class DirectoryKeeper:
         for entry in self._entries:
             for name, member in entry.servings.items():
                 members.setdefault(name, []).append(member)
-        self.directory = self.directory.changed(members={name: tuple(its) for name, its in members.items()})
-        frame = _frame(self.directory)
+        own, whole = self._own, self.directory
+        self._own = own.changed(members={name: tuple(its) for name, its in members.items()})
+        self._add_others(members)
+        its = {name: tuple(its) for name, its in members.items()}
+        self.directory = whole.changed(members=its, nodes=self._nodes)
+        frames_of = {
+            True: (_frame(self._own), self._own is own),
+            False: (_frame(self.directory), self.directory is whole),
+        }
         for entry in self._entries:
-            entry.tell(frame)
+            frame, is_known = frames_of[entry.is_peer]
+            if not is_known:
+                entry.tell(frame)
+
+    def _add_others(self, members: dict[str, list[Member]]) -> None:
+        """Add what peers say, each member as the first says that knows it; only so many as readers take."""
+        source_of = {entry.id: -1 for entry in self._entries}
+        count, left_out = sum(map(len, members.values())), 0
+        for source, listing in enumerate([*self._told.values(), *self._lingering.values()]):
+            for name, its in listing.items():
+                for member in its:
+                    if source_of.setdefault(member.id, source) != source:
+                        continue
+                    if count >= MAX_ENTRIES or len(members.get(name, ())) >= MAX_PLACES:
+                        left_out += 1
+                        continue
+                    members.setdefault(name, []).append(member)
+                    count += 1
+        if left_out and not self._is_crowded:
+            log.warning("servings of members of other servers are not listed here: there are %d too many", left_out)
+        self._is_crowded = left_out > 0
 
 
 class KeptMember:
-    """One member, as the keeper of the directory sees it.
+    """One member, as the keeper of the directory sees it, or a peer, which runs no servings.
 
     Attributes:
         id: What it calls itself.
+        is_peer: Whether it is a peer, which is told of the members of this server only.
         servings: What it runs.
     """
 
-    def __init__(self, keeper: DirectoryKeeper, id: str) -> None:
+    def __init__(self, keeper: DirectoryKeeper, id: str, *, is_peer: bool = False) -> None:
         self.id = id
+        self.is_peer = is_peer
         self.servings: dict[str, Member] = {}
         self._keeper = keeper
         self._link: CallerLink | None = None
@@ -133,6 +203,8 @@ class KeptMember:
         Raises:
             InvalidRequest: That cannot be.
         """
+        if self.is_peer:
+            raise InvalidRequest("it says which servings it runs, and is a server")
         if len(said.servings) > MAX_SERVINGS:
             raise InvalidRequest(f"it runs {len(said.servings)} servings, at most {MAX_SERVINGS} are possible")
         told = {

@@ -3,13 +3,15 @@
 
 Theory of operation. One thread has a loop with everything that is connected: the link to the server that keeps the
 directory, the door where other members call, and the links to these. Callers are threads and tasks of the program; see
-`remote_call.py`. While the server is away, calls go on by the directory as it was. A server that has come back knows
-only of members that have come back to it: what it says takes effect `SETTLE_S` later.
+`remote_call.py`. While the server is away, calls go on by the directory as it was, and the program tries its peers as
+well, which the directory names. A server that was joined anew knows only of members that have come back: what it says
+takes effect `SETTLE_S` later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import ssl
@@ -146,6 +148,8 @@ class Membership:
         self._lock = threading.Lock()
         self._calls: set[RemoteCall] = set()
         self._is_over = False
+        self._at = options.address
+        """The server that this program has joined last."""
 
     @property
     def is_running(self) -> bool:
@@ -281,7 +285,7 @@ class Membership:
         until = time.monotonic() + JOIN_S
         pauses = Pauses()
         while True:
-            link, reason = await self._attempt()
+            link, reason = await self._attempt(self._options.address)
             if link is not None:
                 return link
             if time.monotonic() > until:
@@ -291,13 +295,12 @@ class Membership:
                 )
             await asyncio.sleep(pauses.next_s())
 
-    async def _attempt(self) -> tuple[OwnerLink | None, str]:
-        """Dial the server; returns the link once the directory was heard, or why there is none.
+    async def _attempt(self, address: Address) -> tuple[OwnerLink | None, str]:
+        """Dial a server; returns the link once the directory was heard, or why there is none.
 
         Raises:
             ConfigError: It is of no use to try again.
         """
-        address = self._options.address
         self._heard.clear()
         try:
             link = await dialled(address, self._options.dialling, self._link)
@@ -361,29 +364,39 @@ class Membership:
         began = time.monotonic()
         while True:
             problem = await asyncio.shield(link.ended)
-            log.warning("the server of the cluster, %s, is away: %s", self._options.address, problem)
+            log.warning("the server of the cluster, %s, is away: %s", self._at, problem)
             if time.monotonic() - began > MAX_PAUSE_S:
                 pauses.begin_again()
             link = await self._next_link(pauses)
             began = time.monotonic()
             self._server, self._said = link, b""
             self._announce()
-            log.info("the server of the cluster, %s, is back", self._options.address)
 
     async def _next_link(self, pauses: Pauses) -> OwnerLink:
-        """Reach a server that was away, however long that takes."""
+        """Reach the server that was away or another one of the cluster, however long that takes."""
         said: set[str] = set()
         while True:
             await asyncio.sleep(pauses.next_s())
-            try:
-                link, problem = await self._attempt()
-            except ConfigError as error:
-                link, problem = None, error.message
-            if link is not None:
-                return link
-            if problem not in said and len(said) < MAX_SAID:
-                said.add(problem)
-                log.warning("the server of the cluster, %s, is still away: %s", self._options.address, problem)
+            for address in self._servers():
+                try:
+                    link, problem = await self._attempt(address)
+                except ConfigError as error:
+                    link, problem = None, error.message
+                if link is not None:
+                    log.info("joined the cluster again, at %s", address)
+                    self._at = address
+                    return link
+                if problem not in said and len(said) < MAX_SAID:
+                    said.add(problem)
+                    log.warning("the server of the cluster, %s, is still away: %s", address, problem)
+
+    def _servers(self) -> list[Address]:
+        """Return the servers that may be joined: the last one, then the others in any order."""
+        others: list[Address] = []
+        for one in sorted(self.directory.nodes.values(), key=lambda _: self._chance()):
+            with contextlib.suppress(ConfigError):
+                others.append(parse_address(one))
+        return [*dict.fromkeys([self._at, self._options.address, *others])]
 
     def _announce(self) -> None:
         """Say which servings this program runs, to the server and to those who call."""

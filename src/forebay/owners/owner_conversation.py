@@ -89,10 +89,10 @@ class OwnerConversation:
             secret: What both sides must know.
             write: Sends a frame.
             listener: Hears of results before they come.
-            role: `frames.CALLER`, or `frames.MEMBER` to be told the directory.
+            role: `frames.CALLER`, or `frames.MEMBER` or `frames.PEER` to be told a directory.
         """
         self._role = role
-        self._us = "this server" if role == frames.CALLER else "this program"
+        self._us = "this program" if role == frames.MEMBER else "this server"
         self.state: State = TRUSTING if secret is None else ASKING
         self.problem = ""
         self.max_body_bytes = 0

@@ -8,7 +8,7 @@ import functools
 import itertools
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import msgspec
 
@@ -82,7 +82,10 @@ class OwnerLink(asyncio.Protocol):
         place: Which of several shards its owner is, as the end of the owner's name.
         elsewhere: Names of models that the owner hands on itself, each with the address of their owner.
         is_leaving: Whether it ends once all that was handed on is answered.
+        told_as: What this side is where it is told what runs where.
     """
+
+    told_as: ClassVar[str] = frames.MEMBER
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class OwnerLink(asyncio.Protocol):
         self.ended: asyncio.Future[str] = loop.create_future()
         self.slots: dict[int, OwnerSlot] = {}
         self._conversation = OwnerConversation(
-            name, secret, self._write, self, frames.CALLER if on_directory is None else frames.MEMBER
+            name, secret, self._write, self, frames.CALLER if on_directory is None else self.told_as
         )
         self._has_secret = secret is not None
         self._on_models = on_models

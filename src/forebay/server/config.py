@@ -338,6 +338,9 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_connections: Connections at a time; each thread of a worker has one, and over TCP the worker one more.
         max_frame_bytes: Longest frame that is read from a worker.
         max_elements: The most values in such a frame.
+        members: Whether programs may join here (`forebay.cluster.join`).
+        peers: Servers whose members and those of this one know of each other, by the address of their --attach; they
+            are dialled as owners are.
         owners: Servers whose models are served here as well, by the address of their --attach; requests are handed on
             to them.
         owner_cafile: Authorities in PEM; owners must then speak TLS and show a certificate of one of them.
@@ -359,6 +362,8 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[Count, Written("--max-worker-connections", "N")] = 256
     max_frame_bytes: Annotated[int, Meta(ge=1024), Written("--max-worker-frame-bytes", "N")] = 256 * 1024 * 1024
     max_elements: Annotated[Count, Written("--max-worker-elements", "N")] = MAX_ELEMENTS
+    members: Annotated[bool, Written("--attach-members")] = True
+    peers: Annotated[tuple[str, ...], Written("--attach-peer", "ADDRESS")] = ()
     owners: Annotated[tuple[str, ...], Written("--owner", "ADDRESS")] = ()
     owner_cafile: Annotated[str | None, Written("--owner-cafile", "PEM", is_path=True)] = None
     owner_certfile: Annotated[str | None, Written("--owner-certfile", "PEM", is_path=True)] = None

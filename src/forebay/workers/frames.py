@@ -22,6 +22,8 @@ CALLER: Final = "caller"
 """The role in the hello of a front; a worker says `worker`, or nothing."""
 MEMBER: Final = "member"
 """The role of a program that runs servings for others."""
+PEER: Final = "peer"
+"""The role of a server that asks another one for the servings of its members."""
 VERSION = 2
 """Version of the protocol, said in the first frame; the server refuses any other."""
 

@@ -512,7 +512,7 @@ def _told_in(frame: bytes) -> dict[str, Any]:
 
 
 def _role_of(told: object) -> str:
-    return {frames.CALLER: "front", frames.MEMBER: "member"}.get(str(told), "worker")
+    return {frames.CALLER: "front", frames.PEER: "front", frames.MEMBER: "member"}.get(str(told), "worker")
 
 
 def _require_kind(kind: Any, expected: str) -> None:

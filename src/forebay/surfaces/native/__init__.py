@@ -89,6 +89,10 @@ class NativeSurface:
         """
         entries = _entries(target, options)
         attaches = options.attach.address is not None
+        if options.attach.peers and not attaches:
+            raise ConfigError(
+                "--attach-peer names servers whose programs know of those that join here: --attach ADDRESS"
+            )
         built = [_serve_entry(entry, attaches=attaches) for entry in entries]
         _require_names(entries, built)
         wanted = wanted_owners(options)
@@ -113,6 +117,7 @@ class NativeSurface:
             reloading.made(entry, govern(one.served))
         project.app.source, project.app.load_timeout_s = _finder(project.app, reloading), options.load_timeout_s
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
+        reloading.peers = None if lobby is None else lobby.peers
         reloading.owners = serve_owners(project, options.attach, wanted, expected, reloading.take_back)
         return project
 

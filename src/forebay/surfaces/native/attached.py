@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import msgspec
 
 from forebay.cluster.keeper import DirectoryKeeper
+from forebay.cluster.peer_servers import PeerServers
 from forebay.errors import ConfigError, ForebayError, InvalidRequest
 from forebay.owners.callers import Callers
+from forebay.owners.owner_link import FLAG
+from forebay.owners.shard import LinkOptions
 from forebay.server.served import Served
 from forebay.server.wire_schema import WireSchema
 from forebay.serving.models.methods import CALL
@@ -37,7 +40,7 @@ from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
 from forebay.workers.loop_heartbeat import SILENCE
 from forebay.workers.pulse_link import PulseLink
-from forebay.workers.tls_files import server_tls
+from forebay.workers.tls_files import client_tls, server_tls
 from forebay.workers.worker_listener import EncryptedPort, VisitorLimits, WorkerListener
 from forebay.workers.worker_pulse import ROLE as PULSE
 from forebay.workers.worker_slot import WorkerSlot
@@ -129,7 +132,11 @@ class ProjectPool(AttachedPool[WorkerSlot]):
 
 
 class Lobby:
-    """Lets workers in and makes endpoints of them."""
+    """Lets workers in and makes endpoints of them.
+
+    Attributes:
+        peers: Servers whose members are known here as well.
+    """
 
     def __init__(
         self,
@@ -173,7 +180,10 @@ class Lobby:
         self._door = app.door = door
         self._callers = Callers(app, config.max_frame_bytes, config.max_elements)
         self._keeper = DirectoryKeeper()
-        app.links.append(self._callers)
+        dialling = client_tls(config.owner_cafile, config.owner_certfile, config.owner_keyfile, flag=FLAG)
+        self.peers = PeerServers(self._keeper, LinkOptions(self._keeper.id, config.secret, dialling), address)
+        self.peers.want(config.peers)
+        app.links += [self._callers, self.peers]
 
     def govern(self, endpoint: Endpoint) -> None:
         """Say to the pool of an endpoint what holds for workers that dial in, if it has them."""
@@ -189,7 +199,9 @@ class Lobby:
     def _receive(self, about: Mapping[str, Any]) -> WorkerSlot | CallerLink | PulseLink:
         if about.get("role") == frames.CALLER:
             return self._callers.receive(about)
-        if about.get("role") == frames.MEMBER:
+        if about.get("role") in (frames.MEMBER, frames.PEER):
+            if not self._config.members:
+                raise ConfigError("programs join elsewhere, see: forebay cluster status")
             return self._callers.receive(about, self._keeper.receive(about))
         if about.get("role") == PULSE:
             return PulseLink(functools.partial(self._silent, about.get("worker")))

@@ -227,7 +227,7 @@ class _Reader(StructReader):
             return tuple("=".join((one[0], self._below(one[2]))) for one in (file.partition("=") for file in found))
         if name in {"address", "owner"} and path[0] != "cluster":
             return self._address(path, found)
-        if name == "owners":
+        if name in {"owners", "peers"}:
             return tuple(self._address((*path, index), one) for index, one in enumerate(found))
         if (name == "target" and is_address(found)) or (name == "python" and "/" not in found):
             return found  # a bare interpreter is looked up in PATH

@@ -39,9 +39,13 @@ def wanted_owners(options: Options) -> list[WantedOwner]:
         raise ConfigError(f"--owner: {error.message}") from error
     files = {"cafile": attach.owner_cafile, "certfile": attach.owner_certfile, "keyfile": attach.owner_keyfile}
     given = [f"{FLAG}{name}" for name, file in files.items() if file is not None]
-    if given and not wanted:
+    if given and not wanted and not attach.peers:
         raise ConfigError(f"{given[0]} was given, and no owner to dial: --owner tcp:HOST:PORT")
-    if attach.owner_cafile is not None and all(isinstance(one.address, UnixAddress) for one in wanted):
+    if (
+        attach.owner_cafile is not None
+        and not attach.peers
+        and all(isinstance(one.address, UnixAddress) for one in wanted)
+    ):
         raise ConfigError(f"{wanted[0].address} stays on this machine and is not encrypted; leave out {FLAG}cafile")
     names_of(wanted)
     return wanted

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from forebay.cluster.peer_servers import read_peers
 from forebay.errors import ConfigError, ForebayError, NotFound
 from forebay.repository.local import files_of_model
 from forebay.repository.looking import Looking, pause_after
@@ -39,6 +40,7 @@ from forebay.workers import working_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.cluster.peer_servers import PeerServers
     from forebay.owners.owners import Owners
     from forebay.repository.listing import StoredFile
     from forebay.server.app import App
@@ -75,6 +77,8 @@ class Reloading:
         """
         self.owners: Owners | None = None
         """The other servers whose models are served; a reload follows what the configuration says of them."""
+        self.peers: PeerServers | None = None
+        """The servers whose members are known here as well; a reload follows what the configuration says of them."""
         self._app = app
         self._options = options
         self._entries = list(entries)
@@ -209,6 +213,7 @@ class Reloading:
             options = self._again()
             entries = self._entries_of(options)
             owners = wanted_owners(options)
+            read_peers(options.attach.peers)
         except ConfigError as error:
             self._app.problem = error.message
             self._tell("the configuration", error)
@@ -237,6 +242,8 @@ class Reloading:
         await self._settle(wanted, broken)
         assert self.owners is not None
         self.owners.want(owners)
+        if self.peers is not None:
+            self.peers.want(options.attach.peers)
         self._made = {key: made for key, made in self._made.items() if key in {_key(entry) for entry in entries}}
         if not broken and not self._app.problem:
             log.info("reloaded in %.2f s", time.monotonic() - started)
@@ -328,7 +335,7 @@ class Reloading:
             one.written.flag or name
             for struct, old, new in pairs
             for name, one in declared(struct).items()
-            if name not in {"owners", "tenants"} and getattr(old, name) != getattr(new, name)
+            if name not in {"owners", "peers", "tenants"} and getattr(old, name) != getattr(new, name)
         ]
         if changed:
             log.warning("changed, and holds from the next start on: %s", ", ".join(changed))

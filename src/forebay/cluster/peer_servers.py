@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peers of a server that keeps a directory: it dials each of them, and hears what runs on members of theirs.
+
+A peer that cannot be reached is dialled again as an owner is. Members that are told of a peer on another machine could
+not call what listens on that machine only, so such entries are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.cluster.directory import MAX_NAME, read_directory
+from forebay.errors import ConfigError
+from forebay.owners.owner_link import OwnerLink
+from forebay.owners.shard import Shard
+from forebay.workers import frames
+from forebay.workers.address import TcpAddress, UnixAddress, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.cluster.directory import Member
+    from forebay.cluster.keeper import DirectoryKeeper
+    from forebay.owners.shard import LinkOptions
+    from forebay.workers.address import Address
+
+log = logging.getLogger("forebay.cluster")
+
+MAX_PEERS: Final = 1024
+
+
+class PeerServers:
+    """All peers of a server."""
+
+    def __init__(self, keeper: DirectoryKeeper, options: LinkOptions, own: Address) -> None:
+        """Begin without any; see `want`.
+
+        Args:
+            keeper: Keeps what they say.
+            options: What the links to them have in common.
+            own: Where this server is dialled; it is not dialled if it is among its peers.
+        """
+        self._keeper = keeper
+        self._options = options
+        self._own = own
+        self._peers: dict[Address, PeerServer] = {}
+        self._wanted: list[Address] = []
+        self._is_up = False
+
+    def want(self, addresses: Sequence[str]) -> None:
+        """Have these peers from now on, and no others; called on the loop, or before the start.
+
+        Raises:
+            ConfigError: One is no address, or there are too many; nothing has changed.
+        """
+        self._wanted = read_peers(addresses)
+        if self._is_up:
+            self._dial()
+
+    async def start(self) -> None:
+        """Begin to dial."""
+        self._is_up = True
+        self._dial()
+
+    def leave(self) -> None:
+        """Go on: members that are here still call others."""
+
+    def stop(self) -> None:
+        """Hang up."""
+        for peer in self._peers.values():
+            peer.stop()
+
+    def problems(self) -> list[str]:
+        """Return why the server is not ready: not for want of a peer."""
+        return []
+
+    def _dial(self) -> None:
+        before, self._peers = self._peers, {}
+        for address in self._wanted:
+            if address != self._own:
+                self._peers[address] = before.pop(address, None) or PeerServer(self._keeper, address, self._options)
+        for peer in before.values():
+            peer.stop()
+        self._keeper.name_peers(map(str, self._wanted))
+
+
+class PeerLink(OwnerLink):
+    """The link to one of them."""
+
+    told_as = frames.PEER
+
+
+class PeerServer:
+    """One of them.
+
+    Attributes:
+        address: Where it is.
+    """
+
+    def __init__(self, keeper: DirectoryKeeper, address: Address, options: LinkOptions) -> None:
+        """Begin to dial it."""
+        self.address = address
+        self._keeper = keeper
+        self._options = options
+        self._is_here: bool | None = None
+        self._has_warned = False
+        self._links: set[OwnerLink] = set()
+        self._shard = Shard(self, "", options.tls)
+        self._shard.start()
+
+    def stop(self) -> None:
+        """Dial no more, and hang up."""
+        self._shard.stop()
+        for link in [*self._links]:
+            link.close()
+
+    def make_link(self, place: str) -> OwnerLink:
+        """Return this side of a link."""
+        options = self._options
+        return PeerLink(options.name, options.secret, _ignore, self.forget, self._links.discard, self._hear, _ignore)
+
+    async def look_up(self) -> Sequence[str]:
+        """Return what is dialled: the first address of the name that answers."""
+        return [self.address.host] if isinstance(self.address, TcpAddress) else []
+
+    def opened(self, link: OwnerLink) -> None:
+        """Note a connection."""
+        self._links.add(link)
+
+    def forget(self, link: OwnerLink) -> None:
+        """Note that it says nothing more."""
+        self._keeper.lose(str(self.address))
+
+    def away(self, why: str, place: str) -> None:
+        """Note that an attempt to dial has failed, or that a link has ended."""
+        if self._is_here is not False:
+            log.warning("the peer %s is away: %s", self.address, why)
+        self._is_here = False
+
+    def _hear(self, link: OwnerLink, data: bytes) -> None:
+        """Take what its members run."""
+        directory = read_directory(data)
+        if link.ended.done():
+            return  # its members go elsewhere, and are listed until they have arrived
+        if not self._is_here:
+            log.info("the peer %s is here; members of both servers know of each other", self.address)
+        self._is_here = True
+        self._keeper.hear(str(self.address), {name: self._callable(its) for name, its in directory.members.items()})
+
+    def _callable(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """Return those that can be called from here."""
+        if isinstance(self.address, UnixAddress) or self.address.is_loopback:
+            return members
+        found = tuple(one for one in members if not _is_local(one.address))
+        if len(found) < len(members) and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "a program at the peer %s listens at an address of its own machine, and cannot be called from others: "
+                "have it join by the address %s, or say where it listens: join(ADDRESS, listen='tcp:HOST:0')",
+                self.address,
+                self.address,
+            )
+        return found
+
+
+def read_peers(addresses: Sequence[str]) -> list[Address]:
+    """Return the addresses of peers, each once.
+
+    Raises:
+        ConfigError: One is none, or there are too many.
+    """
+    if len(addresses) > MAX_PEERS:
+        raise ConfigError(f"{len(addresses)} servers are to know of each other's members, at most {MAX_PEERS} may")
+    if long := [one for one in addresses if len(one) > MAX_NAME]:
+        raise ConfigError(f"an address has {len(long[0])} characters, at most {MAX_NAME} are possible: {long[0]}")
+    try:
+        return [*dict.fromkeys(map(parse_address, addresses))]
+    except ConfigError as error:  # not one of a file, where it is looked at with its line
+        raise ConfigError(f"--attach-peer: {error.message}") from error
+
+
+def _is_local(address: str) -> bool:
+    try:
+        parsed = parse_address(address)
+    except ConfigError:
+        return True
+    return isinstance(parsed, UnixAddress) or parsed.is_loopback
+
+
+def _ignore(*_: Any) -> None:
+    """The models of the server are no servings."""
