@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -39,6 +40,12 @@ def parts_of(server):
             if told:
                 found[json.loads(told.partition(b"=")[2])["number"]] = child
     return found
+
+
+def folder_of(server):
+    """Where the sockets of its parts are."""
+    told = Path(f"/proc/{parts_of(server)[0]}/environ").read_bytes().split(b"\0")
+    return json.loads(next(one for one in told if one.startswith(b"FOREBAY_NODE_PART=")).partition(b"=")[2])["folder"]
 
 
 def is_there(pid):
@@ -235,12 +242,11 @@ def test_the_dashboard_tells_what_happens_as_it_happens(divided):
 
 
 def test_a_client_that_leaves_leaves_nothing_behind_at_the_owner(divided):
-    told = Path(f"/proc/{parts_of(divided)[0]}/environ").read_bytes().split(b"\0")
-    part = json.loads(next(one for one in told if one.startswith(b"FOREBAY_NODE_PART=")).partition(b"=")[2])
+    folder = folder_of(divided)
 
     def forwarded():  # connections that the owner has taken
         lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-        return len([one for one in lines if one[-1] == f"{part['folder']}/http" and one[5] == "03"])
+        return len([one for one in lines if one[-1] == f"{folder}/http" and one[5] == "03"])
 
     eventually(lambda: forwarded() == 0)  # those of tests before
     with divided.connect() as wire:
@@ -447,6 +453,25 @@ def test_grpc_outlives_the_owner(divided_grpc):
         assert isinstance(ask.infer(1.0), messages().ModelInferResponse)  # it waits
         assert ask("ModelMetadata", name="clip").name == "clip"
         eventually(ask.is_serving)
+
+
+def test_sockets_that_are_removed_are_made_again(divided_grpc):
+    folder, counted = Path(folder_of(divided_grpc)), divided_grpc.metric("forebay_requests_total", endpoint="clip")
+    names = {one.name for one in folder.iterdir()} - {"lock"}
+    assert names == {"owner", "http", "grpc", "counts-1", "counts-2"}
+    shutil.rmtree(folder)
+    assert divided_grpc.client.get("/models/clip").is_success  # it waits
+    eventually(lambda: {one.name for one in folder.iterdir()} == names)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {one.stat().st_mode & 0o777 for one in folder.iterdir()} == {0o600}
+    before = parts_of(divided_grpc)
+    os.kill(before[1], signal.SIGKILL)  # another front dials the owner there
+    restarted(divided_grpc, before, 1)
+    for _ in range(8):
+        with Asking(divided_grpc) as ask:
+            assert ask("ModelMetadata", name="clip").name == "clip"
+            assert isinstance(ask.infer(1.0), messages().ModelInferResponse)
+    assert divided_grpc.metric("forebay_requests_total", endpoint="clip") == counted + 8
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,9 +20,12 @@ import msgspec
 from forebay.observe.histograms import SECONDS, EndpointMetrics, FailureReason
 from forebay.types.first_use import known
 from forebay.workers.address import UnixAddress, bind_unix
+from forebay.workers.kept_socket import keep_socket
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterable, Sequence
+    from typing import NoReturn
 
     from forebay.server.app import App
     from forebay.serving.endpoint import Endpoint
@@ -96,6 +99,7 @@ class CountsTeller:
         self._app = app
         self._path = path
         self._server: asyncio.Server | None = None
+        self._keeping: asyncio.Task[NoReturn] | None = None
 
     async def start(self) -> None:
         """Listen.
@@ -103,13 +107,21 @@ class CountsTeller:
         Raises:
             ConfigError: The socket cannot be made.
         """
-        self._server = await asyncio.start_unix_server(self._tell, sock=bind_unix(UnixAddress(self._path)))
+        await self._listen(bind_unix(UnixAddress(self._path)))
+        self._keeping = asyncio.get_running_loop().create_task(keep_socket(self._path, self._listen))
+
+    async def _listen(self, made: socket.socket) -> None:
+        before, self._server = self._server, await asyncio.start_unix_server(self._tell, sock=made)
+        if before is not None:
+            before.close()
 
     def leave(self) -> None:
         """Go on: requests are still counted."""
 
     def stop(self) -> None:
         """Listen no more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._server is not None:
             self._server.close()
 

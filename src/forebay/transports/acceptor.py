@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import resource
 import socket
@@ -17,9 +18,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.transports.binding import OWN
+from forebay.workers.kept_socket import keep_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     from forebay.transports.binding import ListeningPlace
 
@@ -71,6 +74,7 @@ class Acceptor:
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._told_s = -TOLD_EVERY_S
         self._most = sys.maxsize
+        self._keeping: asyncio.Task[NoReturn] | None = None
 
     async def open(self, host: str, port: int, backlog: int, place: ListeningPlace = OWN) -> tuple[str, int]:
         """Bind and accept; returns the address.
@@ -79,24 +83,42 @@ class Acceptor:
             OSError: If the address cannot be bound.
             UnicodeError: If the host cannot be the name of one.
         """
-        loop = asyncio.get_running_loop()
         self._most = _most_for_connections()
-        self._sockets = await place.bind(host, port)
+        self._listen(await place.bind(host, port), backlog)
+        if place.path:
+            again = functools.partial(self._listen_again, backlog)
+            self._keeping = asyncio.get_running_loop().create_task(keep_socket(place.path, again))
+        return (host, 0) if place.path else self._sockets[0].getsockname()[:2]
+
+    def _listen(self, sockets: list[socket.socket], backlog: int) -> None:
+        """Accept connections of these sockets.
+
+        Raises:
+            OSError: It cannot be listened at one of them.
+        """
         try:
-            for listening in self._sockets:
+            for listening in sockets:
                 listening.listen(backlog)
                 listening.setblocking(False)
         except OSError:
-            for listening in self._sockets:
+            for listening in sockets:
                 listening.close()
-            self._sockets.clear()
             raise
-        for listening in self._sockets:
-            loop.add_reader(listening, self._accept, listening)
-        return (host, 0) if place.path else self._sockets[0].getsockname()[:2]
+        self._sockets = sockets
+        for listening in sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    async def _listen_again(self, backlog: int, made: socket.socket) -> None:
+        self._take_rest()
+        self._listen([made], backlog)
 
     def close(self) -> None:
         """Take what the kernel has queued, then accept nothing more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._take_rest()
+
+    def _take_rest(self) -> None:
         sockets, self._sockets = self._sockets, []
         for listening in sockets:
             if (pause := self._pauses.pop(listening, None)) is None:

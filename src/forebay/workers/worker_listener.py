@@ -28,12 +28,14 @@ from forebay.observe.refusal_log import RefusalLog
 from forebay.types.first_use import known
 from forebay.workers import frames, shared_secret, shm
 from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, peer_of, tune
+from forebay.workers.kept_socket import keep_socket
 from forebay.workers.peeking import peek
 from forebay.workers.plain_data import require_plain
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
+    from typing import NoReturn
 
     from forebay.workers.address import Address
     from forebay.workers.tls_files import TlsFiles
@@ -165,6 +167,7 @@ class WorkerListener:
         self._words = words
         self._server: asyncio.Server | PortAcceptor | None = None
         self._inode: tuple[int, int] | None = None
+        self._keeping: asyncio.Task[NoReturn] | None = None
         self._visitors: dict[Visitor, None] = {}  # by the time they came
         self._connections: set[asyncio.Transport] = set()
 
@@ -177,9 +180,10 @@ class WorkerListener:
         loop = asyncio.get_running_loop()
         address = self.address
         if isinstance(address, UnixAddress):
-            listening = bind_unix(address)
-            self._inode = _inode(address.path)
-            self._server = await loop.create_unix_server(lambda: Visitor(self), sock=listening, backlog=BACKLOG)
+            await self._listen_at(address.path, bind_unix(address))
+            if self._words.is_private:
+                again = functools.partial(self._listen_at, address.path)
+                self._keeping = loop.create_task(keep_socket(address.path, again))
         else:
             try:
                 port = await self._open(address)
@@ -197,6 +201,13 @@ class WorkerListener:
                 self.shown,
                 self._words.certificate,
             )
+
+    async def _listen_at(self, path: str, listening: socket.socket) -> None:
+        loop, before = asyncio.get_running_loop(), self._server
+        self._inode = _inode(path)
+        self._server = await loop.create_unix_server(lambda: Visitor(self), sock=listening, backlog=BACKLOG)
+        if before is not None:
+            before.close()
 
     async def _open(self, address: TcpAddress) -> int:
         """Listen on a port; returns its number."""
@@ -218,6 +229,8 @@ class WorkerListener:
 
     def close(self) -> None:
         """Let nobody in any more; those inside stay."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._server is not None:
             self._server.close()
             self._server = None

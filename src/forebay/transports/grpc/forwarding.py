@@ -16,6 +16,7 @@ import msgspec
 
 from forebay.errors import Unavailable
 from forebay.transports.grpc.statuses import Status
+from forebay.transports.http.forwarding import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection
@@ -97,7 +98,7 @@ class GrpcForwarding:
             async with asyncio.timeout(patience_s):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise Unavailable("the server's models are being started again; try again later") from None
+            raise Unavailable(AWAY) from None
         return self._channel
 
     def _unary(self, path: str, instead: Direct | None) -> Unary:

@@ -33,6 +33,7 @@ FIRST_PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.5
 """Longest pause between two attempts to reach the owner."""
 READ_BYTES: Final = 1 << 16
+AWAY: Final = "the process that has the server's models is being started, or does not answer; try again later"
 READY_S: Final = 3.0
 """How long an owner may take to say whether it is ready, or alive; one that hangs is neither."""
 _PROBE: Final = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -138,7 +139,7 @@ class HttpForwarding:
 
 
 async def _refuse(scope: Scope, send: Send) -> None:
-    error, request_id = Unavailable("the server's models are being started again; try again later"), id_of(scope)
+    error, request_id = Unavailable(AWAY), id_of(scope)
     failed(scope, error, request_id)
     await send_answer(send, *error_answer(error, request_id))
 
