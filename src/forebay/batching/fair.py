@@ -115,6 +115,15 @@ class FairShares(Policy):
         """Return all flows."""
         return [*self.flows.values(), *self._others.values()]
 
+    def waiting(self) -> dict[str, int]:
+        """Return the samples of each tenant that wait, by its name."""
+        self.sort_out()
+        rows: dict[str, int] = {}
+        for flow in self.everybody():
+            if flow.rows:
+                rows[flow.tenant.name] = rows.get(flow.tenant.name, 0) + flow.rows
+        return rows
+
     # What comes, and what goes without having run
 
     def begins(self, flow: Flow) -> None:
@@ -224,29 +233,34 @@ class FairShares(Policy):
     def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
         """Charge what a batch has cost in place of that."""
         charges = self._running.pop(batch)
-        seconds = batch.model_s or now - batch.entries[0].taken
-        if batch.has_streamed:  # beside others, which have their part of the time
-            seconds = (now - batch.entries[0].taken) * queue.slots / max(queue.running + 1, queue.slots)
+        seconds = batch.worker_s or now - batch.entries[0].taken
         rows = batch.rows
         units = sum(charge.rows * flow.cost for flow, charge in charges.items())
-        if not batch.has_streamed:
-            expected = self._curve.a + self._curve.b * rows
-            if expected > 0.0 and seconds > 0.0:
-                self._scale = math.sqrt(self._scale * seconds / expected)
-            self._curve.learn(rows, seconds)
-            self._costs.learn(units, seconds)
-        a, b = self._costs.a, self._costs.b
-        known = a + b * units
+        known = self._costs.a + self._costs.b * units
+        row_s = (seconds - sum(batch.own_s)) / rows
+        own_s = self._own(batch)
         for flow, charge in charges.items():
-            mine = charge.rows
-            part = seconds * ((a * mine / rows + b * mine * flow.cost) / known if known else mine / rows)
+            part = row_s * charge.rows * self._row_cost(flow, rows, known) + own_s.get(flow, 0.0)
             before = flow.time
             flow.charge(part - charge.seconds)
             flow.answered_at = now
             if flow.time < before:
                 self._note_fallen(flow)
-        if b > 0.0 and len(self.flows) > 1 and not batch.has_streamed:
-            self._learn_costs(charges, units, seconds - known)
+        if batch.has_streamed or own_s:  # beside others, or one by one
+            return
+        seconds = batch.model_s or seconds
+        expected = self._curve.a + self._curve.b * rows
+        if expected > 0.0 and seconds > 0.0:
+            self._scale = math.sqrt(self._scale * seconds / expected)
+        self._curve.learn(rows, seconds)
+        self._costs.learn(units, seconds)
+        if self._costs.b > 0.0 and len(self.flows) > 1:
+            self._learn_costs(charges, units, seconds - self._costs.a - self._costs.b * units)
+
+    def row_costs(self, batch: EntryBatch) -> list[float]:
+        """Return what a row of each entry of a batch that is not answered yet costs, beside those of the others."""
+        known = self._costs.a + self._costs.b * batch.rows
+        return [self._row_cost(self.flow_of(entry.tenant), batch.rows, known) for entry in batch.entries]
 
     # Inside
 
@@ -312,6 +326,18 @@ class FairShares(Policy):
                 flow.time_number = 0
         self._times = [(one.tenant.tier, one.time, one.time_number, one) for one in self.everybody() if one.time_number]
         heapq.heapify(self._times)
+
+    def _row_cost(self, flow: Flow, rows: int, known: float) -> float:
+        """Return what a row of a flow costs beside the mean in a batch of so many that is known to cost so much."""
+        return (self._costs.a + self._costs.b * rows * flow.cost) / known if known else 1.0
+
+    def _own(self, batch: EntryBatch) -> dict[Flow, float]:
+        """Return what flows pay for runs of their entries alone."""
+        own_s: dict[Flow, float] = {}
+        for entry, seconds in zip(batch.entries, batch.own_s, strict=False):  # of most batches there is none
+            flow = self.flow_of(entry.tenant)
+            own_s[flow] = own_s.get(flow, 0.0) + seconds
+        return own_s
 
     def _charge(self, batch: EntryBatch) -> dict[Flow, Charge]:
         """Charge a batch that took all of a line, or a part of a queue with a single flow."""

@@ -59,6 +59,9 @@ class EndedCall(msgspec.Struct):
         batch_size: Samples in the batch that answered it; 0 if none did.
         queue_s: From submission to leaving the queue; -1 if it never left it.
         parent: The caller's `traceparent`.
+        cost_s: Seconds that workers were busy for it; 0 if that is not counted, or nothing of it ran.
+        says_cost: Whether its answer says what it has cost.
+        cost: What the header `COST` says of that then.
     """
 
     method: str
@@ -75,6 +78,9 @@ class EndedCall(msgspec.Struct):
     batch_size: int = 0
     queue_s: float = -1.0
     parent: str = ""
+    cost_s: float = 0.0
+    says_cost: bool = False
+    cost: bytes = b""
 
     def answered_by(self, endpoint: Answering, request: Request) -> None:
         """Note who answered, while the endpoint replies; a request that became another one has that as its body."""
@@ -82,6 +88,9 @@ class EndedCall(msgspec.Struct):
         self.request_id = self.request_id or request.id
         request = request.body if isinstance(request.body, Request) else request
         self.run_id = request.run_id
+        self.cost_s = request.cost_s
+        if self.says_cost:
+            self.cost = cost_of(request)
         self.started = self.started or request.arrived
         if request.taken and request.taken != NEVER:
             self.queue_s = request.taken - request.arrived
@@ -90,6 +99,15 @@ class EndedCall(msgspec.Struct):
 
 
 NEVER: Final = float("inf")
+
+COST: Final = b"forebay-cost"
+"""The header that says what an answer has cost."""
+
+
+def cost_of(request: Request) -> bytes:
+    """Return what that header says of a request, or of the one that it became; empty if nothing of it ran."""
+    request = request.body if isinstance(request.body, Request) else request
+    return b"worker_ms=%.3f;rows=%d" % (request.cost_s * 1000, request.size) if request.cost_s else b""
 
 
 class CallListeners(Listeners[EndedCall]):
@@ -119,6 +137,7 @@ def _end(call: EndedCall, *, writes: bool) -> None:
             "model": call.model or None,
             "batch_size": call.batch_size or None,
             "queue_ms": None if call.queue_s < 0 else round(call.queue_s * 1000, 3),
+            "cost_ms": round(call.cost_s * 1000, 3) if call.cost_s else None,
             "ms": round((call.ended - call.started) * 1000, 3) if call.started else None,
         }
         log.info("%s %s %d", call.method, call.path, call.status, extra=extra)

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from forebay.observe.tenant_families import FAMILIES, tenant_lines
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from prometheus_client.registry import Collector
 
@@ -95,6 +97,7 @@ class Reading(msgspec.Struct, frozen=True):
     problem: str = ""
     devices: tuple[str, ...] = ()
     is_elsewhere: bool = False
+    tenants_waiting: Mapping[str, int] = {}
 
 
 class Source(Protocol):
@@ -144,6 +147,7 @@ class Exposition(Generic[S]):
         chosen, left_out = yield from self._choose()
         texts: dict[EndpointMetrics, _Text] = {}
         columns: list[list[bytes]] = [[] for _ in (*COUNTERS, *GAUGES, *HISTOGRAMS)]
+        of_tenants: list[list[bytes]] = [[] for _ in FAMILIES]
         for number, source in enumerate(chosen, 1):
             reading = self._read(source)
             metrics = source.metrics
@@ -154,10 +158,13 @@ class Exposition(Generic[S]):
             for column, lines in zip(columns, text.lines(reading), strict=True):
                 if lines:
                     column.append(lines)
+            if metrics.tenants or reading.tenants_waiting:
+                for column, lines in zip(of_tenants, text.tenant_lines(reading), strict=True):
+                    column.append(lines)
             if number % SLICE == 0:
                 yield
         self._texts = texts
-        return [*columns, [f"{LEFT_OUT} {left_out}.0\n".encode()]]
+        return [*columns, [f"{LEFT_OUT} {left_out}.0\n".encode()], *of_tenants]
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the whole page at once, and its media type."""
@@ -229,6 +236,10 @@ class _Text:
             lines.append(text)
         return lines
 
+    def tenant_lines(self, reading: Reading) -> list[bytes]:
+        """Return the lines about tenants."""
+        return tenant_lines(self._endpoint, self._version, reading)
+
     def _histogram(self, name: str, histogram: Histogram) -> bytes:
         start, end, labels = f'{name}_bucket{{{self._endpoint},le="', f'",{self._version}}} ', self._labels
         buckets = "".join(f"{start}{bound}{end}{total}.0\n" for bound, total in cumulated(histogram))
@@ -239,9 +250,11 @@ def pieces(columns: list[list[bytes]], media_type: str) -> Iterator[bytes]:
     """Yield the text of each family, as the media type wants it, from what `Exposition.write` returned."""
     kinds = (("counter", COUNTERS), ("gauge", GAUGES), ("histogram", HISTOGRAMS), ("gauge", {LEFT_OUT: MISSING}))
     families = [(name, kind, told) for kind, names in kinds for name, told in names.items()]
+    families += FAMILIES
     for (name, kind, told), lines in zip(families, columns, strict=True):
         family = f"{name}_total" if kind == "counter" and not media_type.startswith(OPEN_METRICS) else name
-        yield b"".join([f"# HELP {family} {told}\n# TYPE {family} {kind}\n".encode(), *lines])
+        if lines or (name, kind, told) not in FAMILIES:
+            yield b"".join([f"# HELP {family} {told}\n# TYPE {family} {kind}\n".encode(), *lines])
 
 
 def finish(turns: Generator[None, None, list[list[bytes]]]) -> list[list[bytes]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.errors import ForebayError
+    from forebay.observe.tenant_accounts import TenantAccount
 
 SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -106,11 +107,12 @@ class EndpointMetrics:
         last: When the last batch was answered, in the loop's clock; 0 if none was.
         own: `codes`, `reasons`, `request_s` and `failed_s` without the requests that a front has handed on and counts
             itself; None where there are none of those.
+        tenants: What each tenant has had, by its name, as far as that is told apart.
     """
 
     __slots__ = (
         *("codes", "failed_rows", "failed_s", "last", "model_s", "own", "parts", "queue_s", "reasons", "request_s"),
-        "sizes",
+        *("sizes", "tenants"),
     )
 
     def __init__(self) -> None:
@@ -125,6 +127,7 @@ class EndpointMetrics:
         self.parts = 0
         self.last = 0.0
         self.own: EndpointMetrics | None = None
+        self.tenants: dict[str, TenantAccount] = {}
 
     def count_own(self) -> None:
         """Begin to count apart what no front counts; what was counted so far is that."""
@@ -134,7 +137,7 @@ class EndpointMetrics:
     def with_clients(self, clients: EndpointMetrics) -> EndpointMetrics:
         """Return the same batches, with copies of what these count of the requests of clients."""
         found = EndpointMetrics()
-        for name in ("failed_rows", "last", "model_s", "parts", "queue_s", "sizes"):
+        for name in ("failed_rows", "last", "model_s", "parts", "queue_s", "sizes", "tenants"):
             setattr(found, name, getattr(self, name))
         found.codes, found.reasons, found.failed_s = clients.codes.copy(), clients.reasons.copy(), clients.failed_s
         found.request_s.counts, found.request_s.total = clients.request_s.counts.copy(), clients.request_s.total

@@ -287,6 +287,11 @@ def event(part: bytes) -> bytes:
     return b"data: " + part + b"\n\n"
 
 
+def cost_event(cost: bytes) -> bytes:
+    """Write what a streamed answer has cost, as a server-sent event at its end."""
+    return b"event: cost\ndata: " + cost + b"\n\n"
+
+
 def error_event(body: bytes) -> bytes:
     """Write an error that ends a stream."""
     return b"event: error\ndata: " + body + b"\n\n"

@@ -162,6 +162,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             names when bound to loopback without keys, otherwise any.
         cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
+        answer_cost: Whether each answer says what it has cost, in the header `Forebay-Cost` or in trailers of gRPC.
         manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
         dashboard: Whether `/ui` shows what the server does.
         shared_memory: Whether clients may name POSIX shared memory for tensors (KServe v2). They can then read and
@@ -194,6 +195,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME"), Checked(_hosts)] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
+    answer_cost: Annotated[bool, Written("--answer-cost")] = False
     manage: Annotated[bool | None, Written("--manage", usual="on where requests need a key")] = None
     dashboard: Annotated[bool, Written("--dashboard")] = True
     shared_memory: Annotated[bool, Written("--shared-memory")] = False
@@ -233,6 +235,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
         keyfile: Its private key; None if `certfile` holds both.
         api_keys: If any, a call needs one of them in its metadata, as `x-api-key` or `authorization: Bearer`.
         access_log: Log a line for each call.
+        answer_cost: Whether the trailers of each answer say what it has cost.
     """
 
     host: str = "127.0.0.1"
@@ -255,6 +258,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
     keyfile: str | None = None
     api_keys: tuple[str, ...] = ()
     access_log: bool = False
+    answer_cost: bool = False
 
     @property
     def elements(self) -> ElementLimits:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.batching.batcher import Batcher
+from forebay.batching.bill import divide
 from forebay.batching.queue import BatchQueue
 from forebay.errors import (
     Cancelled,
+    CapacityError,
     DeadlineExceeded,
     ForebayError,
     InternalError,
@@ -32,6 +34,7 @@ from forebay.errors import (
 from forebay.observe import author_metrics, model_log
 from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.naming import id_of
+from forebay.observe.tenant_accounts import Accounts
 from forebay.observe.timeline import Timeline
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
@@ -139,6 +142,7 @@ class Endpoint:
         self._slices = Slices(config.name, batching, self._queue, self._settle, may_exceed=may_exceed)
         self._fed = self._slices.fed
         self._windows: Windows | None = None
+        self._accounts: Accounts | None = None
         self._drained: asyncio.Event | None = None
 
     @property
@@ -155,6 +159,12 @@ class Endpoint:
     def waiting(self) -> int:
         """Samples in the queue, or beside a worker that has no seat for them yet."""
         return self._queue.waiting + self.pool.standing
+
+    @property
+    def tenants_waiting(self) -> Mapping[str, int]:
+        """Samples of each tenant in the queue, by its name; none where nobody tells them apart."""
+        fair = self._queue.fair
+        return {} if fair is None else fair.waiting()
 
     @property
     def slots(self) -> int:
@@ -180,8 +190,11 @@ class Endpoint:
             self._windows = Windows(self._loop, self._others_wait, self._cut_off)
         self._timeline = here(Timeline)
         tenants = here(Tenants)
+        accounts = here(Accounts)
         if tenants.are_told_apart:
             self._share(tenants)
+        if tenants.are_told_apart or accounts.is_asked:
+            self._accounts = accounts
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
         name, version = self.config.name, self.config.version
@@ -442,6 +455,8 @@ class Endpoint:
 
     def _answer(self, batch: EntryBatch, outcomes: Sequence[Outcome], now: float) -> None:
         self.answering = None if self.pool.is_elsewhere else batch
+        if self._accounts is not None and batch.worker_s:  # the nodes of a graph say what that has cost
+            self._bill(batch, self._accounts)
         shared = batch.entries[0].reply
         opened = self._open
         if isinstance(shared, ReplyToAll) and _are_alike(batch.entries, outcomes):
@@ -462,6 +477,22 @@ class Endpoint:
                 self._windows.forget(request)
         if self._drained is not None and not opened:
             self._drained.set()
+
+    def _bill(self, batch: EntryBatch, accounts: Accounts) -> None:
+        """Charge what a batch has cost to the requests in it, and to their tenants."""
+        for entry, part in zip(batch.entries, divide(batch, self._queue.fair), strict=True):
+            entry.root().cost_s += part
+            account = accounts.of(self.metrics, entry.tenant)
+            account.worker_s += part
+            account.rows += entry.size
+            account.queue_s.observe(entry.taken - entry.arrived)
+
+    def _count_refused(self, request: Request, error: ForebayError) -> None:
+        """Count a request that was refused for want of room or time to its tenant."""
+        if self._accounts is not None and isinstance(error, CapacityError):
+            refused = self._accounts.of(self.metrics, request.tenant).refused
+            reason = _REASONS.get(type(error), error.code)
+            refused[reason] = refused.get(reason, 0) + 1
 
     def _answer_each(self, batch: EntryBatch, outcomes: Sequence[Outcome]) -> list[Any]:
         """Reply to one after the other; returns the requests that got an answer, and no error."""
@@ -576,6 +607,8 @@ class Endpoint:
                 self._batcher.abandon(entry)
         if self._fed:
             self._slices.feed()
+        if type(outcome) is Failure and not request.taken:
+            self._count_refused(request, outcome.error)
         for metrics in self._counting(request):
             if type(outcome) is Failure:
                 metrics.failed(outcome.error, request.root().id)
@@ -595,6 +628,7 @@ class Endpoint:
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
+        self._count_refused(request, error)
         for metrics in self._counting(request):
             metrics.failed(error, request.root().id)
         self._hand_over(request, Failure(error))
@@ -663,6 +697,14 @@ class Endpoint:
             if earliest != _NEVER:
                 self._arm(earliest, now)
 
+
+_REASONS: Final[dict[type[ForebayError], str]] = {
+    QueueFull: "full",
+    ShareUsed: "share",
+    DeadlineExceeded: "late",
+    Unavailable: "unavailable",
+}
+"""What metrics call the errors of requests that were refused; others by their codes."""
 
 _reply_of: Final = operator.attrgetter("reply")
 _is_done: Final = operator.attrgetter("done")

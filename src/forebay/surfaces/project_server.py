@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.observe.tenant_accounts import Accounts
 from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
 from forebay.types.tenant import ApiKeys
@@ -28,6 +29,7 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
     keys = project.http.api_keys
     if isinstance(keys, ApiKeys):
         project.app.state.put(keys.tenants)
+    project.app.state.of(Accounts).is_asked = project.http.answer_cost
     listeners: list[Listener] = [*project.listeners]
     scheme = "grpcs" if project.http.certfile else "grpc"
     if project.asgi is not None:

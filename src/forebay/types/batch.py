@@ -56,7 +56,10 @@ class EntryBatch(msgspec.Struct, eq=False):
         rows: Samples in all entries together.
         attempts: How many workers were given it; a second time only when the first died.
         unread: How many more died before they had read it.
-        model_s: Seconds the runner took, as measured next to it.
+        model_s: Seconds the runner took, as measured next to it; of a stream, how long it sat.
+        busy_s: Seconds that workers were busy with it, crashed runs and its part of shared steps among them; 0 where
+            `model_s` says that.
+        own_s: The part of these that each entry needed by itself, if the batch was taken apart.
         has_streamed: Whether parts of its answers have left the worker.
         cancelled: True once nobody waits for any of its entries.
         on_cancel: Set by the pool that runs it: tells the worker that nobody waits any more.
@@ -71,11 +74,18 @@ class EntryBatch(msgspec.Struct, eq=False):
     attempts: int = 0
     unread: int = 0
     model_s: float = 0.0
+    busy_s: float = 0.0
+    own_s: list[float] = []
     has_streamed: bool = False
     cancelled: bool = False
     on_cancel: Callable[[], None] | None = None
     noted: Noted | None = None
     on_steps: Callable[[Sequence[Sequence[Any]], Callable[[], object]], None] | None = None
+
+    @property
+    def worker_s(self) -> float:
+        """Seconds that workers were busy with it; 0 if nothing is known of that."""
+        return self.busy_s if self.busy_s or self.has_streamed else self.model_s
 
 
 Done = Callable[[EntryBatch, Sequence[Outcome]], None]

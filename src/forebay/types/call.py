@@ -209,6 +209,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
             once there is room for the next.
         on_bundle: For callers that would rather have several parts at once: called in place of `on_part`.
         trace: The `traceparent` that it came with.
+        cost_s: Seconds that workers were busy for it so far, as far as that is counted.
     """
 
     body: Any
@@ -229,6 +230,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
     trace: str = ""
+    cost_s: float = 0.0
 
     def root(self) -> Request:
         """Return the request of a client that this one is for: itself outside of a graph."""

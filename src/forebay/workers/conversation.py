@@ -97,6 +97,7 @@ class Conversation:
         speak: Callable[[int | None], object] = lambda _left: None,
         ahead: int = 0,
         max_elements: int | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Wait for the worker to speak.
 
@@ -109,9 +110,10 @@ class Conversation:
                 called off, if it is that: send what `go` returns, soon.
             ahead: Rows that may wait in the worker for a seat.
             max_elements: The most values in a frame; None where the worker is forebay's own.
+            clock: Gives the time, for what batches are billed.
         """
         self.state: State = "greeting"
-        self.seating = Seating(0, self._allow, self._leave_seat)
+        self.seating = Seating(0, self._allow, self._leave_seat, clock)
         self.owes_since: float | None = None
         self.worker = ""
         self.pid = 0
@@ -278,7 +280,7 @@ class Conversation:
         about = frames.told_in_hello(message)
         self._abilities = frozenset(name for name in _ABILITIES if about.get(name) is True)
         if self._seats and "seats" in self._abilities:
-            self.seating = Seating(self._seats + self._ahead, self._allow, self._leave_seat)
+            self.seating = Seating(self._seats + self._ahead, self._allow, self._leave_seat, self.seating.clock)
         self._barred.add("ready" if self.seating.seats else "sit")
         self.worker = str(about.get("worker"))[:8]
         self.pid = msgspec.convert(about.get("pid", 0), int)

@@ -52,7 +52,7 @@ class InlineStreams:
             voice: Writes what the model logs.
             freed: Called when so many seats became free.
         """
-        self.seating = Seating(seats, self._allow, self._leave)
+        self.seating = Seating(seats, self._allow, self._leave, time.monotonic)
         self._run = run
         self._voice = voice
         self._freed = freed

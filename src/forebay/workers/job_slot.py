@@ -84,7 +84,7 @@ class JobSlot(asyncio.Protocol):
         self._heard: list[tuple[dict[str, bytes], list[str]]] = []
         """What was answered to those before."""
         self._sent = self._began = 0.0
-        self.seating = Seating(0, _cannot_be_told, _cannot_be_told)
+        self.seating = Seating(0, _cannot_be_told, _cannot_be_told, time.monotonic)
         self.worker: object = object()
 
     @property

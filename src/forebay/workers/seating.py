@@ -10,6 +10,9 @@ in portions.
 When a round is heard, the batches that have ended come first. If others take their seats, these are on their way to
 the worker before the parts of all the rest are handed out. Otherwise it hears last that it may go on: it may begin at
 once, and would take the processor, or the interpreter, from the loop while clients wait for their parts.
+
+What a worker is busy with is divided as it becomes known: the time since the last round among the batches that this one
+made parts of, by their rows. Nobody pays while none of them has room. If the worker is lost, those pay that sit there.
 """
 
 from __future__ import annotations
@@ -57,30 +60,54 @@ class Sitting:
     def release(self, steps: int) -> None:
         """Note that the clients have room for more steps."""
         self._grants += steps
-        if self._grants >= PORTION and self.name in self._seating.open:
+        seating = self._seating
+        if self._grants >= PORTION and self.name in seating.open:
             grants, self._grants = self._grants, 0
+            if self.room <= 0 and not seating.is_stepping:
+                seating.paid_at = seating.clock()
             self.room += grants
-            self._seating.allow(self, grants)
+            seating.allow(self, grants)
 
 
 class Seating:
-    """Who sits in one worker."""
+    """Who sits in one worker.
 
-    def __init__(self, seats: int, allow: Callable[[Sitting, int], object], leave: Callable[[Sitting], object]) -> None:
+    Attributes:
+        clock: Gives the time.
+        paid_at: Until when what the worker was busy with is divided among those who sat there.
+    """
+
+    def __init__(
+        self,
+        seats: int,
+        allow: Callable[[Sitting, int], object],
+        leave: Callable[[Sitting], object],
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """Begin with all seats free.
 
         Args:
             seats: Rows that may be open at a time; 0 where one batch runs alone, whatever its rows.
             allow: Tells the worker that it may make so many more steps of a batch.
             leave: Tells it to end one.
+            clock: Gives the time; one that stands still bills nothing.
         """
         self.seats = self.free = seats
         self.open: dict[int, Sitting] = {}
         self.allow = allow
+        self.paid_at = 0.0
+        self.clock = clock
         self._leave = leave
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the clients of any batch have room, so that the worker goes on."""
+        return any(one.room > 0 for one in self.open.values())
 
     def join(self, batch: EntryBatch, done: Done, name: int | None = None) -> Sitting:
         """Seat a batch, by the next name if it has none; the caller tells the worker."""
+        if not self.is_stepping:
+            self.paid_at = self.clock()
         sitting = Sitting(batch, done, self, next(names) if name is None else name)
         self.open[sitting.name] = sitting
         self.free -= batch.rows
@@ -95,7 +122,19 @@ class Seating:
         sitting.batch.on_cancel = None
         if seconds is not None:
             sitting.batch.model_s = seconds
+        if not self.seats:
+            sitting.batch.busy_s += sitting.batch.model_s
         return sitting
+
+    def _pay(self, sitters: Sequence[Sitting]) -> None:
+        """Divide the time since the last round among these, if there are any."""
+        if not sitters:
+            return
+        now = self.clock()
+        row_s = (now - self.paid_at) / sum(one.batch.rows for one in sitters)
+        for one in sitters:
+            one.batch.busy_s += row_s * one.batch.rows
+        self.paid_at = now
 
     def hear(
         self,
@@ -124,6 +163,8 @@ class Seating:
         for name, _, seconds in ended:
             sitting = over[name] = self.end(name, seconds)
             rows += sitting.batch.rows
+        if self.seats:
+            self._pay([*(one for name in made if (one := self.open.get(name)) is not None), *over.values()])
         is_awaited = False
         if over:
             free = self.free
@@ -165,6 +206,7 @@ class Seating:
     def clear(self, spared: Container[int] = ()) -> list[Sitting]:
         """Take everybody out but those of these names: the worker is gone, or given up."""
         left = [sitting for name, sitting in self.open.items() if name not in spared]
+        self._pay([one for one in left if one.room > 0])
         for sitting in left:
             del self.open[sitting.name]
             self.free += sitting.batch.rows

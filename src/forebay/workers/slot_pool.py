@@ -299,10 +299,13 @@ def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
     """
     singles = [EntryBatch([entry], batch.key, entry.size, attempts=1, unread=batch.unread) for entry in batch.entries]
     outcomes: dict[EntryBatch, Any] = {}
+    batch.own_s = [0.0] * len(singles)
 
     def one_done(single: EntryBatch, found: Sequence[Any]) -> None:
         outcomes[single] = found[0]
         batch.model_s += single.model_s
+        batch.busy_s += single.worker_s
+        batch.own_s[singles.index(single)] = single.worker_s
         if len(outcomes) == len(singles):
             batch.on_cancel = None
             done(batch, [outcomes[single] for single in singles])

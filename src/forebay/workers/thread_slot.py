@@ -52,7 +52,7 @@ class ThreadSlot:
             freed: Called on the loop when so many seats became free.
             called_off: Called on the loop with this and the name of a batch that nobody waits for any more.
         """
-        self.seating = Seating(seats, self._allow, self._leave)
+        self.seating = Seating(seats, self._allow, self._leave, time.monotonic)
         self.is_given_up = False
         self.in_hand: Sequence[Any] | None = None
         self._say = say

@@ -148,6 +148,7 @@ class WorkerSlot(asyncio.Protocol):
             self._speak,
             pool.ahead,
             max_elements,
+            time.monotonic,
         )
         self._speaks = False
         self.worker: Any = None

@@ -119,8 +119,10 @@ def test_the_reference_names_every_metric():
     from forebay.observe import exposition
     from forebay.observe.repository_metrics import RepositoryCollector, StockReading
     from forebay.observe.serving_metrics import KeyMetrics, ServingCollector, ServingReading
+    from forebay.observe.tenant_families import FAMILIES
 
     counters = {f"{name}_total" for name in exposition.COUNTERS}
+    counters |= {f"{name}_total" if kind == "counter" else name for name, kind, _ in FAMILIES}
     ours = counters | {*exposition.GAUGES, *exposition.HISTOGRAMS, exposition.LEFT_OUT}
     repositories = RepositoryCollector()
     repositories.reading = StockReading({}, defaultdict(float))

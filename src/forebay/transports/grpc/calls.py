@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, QueueFull
-from forebay.observe.access_log import EndedCall
+from forebay.observe.access_log import COST, EndedCall
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
 from forebay.transports.grpc.service import parent_in
@@ -61,6 +61,7 @@ class OpenCall:
         status: How it ended; None if its client called it off.
         refusal: Why it is refused, if it came to a full queue.
         sent_bytes: Of its messages, if they are counted.
+        cost: The field of its trailers that says what it has cost; empty if they do not.
         on_leave: Called once when the server is about to stop; a stream that may rest sets it.
     """
 
@@ -73,6 +74,7 @@ class OpenCall:
     status: Status | None = None
     sent_bytes = 0
     outgoing: Outgoing | None = None
+    cost = b""
     refusal: CallRefusal | None = None
     _answered: EndedCall | None = None
     _inbox: MessageBuffer | None = None
@@ -121,8 +123,10 @@ class OpenCall:
     def answered_by(self, endpoint: Answering, request: Request) -> None:
         """Note who answers, while the endpoint replies, if somebody is to be told of it."""
         if self._connection.port.tells:
-            self._answered = EndedCall("gRPC", "")
+            self._answered = EndedCall("gRPC", "", says_cost=self._connection.port.config.answer_cost)
             self._answered.answered_by(endpoint, request)
+            if self._answered.cost:
+                self.cost = statuses.literal(COST, self._answered.cost)
 
     def reply(self, message: bytes) -> None:
         """Answer the call with its only message; does nothing if it has ended."""
@@ -217,6 +221,7 @@ class OpenCall:
         if answer is not None:
             call.model, call.run_id, call.batch_size = answer.model, answer.run_id, answer.batch_size
             call.request_id, call.queue_s = call.request_id or answer.request_id, answer.queue_s
+            call.cost_s = answer.cost_s
         return call
 
     def forget(self) -> None:

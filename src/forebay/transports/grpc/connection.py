@@ -246,7 +246,7 @@ class GrpcConnection(asyncio.Protocol):
             size <= port.max_small_bytes
             and size <= min(call.window, sender.window)
             and call.state is HALF_CLOSED
-            and not (self._intake.holds & FULL_BUFFER or call.outgoing)
+            and not (self._intake.holds & FULL_BUFFER or call.outgoing or call.cost)
         ):
             stream = call.stream
             answer = _ANSWER.pack(
@@ -301,6 +301,8 @@ class GrpcConnection(asyncio.Protocol):
         """Send the status of a call after what it has sent, or instead of what was not sent yet."""
         if self._calls.get(call.stream) is not call:
             return
+        if call.cost:
+            trailers += call.cost
         if at_once:
             self._sender.drop(call)
         elif call.outgoing is not None and call.outgoing.pieces:

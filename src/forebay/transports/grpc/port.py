@@ -84,7 +84,7 @@ class GrpcPort:
         self.greeted = 0
         self.connections: set[GrpcConnection] = set()
         self._call_listeners = here(CallListeners)
-        self.tells = config.access_log or bool(self._call_listeners.told)
+        self.tells = config.access_log or config.answer_cost or bool(self._call_listeners.told)
         self.calls = 0
         self.public_streams = 0
         self.frame_rooms = FrameRooms()

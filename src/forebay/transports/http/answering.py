@@ -14,7 +14,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import ForebayError, QueueFull
-from forebay.observe.access_log import CALLED_OFF, EndedCall
+from forebay.observe.access_log import CALLED_OFF, COST, EndedCall, cost_of
 from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.server.byte_budget import SMALL_BYTES
@@ -467,7 +467,7 @@ class AnsweringConnection(HttpToolsProtocol):
                 self._fail(head, outcome.error, request)
         elif outcome is None and route.contract.streams:
             assert self._stream is not None
-            self._stream.end(b"")
+            self._stream.end(route.cost_event(cost_of(request)) if self._lane.config.answer_cost else b"")
             self._request_id = request.id
             self._answered(head, 200, request)
         else:
@@ -477,7 +477,8 @@ class AnsweringConnection(HttpToolsProtocol):
                 self.request = request  # the endpoint replies with an error in its place
                 raise
             self._request_id = request.id or next_id()
-            self._write(200, [*headers, (b"x-request-id", self._request_id.encode())], pieces, head)
+            headers = [*headers, (b"x-request-id", self._request_id.encode()), *self._cost(request)]
+            self._write(200, headers, pieces, head)
             self._answered(head, 200, request)
 
     def _fail(self, head: Head, error: ForebayError, request: Request | None = None) -> None:
@@ -490,8 +491,13 @@ class AnsweringConnection(HttpToolsProtocol):
         else:
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
-            self._write(status, headers, [body], head)
+            self._write(status, [*headers, *self._cost(request)], [body], head)
         self._answered(head, status, request, native.code_of(error))
+
+    def _cost(self, request: Request | None) -> list[tuple[bytes, bytes]]:
+        """Return the header that says what an answer has cost, if it is to say that."""
+        cost = cost_of(request) if request is not None and self._lane.config.answer_cost else b""
+        return [(COST, cost)] if cost else []
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
         size = self._sent_bytes = sum(map(len, pieces))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
 from forebay.errors import UserCodeError
-from forebay.observe.access_log import CALLED_OFF, Answering, EndedCall
+from forebay.observe.access_log import CALLED_OFF, COST, Answering, EndedCall
 from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.transports.http.route import request_id_of
@@ -83,11 +83,15 @@ def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:
         call.code = native.code_of(error)
 
 
-def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
-    """Return an application that answers as this one and tells of each call that has ended."""
+def telling(app: ASGIApp, tell: Callable[[EndedCall], object], *, says_cost: bool = False) -> ASGIApp:
+    """Return an application that answers as this one and tells of each call that has ended.
+
+    Args:
+        says_cost: Whether each answer says what it has cost.
+    """
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
-        call = EndedCall(scope["method"], path_as_sent(scope), started=time.monotonic())
+        call = EndedCall(scope["method"], path_as_sent(scope), started=time.monotonic(), says_cost=says_cost)
         call.client = ":".join(map(str, scope["client"] or ()))
         call.parent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"").decode("latin-1")
         scope[TOLD] = call
@@ -99,6 +103,8 @@ def telling(app: ASGIApp, tell: Callable[[EndedCall], object]) -> ASGIApp:
                 call.status = message["status"]
                 ids = [value for name, value in message["headers"] if name == b"x-request-id"]
                 call.request_id = ids[0].decode("latin-1") if ids else call.request_id
+                if call.cost:
+                    message = {**message, "headers": [*message["headers"], (COST, call.cost)]}
             else:
                 call.body_bytes += 0 if scope["method"] == "HEAD" else len(message.get("body", b""))
                 is_whole = not message.get("more_body", False)

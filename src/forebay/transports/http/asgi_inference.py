@@ -221,7 +221,8 @@ class AsgiAnswer:
             await self._send({"type": "http.response.body", "body": last})
         elif outcome is None and self._route.contract.streams:
             await self._start_stream()
-            await self._send({"type": "http.response.body", "body": b""})
+            last = b"" if self._call is None else self._route.cost_event(self._call.cost)
+            await self._send({"type": "http.response.body", "body": last})
         else:
             assert self.request is not None
             headers, pieces = self._route.answer(self.request, outcome)

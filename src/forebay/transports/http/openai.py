@@ -303,6 +303,7 @@ class _Call:
         if not self._samples:
             return
         self._request.taken = self._request.taken or sample.taken
+        self._request.cost_s += sample.cost_s
         if type(outcome) is Failure:
             self._end(Failure(reading.placed(outcome.error, self._models.path, self._asked, number)))
             return
@@ -386,6 +387,11 @@ class _OpenAiRoute(Route):
     def bundle(self, parts: Sequence[bytes]) -> bytes:
         """Return several of them."""
         return b"".join(parts)
+
+    def cost_event(self, cost: bytes) -> bytes:
+        """Write nothing: the protocol has no such event."""
+        del cost
+        return b""
 
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""

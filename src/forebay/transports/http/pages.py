@@ -256,6 +256,7 @@ def reading(endpoint: Endpoint) -> Reading:
         pool.problem,
         pool.devices,
         endpoint.pool.is_elsewhere,
+        endpoint.tenants_waiting,
     )
 
 

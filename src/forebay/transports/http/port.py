@@ -94,7 +94,7 @@ class HttpPort:
         self.heads: dict[bytes, HeadMemory] = {}
         self.is_draining = False
         self._call_listeners = here(CallListeners)
-        self.tells = config.access_log or bool(self._call_listeners.told)
+        self.tells = config.access_log or config.answer_cost or bool(self._call_listeners.told)
         self.is_plain = not self.tells
         self.date = b""
         self.epoch = 0
@@ -106,7 +106,7 @@ class HttpPort:
         self.same_turn = SameTurn(self)
         self.server_state = ServerState()
         self.uvicorn = Config(
-            telling(asgi, self.tell_ended) if self.tells else asgi,
+            telling(asgi, self.tell_ended, says_cost=config.answer_cost) if self.tells else asgi,
             interface="asgi3",
             ws="none",
             lifespan="off",

@@ -300,6 +300,10 @@ class Route:
         """Return several parts of a streamed answer as they are sent."""
         return b"".join(parts) if self.contract.raw_output else native.event(b"\n\ndata: ".join(parts))
 
+    def cost_event(self, cost: bytes) -> bytes:
+        """Write the end of a streamed answer that says what it has cost; nothing where parts are bytes as they are."""
+        return b"" if self.contract.raw_output or not cost else native.cost_event(cost)
+
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""
         return native.error_event(native.error_body(error, request_id))

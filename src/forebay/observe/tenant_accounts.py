@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each tenant has had of each endpoint: worker time, samples, time in the queue, refusals.
+
+A server keeps at most `MAX_PAIRS` pairs of endpoint and tenant. Further tenants of an endpoint share the account of
+the others there, so that sums stay exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from forebay.observe.histograms import SECONDS, Histogram
+from forebay.types.tenant import OTHER
+
+if TYPE_CHECKING:
+    from forebay.observe.histograms import EndpointMetrics
+    from forebay.types.tenant import Tenant
+
+MAX_PAIRS: Final = 2000
+"""Pairs of endpoint and tenant that a server tells apart."""
+
+
+class TenantAccount:
+    """What one tenant has had of one endpoint.
+
+    Attributes:
+        worker_s: Seconds that workers were busy for it.
+        rows: Samples that ran.
+        queue_s: Time of each request, or slice of one, in the queue.
+        refused: Requests that were refused, by the reason.
+    """
+
+    __slots__ = ("__weakref__", "queue_s", "refused", "rows", "worker_s")
+
+    def __init__(self) -> None:
+        self.worker_s = 0.0
+        self.rows = 0
+        self.queue_s = Histogram(SECONDS)
+        self.refused: dict[str, int] = {}
+
+
+class Accounts:
+    """The accounts of a server.
+
+    Attributes:
+        is_asked: Whether answers say what they cost, also where nobody tells tenants apart.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.is_asked = False
+        self._all: WeakSet[TenantAccount] = WeakSet()
+
+    def of(self, metrics: EndpointMetrics, tenant: Tenant | None) -> TenantAccount:
+        """Return the account of a tenant at an endpoint, or that of the others there; requests without one have one."""
+        name = "" if tenant is None else tenant.name
+        found = metrics.tenants.get(name)
+        if found is None and name and len(self._all) >= MAX_PAIRS:
+            name = OTHER
+            found = metrics.tenants.get(name)
+        if found is None:
+            found = metrics.tenants[name] = TenantAccount()
+            self._all.add(found)
+        return found

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers say what they have cost, over every door, and metrics what each tenant has had."""
+
+import json
+import re
+
+import grpc
+import numpy as np
+import pytest
+from tests.integration.kserve.served import M, request
+from tests.models.costly import MS
+from tests.waiting import PATIENCE_S, eventually
+
+from forebay.protocols.kserve.messages import SERVICE
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def served(request, launch, models, tmp_path_factory):
+    path = tmp_path_factory.mktemp("costs") / "forebay.yaml"
+    config = {
+        "models": [{"target": str(models / "costly.py"), "workers": 1, "worker_kind": request.param}],
+        "http": {"api_keys": {"team-a": "key-a", "team-b": "key-b"}},
+    }
+    path.write_text(json.dumps(config))
+    return launch(None, "--config", str(path), "--grpc-port", "0", "--answer-cost", "--access-log")
+
+
+def headers(key, **more):
+    return {"x-api-key": key, **more}
+
+
+def cost(said):
+    found = re.fullmatch(r"worker_ms=(\d+\.\d{3});rows=(\d+)", said)
+    assert found is not None
+    return float(found[1]), int(found[2])
+
+
+def test_an_answer_says_what_it_has_cost_on_both_lanes(served):
+    fast = served.client.post("/models/costly", json=1, headers=headers("key-a"))
+    worker_ms, rows = cost(fast.headers["forebay-cost"])
+    assert worker_ms >= MS
+    assert rows == 1
+    body = json.dumps([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    infer = {"inputs": [{"name": "input", "shape": [6], "datatype": "FP64", "data": json.loads(body)}]}
+    split = served.client.post("/v2/models/costly/infer", json=infer, headers=headers("key-a"))
+    worker_ms, rows = cost(split.headers["forebay-cost"])
+    assert worker_ms >= 6 * MS  # of both batches
+    assert rows == 6
+
+
+def test_an_error_that_a_worker_was_busy_for_says_so_and_one_before_that_does_not(served):
+    failed = served.client.post("/models/costly", json=10, headers=headers("key-a"))
+    assert failed.status_code == 500
+    assert cost(failed.headers["forebay-cost"])[0] >= MS
+    wrong = served.client.post("/models/costly", json="x", headers=headers("key-x"))
+    assert wrong.status_code == 401
+    assert "forebay-cost" not in wrong.headers
+
+
+def test_a_stream_ends_with_what_it_has_cost(served):
+    text = served.client.post("/models/parts", json=1, headers=headers("key-a")).text
+    events = text.strip().split("\n\n")
+    assert events[:3] == ["data: 0", "data: 1", "data: 2"]
+    worker_ms, rows = cost(events[3].removeprefix("event: cost\ndata: "))
+    assert worker_ms >= 3 * MS
+    assert rows == 1
+
+
+def test_trailers_over_grpc_and_the_access_log_say_it(served):
+    message = request("costly", np.array([1.0, 2.0]), datatype="FP64")
+    address = re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", served.log)
+    assert address is not None
+    with grpc.insecure_channel(address[1]) as channel:
+        rpc = channel.unary_unary(
+            f"/{SERVICE}/ModelInfer",
+            request_serializer=M.ModelInferRequest.SerializeToString,
+            response_deserializer=M.ModelInferResponse.FromString,
+        )
+        _, call = rpc.with_call(message, metadata=(("x-api-key", "key-a"),), timeout=PATIENCE_S)
+    said = dict(call.trailing_metadata())["forebay-cost"]
+    worker_ms, rows = cost(said)
+    assert worker_ms >= 2 * MS
+    assert rows == 2
+    eventually(lambda: f'"cost_ms":{worker_ms}' in served.log.replace(" ", ""), "the line of the call")
+
+
+def test_metrics_tell_what_each_tenant_has_had(served):
+    def had():
+        text = served.client.get("/metrics", headers=headers("key-a")).text
+        found = re.findall(r'forebay_tenant_worker_seconds_total\{endpoint="costly",tenant="(.*?)",.*?\} (\S+)', text)
+        return {name: float(seconds) for name, seconds in found}, text
+
+    before, _ = had()
+    said = served.client.post("/models/costly", json=1, headers=headers("key-b")).headers["forebay-cost"]
+    after, text = had()
+    assert after["team-b"] - before.get("team-b", 0.0) == pytest.approx(cost(said)[0] / 1000, abs=1e-6)
+    assert after.get("team-a") == before.get("team-a")
+    assert 'forebay_tenant_waiting_samples{endpoint="costly",tenant="team-b",version="1"} 0.0' in text
+    assert 'forebay_tenant_queue_seconds_count{endpoint="costly",tenant="team-b",version="1"}' in text
