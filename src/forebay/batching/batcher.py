@@ -6,9 +6,9 @@ of a loop turn in which something arrived, when a slot becomes idle, and when th
 
 Where there is one core for the loop and its workers, quick batches leave a little later: at the end of the first turn
 in which nothing arrived. While the loop has something to read, no worker would get the core, so this delays nothing,
-and more requests share the cost of a batch: 64 clients otherwise form two batches of 32 that alternate. On several
-cores these two overlap, which is worth more. The same is done with what is handed on to an owner by a server that has
-one core: the two may share it.
+and more requests share the cost of a batch: 64 clients otherwise form two batches of 32 that alternate. A lone request
+leaves at once where the last one has waited in vain. On several cores these two overlap, which is worth more. The same
+is done with what is handed on to an owner by a server that has one core: the two may share it.
 
 There, too, the loop rests while every slot is busy and a whole batch waits. Nothing it could read would run any
 earlier, but each arriving request would take the core from a worker: in a flood that happens 5,000 times a second, and
@@ -142,6 +142,7 @@ class Batcher:
         self._timeline = here(Timeline)
         self._last_s = 0.0
         self._seen = 0
+        self._comes_alone = False
         self._seen_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -234,7 +235,10 @@ class Batcher:
             if batch is None:
                 break
             self._run(batch, now)
-            if batch not in self._running and not self._answers_apart:
+            if self._answers_apart:
+                if not queue.waiting:
+                    return
+            elif batch not in self._running:
                 return  # it ran here: the loop reads what came meanwhile before the next; `_done` asks for another turn
         if pool.idle:
             self._arm(now)
@@ -242,6 +246,12 @@ class Batcher:
     def _reads_on(self, now: float) -> bool:
         """Tell, at the end of a turn, whether the loop should read what else has come before a batch leaves."""
         waiting, seen = self.queue.waiting, self._seen
+        if waiting > 1:
+            self._comes_alone = False
+        elif seen:
+            self._comes_alone = True
+        elif self._comes_alone:
+            return False
         if not seen:
             self._seen_since = now
         lasts_s = max(now - self._seen_since, self._last_s)

@@ -20,7 +20,7 @@ from forebay.workers import frames
 from forebay.workers.landing import Joining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from forebay.errors import ForebayError
     from forebay.workers.landing import Sink
@@ -206,7 +206,7 @@ class BodiesTaker(Protocol):
     """What hears of bodies before they come."""
 
     def expect(self, message: Any, apart: list[Apart]) -> object:
-        """Give each one that is wanted a sink."""
+        """Give each one that is wanted a sink; called where there are some."""
         ...
 
     def arrived(self, body: Apart, size: int) -> object:
@@ -240,6 +240,7 @@ class LinkReader:
         self._bodies_of = bodies_of
         self._max_body_bytes = max_body_bytes
         self._max_elements = max_elements
+        self._most = min(max_elements, MAX_FRAME_ELEMENTS)
         self._max_frame_bytes = max_frame_bytes
         self._decoder = msgspec.msgpack.Decoder(known(kind), ext_hook=self._extension)
         self._buffer = bytearray()
@@ -247,14 +248,24 @@ class LinkReader:
         self._message: Any = None
         self._coming: list[Apart] = []  # the next one is the last
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
-        """Add bytes and yield every message that is complete.
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterable[Any]:
+        """Add bytes and return every message that is complete, each made when it is asked for.
 
         Raises:
             InvalidRequest: If a frame is too long, has too many values or is not msgpack; the connection is of no use
                 after that.
         """
-        view = memoryview(data)
+        size = len(data) - frames.HEADER
+        is_between = not self._coming and not self._buffer and size <= self._max_frame_bytes
+        if is_between and int.from_bytes(data[: frames.HEADER], "big") == size:  # one whole frame, as nearly always
+            message = self._decode(memoryview(data)[frames.HEADER :])
+            if not self._coming:
+                return (message,)
+            self._message = message
+            return ()
+        return self._feed(memoryview(data))
+
+    def _feed(self, view: memoryview) -> Iterator[Any]:
         while view:
             if not self._coming:
                 frame, view = self._next_frame(view)
@@ -294,25 +305,26 @@ class LinkReader:
         return length
 
     def _decode(self, frame: bytes | memoryview) -> Any:
-        most = min(self._max_elements, MAX_FRAME_ELEMENTS)
-        if len(frame) > most:
-            frames.require_few(frame, most)
-        found: list[Apart] = []
-        self._found = found
+        if len(frame) > self._most:
+            frames.require_few(frame, self._most)
         try:
             message = self._decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"a frame is not msgpack: {error}") from error
-        bodies = self._bodies_of(message)
-        if found:
-            self._place(bodies, found)
+        if self._found:
+            self._expect(message)
+        return message
+
+    def _expect(self, message: Any) -> None:
+        """Find out where the bodies of a message belong that are not in it."""
+        found, self._found = self._found, []
+        self._place(self._bodies_of(message), found)
         if self.listener is None:
             for one in found:
                 one.sink = Joining()
-        elif bodies is not None:
+        else:
             self.listener.expect(message, found)
         self._coming = [one for one in reversed(found) if one.place is None]
-        return message
 
     def _extension(self, code: int, data: memoryview) -> Apart:
         if code == frames.LANDED:

@@ -147,13 +147,14 @@ class CallerConversation:
 
     @staticmethod
     def _checked(message: HandedRequests) -> HandedRequests:
-        count = sum(len(bundle.seats) for bundle in message.bundles)
+        count = 0
+        for bundle in message.bundles:
+            count += len(bundle.seats)
+            for one in bundle.seats:
+                if not one.left_s == one.left_s:
+                    raise InvalidRequest("what is left of the time of a request is no number")
         if count + len(message.bundles) > MAX_SEATS:
             raise InvalidRequest(f"a frame has more than {MAX_SEATS} requests and bundles")
         if count != len(message.bodies):
             raise InvalidRequest(f"a bundle has {count} requests and {len(message.bodies)} bodies")
-        for bundle in message.bundles:
-            for one in bundle.seats:
-                if not one.left_s == one.left_s:
-                    raise InvalidRequest("what is left of the time of a request is no number")
         return message

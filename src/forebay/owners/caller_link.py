@@ -212,12 +212,12 @@ class _Client:
 class _Desk(ReplyToAll):
     """The requests of one front to one model."""
 
-    __slots__ = ("_clients", "_link", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
+    __slots__ = ("_link", "clients", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
 
     def __init__(self, link: CallerLink) -> None:
         self._link = link
         self.known: dict[bytes, Mapping[str, Any]] = {}
-        self._clients: dict[int, _Client] = {}
+        self.clients: dict[int, _Client] = {}
         self.open: dict[int, _Seat | _TensorSeat] = {}
         self.heard = 0
         self.is_new = False
@@ -254,11 +254,11 @@ class _Desk(ReplyToAll):
 
     def client(self, number: int) -> _Client | None:
         """Return what stands for a connection of the front."""
-        found = self._clients.get(number)
+        found = self.clients.get(number)
         if found is None and number:
-            if len(self._clients) >= MAX_CLIENTS:
-                self._clients.clear()
-            found = self._clients[number] = _Client()
+            if len(self.clients) >= MAX_CLIENTS:
+                self.clients.clear()
+            found = self.clients[number] = _Client()
         return found
 
     def know(self, packed: bytes, params: Mapping[str, Any]) -> None:
@@ -273,11 +273,12 @@ class _Desk(ReplyToAll):
 
     def to_all(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Sequence[tuple[Request, Outcome]]:
         """Take the outcomes of a batch."""
-        callee = cast("_Seat", requests[0]).callee
+        seats: Any = requests
+        callee = seats[0].callee
         if {*map(type, outcomes)} != {bytes} or (callee is not None and callee.tell is not None):
             return [*zip(requests, outcomes, strict=True)]
         opened, ended, results = self.open, self.ended, self.results
-        for request, outcome in zip(cast("Sequence[_Seat]", requests), outcomes, strict=True):
+        for request, outcome in zip(seats, outcomes, strict=True):
             request.state = SEATS[request.state][END]
             if opened.pop(request.seat, None) is None:
                 continue  # the front is gone
@@ -352,6 +353,8 @@ class CallerLink(asyncio.Protocol):
         self._callers = callers
         self._about = about
         self._tenants = here(Tenants)
+        self._are_counted = callers.callers_count and member is None
+        self._answers = Answers(self.write, self._place)
         self._transport: asyncio.Transport | None = None
         self._conversation = CallerConversation(
             callers.max_frame_bytes, callers.max_elements, callers.require_params, self
@@ -420,8 +423,6 @@ class CallerLink(asyncio.Protocol):
     def expect(self, message: Any, apart: list[Apart]) -> None:
         """Say where the bodies of a message belong that follow it."""
         self._bodies, self._coming, self._lying = message.bodies, {}, {}
-        if not apart:
-            return
         models = [bundle.model for bundle in message.bundles for _ in bundle.seats]
         for one in apart:
             if one.place is not None:
@@ -581,7 +582,7 @@ class CallerLink(asyncio.Protocol):
         new, self._new = self._new, []
         if not new or self._transport is None:
             return
-        answers = Answers(self.write, self._place)
+        answers = self._answers
         for number, desk in new:
             answers.add(number, desk, self._callers.room(number))
             desk.forget()
@@ -615,9 +616,8 @@ class CallerLink(asyncio.Protocol):
             raise InvalidRequest(f"it has read {count} results in memory, and {len(self._lent)} lie there")
         for _ in range(count):
             self._lent_bytes -= len(self._lent.popleft())
-        if count:
-            self._is_stalled = False
-            self.count_unread()
+        self._is_stalled = False
+        self.count_unread()
 
     def _give_up(self, reason: str) -> None:
         self._callers.told(peer_of(self._transport), reason)
@@ -632,10 +632,12 @@ class CallerLink(asyncio.Protocol):
     def _take(self, message: HandedRequests) -> Iterator[int]:
         """Act on a bundle, in steps."""
         now = time.monotonic()
-        self._taken(message.taken)
+        if message.taken:
+            self._taken(message.taken)
+        self._bodies = message.bodies
         top = 0
         for bundle in message.bundles:
-            desk = self._desk(bundle.model)
+            desk = self._desks.get(bundle.model) or self._desk(bundle.model)
             arrived: list[_Seat | _TensorSeat] = []
             ready = self._ready(bundle.model)
             try:
@@ -668,6 +670,8 @@ class CallerLink(asyncio.Protocol):
             for seat, room in bundle.allows:
                 desk.allow(seat, room)
             yield count + 1
+        if self._coming or self._lying:
+            self._coming, self._lying = {}, {}
 
     def _ready(self, number: int) -> Callee | None:
         """Return what answers for a model if there is nothing to be asked but what `_seat_known` looks at."""
@@ -688,27 +692,26 @@ class CallerLink(asyncio.Protocol):
             body,
             desk,
             params,
-            desk.client(told.client),
-            deadline=now + max(told.left_s, 0.0),
+            desk.clients.get(told.client) or desk.client(told.client),
+            now + told.left_s if told.left_s > 0 else now,
             arrived=now,
-            id=told.id,
             seat=seat,
-            is_named=told.id != "",
             callee=callee,
-            counts_elsewhere=self._callers.callers_count and self._member is None,
-            trace=told.trace,
+            counts_elsewhere=self._are_counted,
         )
+        if told.id:
+            request.id, request.is_named = told.id, True
+        if told.trace:
+            request.trace = told.trace
         if told.tenant:
             request.tenant = self._tenants.of(told.tenant, told.tier)
         return request
 
     def _desk(self, number: int) -> _Desk:
-        desk = self._desks.get(number)
-        if desk is None:
-            if not self._callers.has_named(number):
-                raise InvalidRequest(f"it asks for the model {number}, of which it was never told")
-            desk = self._desks[number] = _Desk(self)
-            self._numbers[desk] = number
+        if not self._callers.has_named(number):
+            raise InvalidRequest(f"it asks for the model {number}, of which it was never told")
+        desk = self._desks[number] = _Desk(self)
+        self._numbers[desk] = number
         return desk
 
     def _admit(
@@ -796,7 +799,7 @@ class CallerLink(asyncio.Protocol):
             is_named=bool(told.id),
             callee=callee,
             held_bytes=size if size > SMALL_BYTES else 0,
-            counts_elsewhere=self._callers.callers_count and self._member is None,
+            counts_elsewhere=self._are_counted,
         )
         if told.tenant:
             request.tenant = self._tenants.of(told.tenant, told.tier)

@@ -36,8 +36,10 @@ class InSteps:
 
     def take(self, data: bytes) -> None:
         """Act on what has come, or do so in a later turn."""
-        self._waiting.append(data)
-        if not self._intake.holds:
+        if self._intake.holds:
+            self._waiting.append(data)
+        else:  # then nothing is left of what came before
+            self._steps = self._read(data)
             self._go_on()
 
     def hold(self) -> None:

@@ -124,6 +124,8 @@ class OwnerConversation:
                     raise InvalidRequest(f"'{event.meaning}' is not part of the protocol while it is {self.state}")
                 self.state = OWNERS[self.state][event]
                 match message:
+                    case OwnerAnswers():
+                        yield self._checked(message)
                     case OwnerChallenge(nonce):
                         self._prove(nonce)
                     case OwnerWelcome(proof):
@@ -136,8 +138,6 @@ class OwnerConversation:
                     case OwnerOpening(options):
                         self.max_body_bytes = int(options.get("max_body", frames.MAX_FRAME_BYTES))
                         yield message
-                    case OwnerAnswers():
-                        yield self._checked(message)
                     case _:
                         yield message
         except ConfigError as error:
@@ -171,11 +171,16 @@ class OwnerConversation:
             raise ConfigError("its secret is not this server's; give both the same one: --attach-secret @FILE")
 
     def _checked(self, message: OwnerAnswers) -> OwnerAnswers:
-        count = sum(len(told.ended) + sum(count for _, count in told.parts) for told in message.models)
+        count, returns = 0, False
+        for told in message.models:
+            count += len(told.ended)
+            for _, parts in told.parts:
+                count += parts
+            returns = returns or bool(told.returned)
         if count != len(message.results):
             raise InvalidRequest(f"it announces {count} results and gives {len(message.results)}")
         if count + len(message.models) > MAX_SEATS:
             raise InvalidRequest(f"an answer has more than {MAX_SEATS} results and models")
-        if LEAVE in OWNERS[self.state] and any(told.returned for told in message.models):
+        if returns and LEAVE in OWNERS[self.state]:
             raise InvalidRequest("it returns requests, and has not said that it takes no more")
         return message

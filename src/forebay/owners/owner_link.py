@@ -175,7 +175,7 @@ class OwnerLink(asyncio.Protocol):
             InvalidRequest: An owner describes more than is read.
         """
         if isinstance(message, OwnedModels):
-            _require_few(message, apart)
+            _require_short(apart)
         for one in apart:
             if one.place is None:
                 one.sink = Joining()
@@ -190,13 +190,13 @@ class OwnerLink(asyncio.Protocol):
         for message in conversation.feed(data):
             try:
                 match message:
-                    case OwnedModels(models, elsewhere):
-                        self.elsewhere = elsewhere
-                        yield from self._describe(msgspec.convert(models, list[tuple[int, Any]]))
                     case OwnerAnswers():
                         if self._lying:
                             yield from self._copy(message)
                         yield from self._hear(message)
+                    case OwnedModels(models, elsewhere):
+                        self.elsewhere = elsewhere
+                        yield from self._describe(msgspec.convert(models, list[tuple[int, Any]]))
                     case OwnerDirectory(directory) if self._on_directory is not None:
                         self._on_directory(self, directory)
                     case OwnerDirectory():
@@ -214,6 +214,8 @@ class OwnerLink(asyncio.Protocol):
 
     def _describe(self, models: list[tuple[int, Any]]) -> Iterator[int]:
         """Read what the owner serves, a model in a step, and serve it."""
+        if len(models) > MAX_MODELS:
+            raise InvalidRequest(f"it has {len(models)} models, at most {MAX_MODELS} are served")
         told: list[tuple[int, Any]] = []
         for number, one in models:
             told.append((number, self._read_model(one)))
@@ -436,11 +438,10 @@ class OwnerLink(asyncio.Protocol):
     def _hear(self, message: OwnerAnswers) -> Iterator[int]:
         results = iter(message.results)
         for told in message.models:
-            parts = [[_part(next(results)) for _ in range(count)] for _, count in told.parts]
-            outcomes = [
-                _outcome(one, result) if isinstance(one, EndedSeat) else result
-                for one, result in zip(told.ended, results, strict=False)  # those of the next models are left
-            ]
+            parts = [[_part(next(results)) for _ in range(count)] for _, count in told.parts] if told.parts else []
+            outcomes = [*itertools.islice(results, len(told.ended))]
+            if EndedSeat in {*map(type, told.ended)}:
+                outcomes = [*map(_outcome, told.ended, outcomes)]
             for (seat, _), some in zip(told.parts, parts, strict=True):
                 self._ahead.come(seat, some)
             for one in told.ended if self._ahead.is_any else ():
@@ -449,7 +450,8 @@ class OwnerLink(asyncio.Protocol):
             if slot is not None:
                 slot.hear(told, parts, outcomes)
             yield len(told.ended) + len(told.parts) + 1
-        self.close_if_done()
+        if self.is_leaving:
+            self.close_if_done()
 
     def _begin_to_beat(self) -> None:
         if peer_of(self._transport) is not None:  # there is a network between
@@ -547,9 +549,7 @@ def _settle(future: asyncio.Future[str], result: str) -> None:
         future.set_result(result)
 
 
-def _require_few(models: OwnedModels, apart: list[Apart]) -> None:
-    if len(models.models) > MAX_MODELS:
-        raise InvalidRequest(f"it has {len(models.models)} models, at most {MAX_MODELS} are served")
+def _require_short(apart: list[Apart]) -> None:
     size = sum(one.length for one in apart)
     if size > MAX_DESCRIBED_BYTES:
         raise InvalidRequest(f"what it says of its models has {size} bytes, at most {MAX_DESCRIBED_BYTES} are read")
@@ -562,8 +562,10 @@ def _part(result: Any) -> Any:
     return result
 
 
-def _outcome(told: EndedSeat, result: Any) -> Any:
+def _outcome(told: EndedSeat | int, result: Any) -> Any:
     """Return what came of a request."""
+    if not isinstance(told, EndedSeat):
+        return result
     if told.failure is not None:
         kind, message, detail = told.failure
         return Failure(revive(kind, message, detail))

@@ -130,7 +130,10 @@ class OwnerSlot:
         """
         self._room, self._heard = told.room, told.heard
         seating = self.seating
-        ended = [one.seat if isinstance(one, EndedSeat) else one for one in told.ended]
+        ended: list[Any] = told.ended
+        special = [one for one in ended if isinstance(one, EndedSeat)] if EndedSeat in {*map(type, ended)} else ()
+        if special:
+            ended = [one.seat if isinstance(one, EndedSeat) else one for one in ended]
         over = {*ended, *told.returned}
         for name in over - seating.open.keys():
             seating.check(name)
@@ -146,8 +149,8 @@ class OwnerSlot:
         if told.returned:
             for batch, done, _ in seating.end_all(told.returned, told.returned):
                 self.pool.hand_back(self, batch, done)
-        for one in told.ended:
-            if isinstance(one, EndedSeat) and one.id:
+        for one in special:
+            if one.id:
                 seating.identify(one.seat, one.id)
         self.end(ended, outcomes)
 
@@ -228,8 +231,12 @@ class OwnerPool(SlotPool[OwnerSlot]):
         """Whether the owner has no room, as far as that is known."""
         if self._refusal is not None or not self._seated:
             return False
-        slot = roomiest(self._seated)
+        slot = self._roomiest()
         return slot.credit <= 0 and slot.under_way >= self._batch_size
+
+    def _roomiest(self) -> OwnerSlot:
+        slots = self._seated
+        return next(iter(slots)) if len(slots) == 1 else roomiest(slots)
 
     async def start(self) -> None:
         """Wait for the owner, if it is gone already."""
@@ -243,7 +250,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
             return
         left: EntryBatch | None = batch
         while left is not None:
-            slot = roomiest(self._seated)
+            slot = self._roomiest()
             taken, left = _cut(left, slot.fitting(left, self._batch_size))
             if taken is not None:
                 self.idle -= taken.rows

@@ -31,6 +31,10 @@ class AudiblePool(ManualPool):
         self.heard.get(len(self.rests), lambda: None)()
 
 
+class ApartPool(ManualPool):
+    answers_apart = True
+
+
 class Bench:
     def __init__(self, clock, slots=1, cores=2, pool=None, **settings):
         self.clock = clock
@@ -222,6 +226,26 @@ def test_on_one_core_a_lone_request_waits_for_one_turn_only():
     bench(story, idle="gather", cores=1)
 
 
+def test_on_one_core_no_second_lone_request_waits_until_two_have_come_together():
+    async def story(bench):
+        async def turn(*names):
+            bench.submit(*names)
+            await asyncio.sleep(0)
+
+        await turn("a")
+        await turn()
+        await turn("b")
+        assert bench.batches == ["a", "b"]
+        await turn("c", "d")
+        await turn("e")
+        await turn()
+        assert bench.batches[2:] == ["cde"]
+        await turn("f")
+        assert bench.batches[3:] == []
+
+    bench(story, pool=ApartPool(9), slots=9, max_size=64, cores=1)
+
+
 @pytest.mark.parametrize("row_s, batches", [(0.00001, ["z", "abc"]), (0.002, ["z", "a"])])
 def test_on_one_core_quick_rows_that_run_one_by_one_leave_together(row_s, batches):
     async def story(bench):
@@ -246,9 +270,6 @@ def test_on_one_core_what_is_answered_apart_leaves_together(cores, batches):
         await asyncio.sleep(0)
         assert bench.batches == batches
         assert bench.queue.running == 0
-
-    class ApartPool(ManualPool):
-        answers_apart = True
 
     bench(story, pool=ApartPool(9), slots=9, max_size=64, cores=cores)
 
