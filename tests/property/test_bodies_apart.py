@@ -102,6 +102,21 @@ def test_bodies_are_read_as_they_were_written(seed):
         assert read == body or (at in unwanted and type(read) is Failure)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_frame_that_comes_whole_is_read_as_one_cut_anywhere(seed):
+    chance = random.Random(seed)
+    bodies = [chance.choice([some_body(chance), b"short"]) for _ in range(chance.randrange(1, 4))]
+    data = written(bodies)
+    end = frames.HEADER + int.from_bytes(data[: frames.HEADER], "big")
+    heard = []
+    for pieces in ([data[:end], data[end:]], [*cut(data, chance)]):
+        reader = LinkReader(FromCaller, bodies_of)
+        heard.append([message for piece in pieces * 2 for message in reader.feed(piece)])
+        assert len(heard[-1]) == 2, "and after it one that is like it"
+    assert heard[0] == heard[1]
+    assert [*heard[0][0].bodies] == bodies
+
+
 def test_long_bytes_are_not_copied():
     whole, part = bytes(LONG), memoryview(bytearray(LONG))
     assert set_apart(whole)[1][0] is whole
