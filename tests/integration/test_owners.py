@@ -394,6 +394,25 @@ def test_a_wrong_secret_is_said_and_what_is_served_stays_served(serve, models):
     assert front.client.get("/readyz").status_code == 200
 
 
+def test_another_secret_holds_after_sighup(serve, tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.write_text(SECRET)
+    theirs.write_text(SECRET[::-1])
+    owner = serve("owned.py", "--attach", f"unix:{tmp_path}/s", "--attach-secret", f"@{theirs}")
+    front = serve(None, "--owner", f"unix:{tmp_path}/s", "--attach-secret", f"@{ours}")
+    assert front.client.get("/readyz").status_code == 503
+    ours.write_text(SECRET[::-1])
+    front.signal(signal.SIGHUP)
+    eventually(lambda: front.client.get("/readyz").is_success)
+    theirs.write_text(SECRET)
+    owner.signal(signal.SIGHUP)
+    eventually(lambda: "reloaded in" in owner.log)
+    assert front.call("clip", 1.0).is_success  # its link stays
+    other = serve(None, "--owner", f"unix:{tmp_path}/s", "--attach-secret", SECRET)
+    assert other.call("clip", 1.0).is_success
+    assert "holds from the next start on" not in owner.log + front.log
+
+
 @pytest.mark.parametrize(
     "secret, said, logged",
     [

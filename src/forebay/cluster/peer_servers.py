@@ -58,6 +58,10 @@ class PeerServers:
         if self._is_up:
             self._dial()
 
+    def prove(self, secret: bytes) -> None:
+        """Prove this secret to peers that are dialled from now on."""
+        self._options.secret = secret
+
     async def start(self) -> None:
         """Begin to dial."""
         self._is_up = True

@@ -137,6 +137,10 @@ class Owners:
                 self._settle_soon(filter(owner.may_serve, owner.names))
             self._note_begun()
 
+    def prove(self, secret: bytes) -> None:
+        """Prove this secret to owners that are dialled from now on."""
+        self._options.secret = secret
+
     def expect(self, models: Sequence[OwnedModel]) -> None:
         """Take these for what the owners have that are wanted for them by name, until they say otherwise."""
         for model in models:

@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.owners.owner_link import FLAG, dialled
 from forebay.workers.address import UnixAddress
-from forebay.workers.redialling import Pauses
+from forebay.workers.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
 from forebay.workers.tls_files import why_no_tls
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from forebay.workers.tls_files import TlsFiles
 
 
-class LinkOptions(msgspec.Struct, frozen=True):
+class LinkOptions(msgspec.Struct):
     """What all links of a front have in common.
 
     Attributes:
         name: What the front calls itself.
-        secret: What both sides must know.
+        secret: What both sides must know; links that are made later prove another one.
         tls: How connections to other machines are encrypted; None if they are not.
     """
 
@@ -108,18 +108,22 @@ class Shard:
         """Keep a link to the owner, as long as it is wanted."""
         pauses = Pauses()
         while True:
+            most_s = MAX_PAUSE_S
             try:
                 link = await self._dial()
                 reason = await asyncio.shield(link.greeted)
-                if not reason:
+                if reason:
+                    most_s = REFUSED_PAUSE_S if link.problem else MAX_PAUSE_S
+                else:
                     pauses.begin_again()
                     reason = await asyncio.shield(link.ended)
             except ssl.SSLError as error:
+                most_s = REFUSED_PAUSE_S
                 reason = f"it {why_no_tls(error, FLAG)}"
             except OSError as error:
                 reason = f"it cannot be reached: {error.strerror or error or 'it does not answer'}"
             self._owner.away(reason, self.place)
-            await asyncio.sleep(pauses.next_s())
+            await asyncio.sleep(pauses.next_s(most_s))
 
     async def _dial(self) -> OwnerLink:
         """Connect.

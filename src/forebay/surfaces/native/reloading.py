@@ -221,6 +221,7 @@ class Reloading:
         self._app.problem = ""
         self._app.state.of(Tenants).configure(options.tenants)
         self._tell_what_stays(options)
+        self._renew_secret(options.attach.secret)
         self._files = {entry.target: self._files.get(entry.target, ()) for entry in entries}
         before, self._entries = self._entries, entries
         self._elsewhere = {one.name for one in owners}
@@ -322,6 +323,16 @@ class Reloading:
         extra = {"trace": error.trace}
         log.error("%s could not be reloaded, what is served goes on: %s", what, error.message, extra=extra)
 
+    def _renew_secret(self, secret: bytes | None) -> None:
+        """Have whoever dials in, and is dialled, from now on know another secret; links that are there stay."""
+        if secret is None or self._options.attach.secret is None:  # whether there is one holds from the next start on
+            return
+        if self._app.door is not None:
+            self._app.door.secret = secret
+        for dialling in (self.owners, self.peers):
+            if dialling is not None:
+                dialling.prove(secret)
+
     def _tell_what_stays(self, options: Options) -> None:
         """Name the settings that have changed and hold from the next start on."""
         before = self._options
@@ -331,11 +342,14 @@ class Reloading:
             (AttachConfig, before.attach, options.attach),
             (ProcessConfig, before, options),
         ]
+        applied = {"owners", "peers", "tenants"}
+        if before.attach.secret is not None and options.attach.secret is not None:
+            applied.add("secret")
         changed = [
             one.written.flag or name
             for struct, old, new in pairs
             for name, one in declared(struct).items()
-            if name not in {"owners", "peers", "tenants"} and getattr(old, name) != getattr(new, name)
+            if name not in applied and getattr(old, name) != getattr(new, name)
         ]
         if changed:
             log.warning("changed, and holds from the next start on: %s", ", ".join(changed))
