@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks import proc
-from benchmarks.launch import Running, free_port, start
+from benchmarks.launch import Cores, Running, free_port, start
 from benchmarks.servers import LOGGING, Server, module
 
 SERVER_CORE, LOAD_CORE = 0, 1
+SERVER_CORES: Cores = frozenset({SERVER_CORE})
 ONE, TWO = "one core", "two cores"
 OWNER_CORES = {ONE: SERVER_CORE, TWO: LOAD_CORE}
 UNIX, TCP, TLS = "Unix socket", "TCP", "TLS"
@@ -131,15 +132,16 @@ class Way:
 
 def up_alone(kind: Kind, job: str, stack: ExitStack) -> Way:
     """Start a server that runs the model itself."""
-    server = stack.enter_context(start(kind.server(job), job, frozenset({SERVER_CORE})))
+    server = stack.enter_context(start(kind.server(job), job, SERVER_CORES))
     return Way(server, [server])
 
 
-def up(kind: Kind, job: str, link: str, folder: Path, stack: ExitStack, fronts: int = 1) -> Way:
+def up(
+    kind: Kind, job: str, link: str, folder: Path, stack: ExitStack, fronts: int = 1, cores: Cores = SERVER_CORES
+) -> Way:
     """Start an owner, and fronts of it; each has answered by then."""
     address = f"unix:{folder}/{kind.name}-{job}" if link == UNIX else f"tcp:127.0.0.1:{free_port()}"
     proof = certificate(folder) if link == TLS else None
-    cores = frozenset({SERVER_CORE})
     owner = stack.enter_context(start(kind.owner(job, address, proof), job, cores))
     front = kind.front(job, address, proof)
     return Way(owner, [stack.enter_context(start(front, job, cores)) for _ in range(fronts)])
