@@ -14,15 +14,18 @@ from tests.waiting import PATIENCE_S, eventually
 from forebay.protocols.kserve.messages import SERVICE
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
+@pytest.fixture(scope="module", params=["thread", "process", "fronts"])
 def served(request, launch, models, tmp_path_factory):
+    kind, fronts = request.param, []
+    if kind == "fronts":
+        kind, fronts = "process", ["--fronts", "2"]
     path = tmp_path_factory.mktemp("costs") / "forebay.yaml"
     config = {
-        "models": [{"target": str(models / "costly.py"), "workers": 1, "worker_kind": request.param}],
+        "models": [{"target": str(models / "costly.py"), "workers": 1, "worker_kind": kind}],
         "http": {"api_keys": {"team-a": "key-a", "team-b": "key-b"}},
     }
     path.write_text(json.dumps(config))
-    return launch(None, "--config", str(path), "--grpc-port", "0", "--answer-cost", "--access-log")
+    return launch(None, "--config", str(path), "--grpc-port", "0", "--answer-cost", "--access-log", *fronts)
 
 
 def headers(key, **more):

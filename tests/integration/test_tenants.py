@@ -99,6 +99,9 @@ def test_a_flood_is_refused_and_a_light_tenant_beside_it_is_not(served):
     held(served)
     answers, others = asyncio.run(run())
     assert others == {429: 60, 200: CAPACITY - 20}
+    page = served.client.get("/metrics", headers={"x-api-key": "key-1"}).text
+    refused = re.findall(r'^forebay_tenant_refused_total{endpoint="gate",(.*?),version="1"} (.*)$', page, re.MULTILINE)
+    assert refused == [('reason="share",tenant="flood"', "60.0")]
     # Each of its requests ran in one of the next batches, though hundreds had been there before.
     assert max(batches(answers)) < 12
 

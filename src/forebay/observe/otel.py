@@ -105,7 +105,13 @@ class Tracing:
         elif call.method != HANDED_ON:
             attributes |= {"http.request.method": call.method, "url.path": call.path}
             attributes |= {"http.response.status_code": call.status, "http.response.body.size": call.body_bytes}
-        for what, value in (("model", call.model), ("request_id", call.request_id), ("batch_size", call.batch_size)):
+        cost_ms = round(call.cost_s * 1000, 3)
+        for what, value in (
+            ("model", call.model),
+            ("request_id", call.request_id),
+            ("batch_size", call.batch_size),
+            ("cost_ms", cost_ms),
+        ):
             if value:
                 attributes[f"forebay.{what}"] = value
         sampled = self._provider.sampler.should_sample(context, trace_id, name, api.SpanKind.SERVER, attributes)

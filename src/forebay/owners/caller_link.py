@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge, Unavailable
+from forebay.observe.tenant_accounts import Accounts
 from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
 from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation
@@ -236,19 +237,20 @@ class _Desk(ReplyToAll):
             self._link.account.release(asked.held_bytes)
         if asked.callee is not None and asked.callee.tell is not None:
             asked.callee.tell(asked, outcome, self._link.peer)
-        self.end(asked.seat, outcome, "" if asked.is_named else asked.id)
+        self.end(asked.seat, outcome, "" if asked.is_named else asked.id, asked.cost_s)
 
-    def end(self, seat: int, outcome: Outcome, name: str = "") -> None:
-        """Note what came of a seat, and what this server has called its request."""
+    def end(self, seat: int, outcome: Outcome, name: str = "", cost_s: float = 0.0) -> None:
+        """Note what came of a seat, what this server has called its request, and what that has cost."""
+        cost_s = cost_s if self._link.says_cost else 0.0
         if type(outcome) is Failure:
             error = outcome.error
-            self.ended.append(EndedSeat(seat, None, (error.kind, error.message, _plain(error.detail)), name))
+            self.ended.append(EndedSeat(seat, None, (error.kind, error.message, _plain(error.detail)), name, cost_s))
             self.results.append(None)
         elif type(outcome) is Media:
-            self.ended.append(EndedSeat(seat, outcome.type))
+            self.ended.append(EndedSeat(seat, outcome.type, cost_s=cost_s))
             self.results.append(outcome.body)
         else:
-            self.ended.append(seat)
+            self.ended.append(EndedSeat(seat, cost_s=cost_s) if cost_s else seat)
             self.results.append(outcome)
         self._link.speak(self)
 
@@ -275,7 +277,8 @@ class _Desk(ReplyToAll):
         """Take the outcomes of a batch."""
         seats: Any = requests
         callee = seats[0].callee
-        if {*map(type, outcomes)} != {bytes} or (callee is not None and callee.tell is not None):
+        is_told = callee is not None and callee.tell is not None
+        if is_told or self._link.says_cost or {*map(type, outcomes)} != {bytes}:
             return [*zip(requests, outcomes, strict=True)]
         opened, ended, results = self.open, self.ended, self.results
         for request, outcome in zip(seats, outcomes, strict=True):
@@ -355,6 +358,7 @@ class CallerLink(asyncio.Protocol):
         self._tenants = here(Tenants)
         self._are_counted = callers.callers_count and member is None
         self._answers = Answers(self.write, self._place)
+        self.says_cost = here(Accounts).is_asked
         self._transport: asyncio.Transport | None = None
         self._conversation = CallerConversation(
             callers.max_frame_bytes, callers.max_elements, callers.require_params, self

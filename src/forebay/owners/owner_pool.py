@@ -150,8 +150,8 @@ class OwnerSlot:
             for batch, done, _ in seating.end_all(told.returned, told.returned):
                 self.pool.hand_back(self, batch, done)
         for one in special:
-            if one.id:
-                seating.identify(one.seat, one.id)
+            if one.id or one.cost_s:
+                seating.identify(one.seat, one.id, one.cost_s)
         self.end(ended, outcomes)
 
     def end(self, names: list[int], outcomes: list[Any]) -> None:

@@ -58,11 +58,15 @@ class RequestSeats(Seating):
         batch.attempts += 1
         return sitting
 
-    def identify(self, name: int, request_id: str) -> None:
-        """Note what the owner has called a request, if it has no id here: the logs of both are to call it alike."""
+    def identify(self, name: int, request_id: str, cost_s: float = 0.0) -> None:
+        """Note what a request has cost at the owner, and what that has called it, if it has no id here.
+
+        The logs of both are to call it alike.
+        """
         sitting = self.open[name]
         request = sitting.batch.entries[name - sitting.name].root()
         request.id = request.id or request_id
+        request.cost_s += cost_s
 
     def abandon(self, entry: Entry) -> bool:
         """Have the owner told that nobody waits for a request; tells whether it sits here."""

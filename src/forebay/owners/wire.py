@@ -23,6 +23,7 @@ _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 _Trace = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
 _OwnId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f-]{0,64}\Z")]
 """An id that an owner has made; it is told to clients in a header."""
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class LinkBeat(msgspec.Struct, frozen=True, array_like=True, tag=BEAT):
@@ -128,12 +129,14 @@ class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
         media: The media type of a result that has one of its own.
         failure: Kind, message and detail of an error.
         id: What the owner has called a request that failed, and that came without a name.
+        cost_s: Seconds that workers were busy for it, where the owner's answers say what they cost.
     """
 
     seat: int
     media: str | None = None
     failure: tuple[str, str, Any] | None = None
     id: _OwnId = ""
+    cost_s: _Seconds = 0.0
 
 
 class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -136,8 +136,8 @@ class AskedEndpoint(Answering, Protocol):
         """Forget a request whose client went away."""
         ...
 
-    def reject(self, error: ForebayError, times: int = 1) -> None:
-        """Count requests that were refused before they could be submitted."""
+    def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
+        """Count requests, of a tenant if it is known, that were refused before they could be submitted."""
         ...
 
     def is_full(self) -> bool:

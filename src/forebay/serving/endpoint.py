@@ -432,8 +432,9 @@ class Endpoint:
             )
         return request.place() + (self.pool.whereabouts(running[0]) or "while it ran")
 
-    def reject(self, error: ForebayError, times: int = 1) -> None:
+    def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
         """Count requests that a protocol refused before they could be submitted."""
+        self._count_refused(tenant, error, times)
         self.metrics.failed(error, times=times)
         if self.metrics.own is not None:
             self.metrics.own.failed(error, times=times)
@@ -487,12 +488,14 @@ class Endpoint:
             account.rows += entry.size
             account.queue_s.observe(entry.taken - entry.arrived)
 
-    def _count_refused(self, request: Request, error: ForebayError) -> None:
-        """Count a request that was refused for want of room or time to its tenant."""
+    def _count_refused(self, tenant: Tenant | None, error: ForebayError, times: int = 1) -> None:
+        """Count requests that were refused for want of room or time to their tenant."""
         if self._accounts is not None and isinstance(error, CapacityError):
-            refused = self._accounts.of(self.metrics, request.tenant).refused
+            refused = self._accounts.of(self.metrics, tenant).refused
             reason = _REASONS.get(type(error), error.code)
-            refused[reason] = refused.get(reason, 0) + 1
+            if tenant is not None and reason == "full":
+                reason = "share"  # another tenant would have found room
+            refused[reason] = refused.get(reason, 0) + times
 
     def _answer_each(self, batch: EntryBatch, outcomes: Sequence[Outcome]) -> list[Any]:
         """Reply to one after the other; returns the requests that got an answer, and no error."""
@@ -600,6 +603,7 @@ class Endpoint:
         now = time.monotonic()
         request.done = True
         del self._open[request]
+        has_waited = self._accounts is not None and (request.taken == _NEVER or self._slices.is_whole(request))
         for entry in self._slices.leave(request):
             if not entry.done or entry is request:
                 entry.done = True
@@ -607,8 +611,8 @@ class Endpoint:
                 self._batcher.abandon(entry)
         if self._fed:
             self._slices.feed()
-        if type(outcome) is Failure and not request.taken:
-            self._count_refused(request, outcome.error)
+        if has_waited and type(outcome) is Failure:
+            self._count_refused(request.tenant, outcome.error)
         for metrics in self._counting(request):
             if type(outcome) is Failure:
                 metrics.failed(outcome.error, request.root().id)
@@ -628,7 +632,7 @@ class Endpoint:
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
-        self._count_refused(request, error)
+        self._count_refused(request.tenant, error)
         for metrics in self._counting(request):
             metrics.failed(error, request.root().id)
         self._hand_over(request, Failure(error))

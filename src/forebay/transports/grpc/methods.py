@@ -100,7 +100,7 @@ def _direct(
         if queue is not None and (queue.is_full() if tenant is None else queue.is_full_for(tenant)):
             error = full if tenant is None else share
             assert error is not None
-            queue.reject(error)  # now, for its client may leave before it is told
+            queue.reject(error, tenant=tenant)  # now, for its client may leave before it is told
             call.fail(error, own)
             return
         if len(message) > counting.passes_bytes:

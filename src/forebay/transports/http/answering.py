@@ -331,7 +331,8 @@ class AnsweringConnection(HttpToolsProtocol):
         is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
         if is_refused:
             assert route is not None
-            route.endpoint.reject(route.is_full_error)  # now, for its client may leave before it is told
+            # Now, for its client may leave before it is told.
+            route.endpoint.reject(route.is_full_error, tenant=head.tenant)
             self._lane.refusals.refuse(self)
             return
         problem = head.problem

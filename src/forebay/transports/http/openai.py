@@ -173,10 +173,10 @@ class OpenAiModels:
         if call is not None:
             call.call_off()
 
-    def reject(self, error: ForebayError, times: int = 1) -> None:
+    def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
         """Count requests that were refused before a model was asked."""
         if self._only is not None:
-            self._only.reject(error, times)
+            self._only.reject(error, times, tenant)
 
     def answer(self, request: Request, outcome: Outcome, endpoint: Endpoint) -> None:
         """Reply to a request, in the name of the endpoint that answered it."""

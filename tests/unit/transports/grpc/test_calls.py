@@ -45,7 +45,7 @@ class Queue:
     def is_full(self):
         return not self.has_room
 
-    def reject(self, error):
+    def reject(self, error, times=1, tenant=None):
         assert isinstance(error, QueueFull)
         self.counted += 1
 

@@ -69,7 +69,7 @@ class Endpoint:
     def cancel(self, request):
         self.gone.append(request)
 
-    def reject(self, error, times=1):
+    def reject(self, error, times=1, tenant=None):
         self.rejected += [error] * times
 
 

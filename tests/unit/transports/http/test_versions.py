@@ -71,7 +71,7 @@ class Endpoint:
     def cancel(self, asked):
         self.open.remove(asked)
 
-    def reject(self, error, times=1):
+    def reject(self, error, times=1, tenant=None):
         pass
 
 

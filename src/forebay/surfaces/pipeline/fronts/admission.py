@@ -49,7 +49,7 @@ def begin(
     endpoint = inference.endpoint
     if endpoint.is_full_for(tenant):  # before anything is read
         full = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
-        endpoint.reject(full)
+        endpoint.reject(full, tenant=tenant)
         respond(full, None)
         return None
     safely, more = partial(_respond, respond), {**more, "tenant": tenant}

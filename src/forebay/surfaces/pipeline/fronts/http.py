@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Origin, Outcome, Reply, Request
     from forebay.types.element_limits import Steps
+    from forebay.types.tenant import Tenant
 
 MAX_ROUTES: Final = 1024
 """Paths that are remembered; any client can name new ones."""
@@ -163,10 +164,10 @@ class AskedPipeline:
         if call_off is not None:
             call_off()
 
-    def reject(self, error: ForebayError, times: int = 1) -> None:
+    def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
         """Count requests that were refused before they came here: those of a full queue are the graph's."""
         if isinstance(error, QueueFull):
-            self._inference.endpoint.reject(error, times)
+            self._inference.endpoint.reject(error, times, tenant)
 
 
 class _GatewayRoute(Route):
