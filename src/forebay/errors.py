@@ -34,7 +34,7 @@ or from a class where it is finer, to its own status: no transport's number stan
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 
 class Code(StrEnum):
@@ -146,7 +146,17 @@ class DeadlineExceeded(CapacityError):
 
 
 class Unavailable(CapacityError):
-    """Loading, draining, or the worker that held the request died."""
+    """Loading, draining, or the worker that held the request died.
+
+    Where it is known when trying again may help, its detail says so: `{"retry_after_s": 3}`.
+    """
+
+    @property
+    def retry_after_s(self) -> int:
+        """Whole seconds after which trying again may help."""
+        detail = cast("dict[str, Any]", self.detail) if isinstance(self.detail, dict) else {}
+        seconds = detail.get("retry_after_s")
+        return seconds if type(seconds) is int and seconds > 0 else 1
 
 
 class WorkerLost(Unavailable):

@@ -53,6 +53,7 @@ GAUGES: Final = {
     "forebay_in_flight": "Requests without an answer yet",
     "forebay_waiting_samples": "Samples in the queue",
     "forebay_workers": "Workers that are up",
+    "forebay_workers_wanted": "Workers that there should be",
     "forebay_objective_held": "Whether 95 of 100 answers hold the latency objective",
 }
 
@@ -69,6 +70,7 @@ OWNERS: Final = frozenset(
         "forebay_worker_restarts",
         "forebay_waiting_samples",
         "forebay_workers",
+        "forebay_workers_wanted",
         "forebay_objective_held",
         "forebay_queue_seconds",
         "forebay_model_seconds",
@@ -98,6 +100,7 @@ class Reading(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     is_elsewhere: bool = False
     tenants_waiting: Mapping[str, int] = {}
+    workers_wanted: int | None = None
 
 
 class Source(Protocol):
@@ -214,7 +217,7 @@ class _Text:
             f'forebay_requests_total{{code="{_escaped(code)}",{labels[1:]} {count}.0\n'
             for code, count in metrics.codes.items()
         )
-        held = reading.objective_held
+        held, wanted = reading.objective_held, reading.workers_wanted
         lines = [
             requests.encode(),
             f"forebay_stream_parts_total{labels} {metrics.parts}.0\n".encode(),
@@ -222,6 +225,7 @@ class _Text:
             f"forebay_in_flight{labels} {reading.in_flight}.0\n".encode(),
             f"forebay_waiting_samples{labels} {reading.waiting}.0\n".encode(),
             f"forebay_workers{labels} {reading.workers_alive}.0\n".encode(),
+            b"" if wanted is None else f"forebay_workers_wanted{labels} {wanted}.0\n".encode(),
             b"" if held is None else f"forebay_objective_held{labels} {held:d}.0\n".encode(),
         ]
         if reading.is_elsewhere:

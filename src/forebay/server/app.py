@@ -441,11 +441,13 @@ class App:
                 called = f"model '{name}'" if len(versions.ready) == 1 else f"version '{version}' of model '{name}'"
                 if not one.endpoint.accepting:
                     told.append(f"{called} is loading")
-                elif dead := [node for node, endpoint in one.nodes.items() if endpoint.pool.statistics().alive == 0]:
+                elif dead := [
+                    node for node, endpoint in one.nodes.items() if not endpoint.pool.statistics().can_answer
+                ]:
                     told += [f"{called}: its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
-                elif one.endpoint.pool.statistics().alive == 0:
+                elif not one.endpoint.pool.statistics().can_answer:
                     told.append(f"{called} has no worker{_why(one.endpoint)}")
-        can_answer = any(one.endpoint.accepting and one.endpoint.pool.statistics().alive for one in self.every)
+        can_answer = any(one.endpoint.accepting and one.endpoint.pool.statistics().can_answer for one in self.every)
         return found if can_answer else found + away
 
     def describe(self, name: str, version: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from forebay.errors import ConfigError
 from forebay.repository.version_policy import VersionPolicy
 from forebay.serving.models.model import Model
 from forebay.types.element_limits import MAX_ELEMENTS, MAX_TENSOR_ELEMENTS, ElementLimits
@@ -23,10 +24,10 @@ from forebay.types.settings import (
     SomeMilliseconds,
     SomeSeconds,
     Workers,
-    WorkersOrNone,
     Written,
 )
 from forebay.types.tenant import TenantConfig, name_of_tenant
+from forebay.types.worker_range import SCALE_DOWN_S, TARGET_QUEUE_MS, WORKERS_NEEDED, WorkerRange, read_workers
 from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
 
@@ -276,7 +277,10 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
             one gets all.
         env: Variables of the environment of its worker processes, beside those of the server.
         worker_kind: Where models run.
-        workers: Workers of each model; with 0 the server starts none, and workers dial in (`--attach`).
+        workers: Workers of each model, at most 1024; with 0 the server starts none, and workers dial in (`--attach`). A
+            range such as 1:8, or {min: 1, max: 8} in a file, lets their number follow the load.
+        target_queue_ms: Where workers are a range: mean time in the queue above which there are more of them.
+        scale_down_s: Where workers are a range: time without need of a worker after which it stops, one at a time.
         devices: What they run on, one after the other, and again from the first where there are more workers:
             `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
         threads: Threads of each worker that call its model.
@@ -303,7 +307,13 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[int, Meta(ge=0)] | None = None
     env: dict[str, str] = {}
     worker_kind: Annotated[WorkerKind, Written("--worker-kind")] = "process"
-    workers: Annotated[WorkersOrNone | None, Written("--workers", "N", "1, or one for each device")] = None
+    workers: Annotated[
+        int | WorkerRange | None,
+        Written("--workers", "N", "1, or one for each device", is_verbatim=True),
+        Checked(read_workers, WORKERS_NEEDED),
+    ] = None
+    target_queue_ms: Annotated[SomeMilliseconds, Written("--target-queue-ms", "MS")] = TARGET_QUEUE_MS
+    scale_down_s: Annotated[SomeSeconds, Written("--scale-down-s", "S")] = SCALE_DOWN_S
     devices: Annotated[tuple[str, ...], Written("--devices", "DEVICE,..."), Checked(existing)] = ()
     threads: Annotated[Workers, Written("--threads", "N")] = 1
     python: Annotated[str | None, Written("--python", "PATH", "this one", is_path=True)] = None
@@ -325,6 +335,29 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         Written("--max-trial-bytes", "N", "2 GiB, and five for each byte of its files"),
     ] = None
     ray: RayNeeds = RayNeeds()
+
+    @property
+    def bounds(self) -> WorkerRange | None:
+        """Within which the number of workers follows the load; None if it is fixed."""
+        if not isinstance(self.workers, WorkerRange):
+            return None
+        return msgspec.structs.replace(
+            self.workers, target_queue_ms=self.target_queue_ms, scale_down_s=self.scale_down_s
+        )
+
+    @property
+    def fixed_workers(self) -> int | None:
+        """The number of workers, where it cannot follow the load.
+
+        Raises:
+            ConfigError: It is to follow the load.
+        """
+        if isinstance(self.workers, WorkerRange):
+            raise ConfigError(
+                f"workers is a range, {self.workers}: only models have workers whose number follows the load, and not "
+                "graphs, servings and projects of other servers; give a number"
+            )
+        return self.workers
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ def is_model_ready(app: App, name: str, version: str = "") -> bool:
 
 def is_served_ready(one: Served) -> bool:
     """Tell whether a version can be asked now."""
-    return one.endpoint.accepting and one.endpoint.pool.statistics().alive > 0
+    return one.endpoint.accepting and one.endpoint.pool.statistics().can_answer
 
 
 def model_metadata(app: App, name: str, version: str = "") -> dict[str, Any]:

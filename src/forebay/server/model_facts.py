@@ -17,7 +17,7 @@ def facts_of(one: Served) -> dict[str, Any]:
     facts = {
         "name": endpoint.name,
         "version": endpoint.config.version,
-        "ready": endpoint.accepting and endpoint.pool.statistics().alive > 0,
+        "ready": endpoint.accepting and endpoint.pool.statistics().can_answer,
         "description": one.described.description if one.described else "",
         "streams": one.contract.streams,
         "batchable": one.contract.batchable,
@@ -50,6 +50,7 @@ def _facts(endpoint: Endpoint) -> dict[str, Any]:
             "slots": pool.slots,
             "idle": pool.idle,
             "alive": pool.alive,
+            "wanted": pool.wanted,
             "restarts": pool.restarts,
             "joined": pool.joined,
             "left": pool.left,

@@ -38,6 +38,7 @@ from forebay.observe.tenant_accounts import Accounts
 from forebay.observe.timeline import Timeline
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
+from forebay.serving.worker_scaling import WorkerScaling
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
@@ -135,6 +136,9 @@ class Endpoint:
         self._keys_of = keys_of
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batcher: Batcher | None = None
+        self._scaling: WorkerScaling | None = None
+        self._sleeper: WorkerScaling | None = None
+        """The same, where all workers may be gone."""
         self._timeline = here(Timeline)
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due = float("inf")
@@ -200,6 +204,10 @@ class Endpoint:
         name, version = self.config.name, self.config.version
         with model_log.named(name), author_metrics.workers_of(model=name, version=version):
             await self.pool.start()
+        if self.pool.bounds is not None:
+            queue, size, streams = self._queue, self.batching.max_size, steps is not None
+            self._scaling = WorkerScaling(name, self.pool, queue, self.metrics, max_rows=size, streams=streams)
+            self._sleeper = self._scaling if self.pool.bounds.min == 0 else None
         self.accepting = True
 
     def _share(self, tenants: Tenants) -> None:
@@ -245,6 +253,8 @@ class Endpoint:
                 await asyncio.wait_for(self._drained.wait(), grace_s)
             except TimeoutError:
                 log.warning("%d requests did not end within the drain time", len(self._open))
+        if self._scaling is not None:
+            self._scaling.close()
         left_s = LAST_WORK_S if grace_s is None else max(grace_s - (time.monotonic() - started), 0.0)
         await self.pool.stop(left_s)
         for request in list(self._open):
@@ -289,6 +299,8 @@ class Endpoint:
             self._arm(deadline, now)
         try:
             try:
+                if self._sleeper is not None and not self.pool.idle:
+                    self._sleeper.admit(deadline, now)
                 if self._keys_of is not None:
                     self._submit_by_key(request, self._keys_of(request), batcher, now)
                 elif request.size > self._max_size:
@@ -335,6 +347,7 @@ class Endpoint:
             not self.accepting
             or batcher is None
             or self._keys_of is not None
+            or (self._sleeper is not None and not self.pool.idle)
             or self._queue.waiting + len(requests) > self._capacity
         ):
             for request in requests:

@@ -122,6 +122,8 @@ def _surface_for(target: str | None, options: Options) -> Surface:
             raise ConfigError(f"--attach, --owner and --python are {theirs}")
         if options.overrides.workers == 0:
             raise ConfigError(f"--workers 0 is {theirs}")
+        if options.overrides.bounds is not None:
+            raise ConfigError(f"--workers {options.overrides.bounds}, a range, is {theirs}; give a number")
         if options.reload:
             raise ConfigError(f"--reload is {theirs}")
         own = {"name", "version", "env", "devices"} - ({"name"} if surface.name == "ovms" else set())

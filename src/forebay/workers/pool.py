@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.types.worker_range import WorkerRange
     from forebay.workers.landing import Places
 
 
@@ -51,6 +52,8 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         left: Those of them that are gone.
         problem: Why a worker cannot be replaced; empty if all can.
         devices: What each worker runs on, as a person wrote it; none if nobody did.
+        wanted: Workers that there should be now; None where nobody decides that.
+        may_sleep: Whether it may have no worker and start one when a request comes.
     """
 
     slots: int
@@ -61,6 +64,29 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     left: int = 0
     problem: str = ""
     devices: tuple[str, ...] = ()
+    wanted: int | None = None
+    may_sleep: bool = False
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether a request would be answered: by a worker that is up, or by one that starts for it."""
+        return self.alive > 0 or (self.may_sleep and not self.problem)
+
+
+class StartUp(msgspec.Struct, frozen=True):
+    """How far workers are that start.
+
+    Attributes:
+        up: Workers that are up.
+        starting: Workers that start.
+        since_s: How long ago the first of these was started.
+        start_s: How long a start takes, as far as was seen.
+    """
+
+    up: int
+    starting: int
+    since_s: float
+    start_s: float
 
 
 class Pool:
@@ -72,8 +98,10 @@ class Pool:
         is_elsewhere: Whether another server batches what it is given, and counts batches, queue and workers.
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
+        bounds: Within which the number of its workers follows the load; None where it is fixed.
     """
 
+    bounds: WorkerRange | None = None
     places: Places | None = None
     is_elsewhere: ClassVar[bool] = False
     can_rest: ClassVar[bool] = False
@@ -118,6 +146,19 @@ class Pool:
 
     def abandon(self, entry: Entry) -> None:
         """Note that nobody waits for an entry that is answered apart; `done` is called all the same."""
+
+    @property
+    def slots_each(self) -> int:
+        """Batches, or rows of streams, that one worker runs at a time."""
+        return 1
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers: start further ones, or stop some once they have answered; see `bounds`."""
+        raise NotImplementedError
+
+    def start_up(self, now: float) -> StartUp:
+        """Return how far the starts of workers are; see `bounds`."""
+        raise NotImplementedError
 
     def rest(self, seconds: float) -> None:
         """Block until a worker has something to say, but no longer than this; see `can_rest`."""

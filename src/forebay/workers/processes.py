@@ -28,7 +28,7 @@ from forebay.workers import shm
 from forebay.workers.devices import environment_on
 from forebay.workers.landing import Places
 from forebay.workers.os_threads import require_os_waits
-from forebay.workers.pool import STUCK_S, PoolStatistics, not_opened, require_slots
+from forebay.workers.pool import STUCK_S, PoolStatistics, StartUp, not_opened, require_slots
 from forebay.workers.private_socket import PrivateSocket
 from forebay.workers.slot_pool import SlotPool, running
 from forebay.workers.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
+    from forebay.types.worker_range import WorkerRange
     from forebay.workers.conversation import Shared
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.slot_pool import Rebuke
@@ -60,6 +61,8 @@ class Worker:
         dying: Slots that lost their connection before it was known how their process ends, which is told.
         ready_life: The number of the process that is ready; 0 if none is.
         has_left: Whether the last process has ended and none will follow.
+        is_leaving: Whether it stops because fewer workers are wanted.
+        begun_at: When its process was started, in the loop's clock.
     """
 
     def __init__(self, index: int) -> None:
@@ -69,6 +72,8 @@ class Worker:
         self.dying: list[WorkerSlot] = []
         self.ready_life = 0
         self.has_left = True
+        self.is_leaving = False
+        self.begun_at = 0.0
         self.supervisor: Supervisor | None = None
 
     @property
@@ -98,7 +103,11 @@ class Worker:
 
 
 class ProcessPool(SlotPool[WorkerSlot]):
-    """`workers` processes with `threads` slots each."""
+    """`workers` processes with `threads` slots each; with `bounds`, as many as `resize` says.
+
+    Attributes:
+        wanted: Workers that there should be.
+    """
 
     can_rest = True
 
@@ -122,6 +131,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         devices: Sequence[Device] = (),
         seats: int = 0,
         called: str = "worker",
+        bounds: WorkerRange | None = None,
     ) -> None:
         """Describe the workers; `start` brings them up.
 
@@ -143,6 +153,8 @@ class ProcessPool(SlotPool[WorkerSlot]):
             devices: What they run on, one after the other and again from the first; none says nothing of it.
             seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
             called: What messages call a worker, before its number.
+            bounds: Within which the number of workers follows the load; `workers` is then the most. Even if there may
+                be none, one is started at first: whether the model loads, and how long that takes, is then known.
 
         Raises:
             ConfigError: If the spec cannot travel, the environment hides a device, or there are too many slots.
@@ -169,6 +181,9 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self._captures = captures
         self._called = called
         self._workers = [Worker(index) for index in range(workers)]
+        self.bounds = bounds
+        self.wanted = workers if bounds is None else max(bounds.min, 1)
+        self._start_s = 0.0
         self._stagger = stagger
         self._is_starting = False
         self._entrance: PrivateSocket | None = None
@@ -195,11 +210,12 @@ class ProcessPool(SlotPool[WorkerSlot]):
             self._server = await self._loop.create_unix_server(
                 lambda: WorkerSlot(self), sock=self._entrance.take_listener()
             )
-            for worker in self._workers:
+            workers = self._workers[: self.wanted]
+            for worker in workers:
                 self._begin(worker)
                 if self._stagger:
                     await self._up([worker])
-            await self._up(self._workers)
+            await self._up(workers)
         except (OSError, RuntimeError) as error:
             await self.stop(0.0)
             raise ModelError(f"the workers cannot be started: {getattr(error, 'strerror', None) or error}") from error
@@ -256,14 +272,79 @@ class ProcessPool(SlotPool[WorkerSlot]):
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
-        alive = sum(worker.is_ready for worker in self._workers)
-        slots = len(self._workers) * self._threads * (self.seats or 1)
+        alive = sum(worker.is_ready and not worker.is_leaving for worker in self._workers)
+        slots = self.wanted * self.slots_each
         idle = 0 if self._refusal is not None else max(self.idle - self.ahead, 0)
-        problem = next((worker.problem.message for worker in self._workers if worker.problem is not None), "")
+        problem = next((worker.problem.message for worker in self._kept() if worker.problem is not None), "")
         devices = tuple(map(str, self._devices))
         return PoolStatistics(
-            slots=slots, idle=idle, restarts=self.restarts, alive=alive, problem=problem, devices=devices
+            slots=slots,
+            idle=idle,
+            restarts=self.restarts,
+            alive=alive,
+            problem=problem,
+            devices=devices,
+            wanted=self.wanted,
+            may_sleep=self.bounds is not None and self.bounds.min == 0,
         )
+
+    @property
+    def slots_each(self) -> int:
+        """Batches, or rows of streams, that one worker runs at a time."""
+        return self._threads * (self.seats or 1)
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers: start further ones, or stop some once they have answered."""
+        self.wanted = workers
+        if self._stopping:
+            return
+        kept = self._kept()
+        kept.sort(key=lambda worker: (worker.is_ready, any(map(running, worker.slots)), -worker.index))
+        for worker in kept[: max(len(kept) - workers, 0)]:
+            self._dismiss(worker)
+        free = [worker for worker in self._workers if worker.supervisor is None]
+        for worker in free[: max(workers - len(kept), 0)]:
+            try:
+                self._begin(worker)
+            except RuntimeError as error:
+                worker.supervisor = None
+                log.warning("a further worker cannot be started: %s; it is tried again", error)
+                return
+        if workers == 0:
+            self._admit_again()
+
+    def start_up(self, now: float) -> StartUp:
+        """Return how far the starts of workers are."""
+        kept = self._kept()
+        begun = [worker.begun_at for worker in kept if not worker.is_ready]
+        return StartUp(len(kept) - len(begun), len(begun), now - min(begun, default=now), self._start_s)
+
+    def _kept(self) -> list[Worker]:
+        """Return the workers that run, or are to, and are not about to leave."""
+        return [worker for worker in self._workers if worker.supervisor is not None and not worker.is_leaving]
+
+    def _dismiss(self, worker: Worker) -> None:
+        """Give a worker no more work, and end it once it has answered; one that is still starting at once."""
+        assert worker.supervisor is not None
+        worker.is_leaving = True
+        worker.supervisor.stop()
+        if not worker.is_ready:
+            worker.kill()
+            return
+        for slot in worker.slots:
+            self.retire(slot)
+            if not running(slot):
+                slot.stop()
+        asyncio.get_running_loop().call_later(STUCK_S, self._see_it_leave, worker)
+
+    def _see_it_leave(self, worker: Worker) -> None:
+        """End a worker that was told to leave and neither does nor has work."""
+        if worker.has_left or self._stopping:
+            return
+        if any(map(running, worker.slots)):
+            asyncio.get_running_loop().call_later(STUCK_S, self._see_it_leave, worker)
+        else:
+            worker.kill()
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that are up."""
@@ -291,13 +372,26 @@ class ProcessPool(SlotPool[WorkerSlot]):
     def ready(self, slot: WorkerSlot, before: Callable[[], None] | None = None) -> None:
         """A slot asks for work; its worker is up."""
         worker: Worker = slot.worker
+        if worker.is_leaving and not self._stopping:
+            if before is not None:
+                before()
+            slot.stop()
+            return
         if not worker.is_ready and not self._stopping:
+            took_s = time.monotonic() - worker.begun_at
+            self._start_s = max(took_s, (self._start_s + took_s) / 2)
             worker.ready_life = worker.slots[slot]
             assert worker.supervisor is not None
             worker.supervisor.ready(worker.ready_life)
             self._admit_again()
             self._changed.set()
         super().ready(slot, before)
+
+    def freed(self, slot: WorkerSlot, rows: int) -> None:
+        """Seats of a slot became free; one that is to leave does so with its last stream."""
+        super().freed(slot, rows)
+        if slot.worker is not None and slot.worker.is_leaving and not running(slot):
+            slot.stop()
 
     def failed(self, slot: WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
         """A worker could not open its runner."""
@@ -366,6 +460,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             on_left=functools.partial(told, self._left),
         )
         supervisor.begin()
+        worker.begun_at = time.monotonic()
         worker.has_left = False
 
     async def _up(self, workers: Sequence[Worker]) -> None:
@@ -388,11 +483,13 @@ class ProcessPool(SlotPool[WorkerSlot]):
                 slot.hear_out()
         if worker.ready_life <= end.life:
             worker.ready_life = 0
-        worker.ended = end
+        worker.ended, worker.begun_at = end, time.monotonic()  # the next one begins
         dying, worker.dying = worker.dying, []
         for slot in dying:
             self._drop(slot, self._how_it_ended(worker, end))
         self._changed.set()
+        if worker.is_leaving:
+            return
         if self._stopping or (self._is_starting and worker.has_given_up):  # then `start` raises why, which says it all
             return
         why = "" if worker.problem is None else f": {worker.problem.message}"
@@ -403,12 +500,15 @@ class ProcessPool(SlotPool[WorkerSlot]):
             log.warning("worker %d (pid %s) ended with status %d%s", worker.index, end.pid, end.status, why)
             if self._on_death is not None:
                 self._on_death(end.status)
-        if all(one.has_given_up for one in self._workers):
+        if all(one.has_given_up for one in self._kept()):
             self._refuse(Unavailable(f"there is no worker{why}; it is tried again"))
 
     def _left(self, worker: Worker) -> None:
         worker.has_left = True
         self._changed.set()
+        if worker.is_leaving and not self._stopping:
+            self._workers[worker.index] = Worker(worker.index)
+            self.resize(self.wanted)  # it may be in demand again
 
     async def _kill_late(self, workers: Sequence[Worker], within_s: float) -> None:
         if not await self._all_left(workers, within_s):

@@ -175,7 +175,7 @@ def recipe_of(
         has_keys=bool(http.api_keys),
         writes=tuple(writes),
         gpus=len(devices),
-        workers=max((statistics.slots for statistics, _ in pools), default=options.overrides.workers or 1),
+        workers=max((statistics.slots for statistics, _ in pools), default=options.overrides.fixed_workers or 1),
         capacity=min((statistics.slots * size for statistics, size in pools), default=32),
         drain_s=options.drain_s,
         warnings=() if project is None else tuple(project.warnings),

@@ -132,6 +132,9 @@ def _require_possible(options: Options, entries: Sequence[TargetEntry]) -> None:
         where = f"{entry.place}: " if entry.place else ""
         if entry.overrides.workers == 0:
             raise ConfigError(f"{where}workers is 0, and a cluster starts the workers itself; leave it out")
+        if entry.overrides.bounds is not None:
+            msg = f"workers is a range, {entry.overrides.bounds}, and a cluster starts a fixed number of them; give one"
+            raise ConfigError(f"{where}{msg}")
         if entry.overrides.devices:
             raise ConfigError(f"{where}devices: on a cluster Ray says which; write ray: {{num_gpus: 1}} instead")
 
@@ -189,7 +192,7 @@ def _unit(part: _Part, entry: TargetEntry, movable: Callable[[Any], Any]) -> Uni
         name=part.name,
         target=movable(os.path.abspath(part.target) if not is_address(part.target) else part.target),  # noqa: PTH100
         models=part.models,
-        workers=(overrides.workers or 1) if dials_in else 0,
+        workers=(overrides.fixed_workers or 1) if dials_in else 0,
         needs=overrides.ray,
         settings=movable(said),
         worker_flags=flags,

@@ -43,6 +43,7 @@ from forebay.server.struct_reader import StructReader
 from forebay.surfaces.contract import TargetEntry
 from forebay.types.settings import Checked, Setting, declared
 from forebay.types.tenant import name_of_tenant
+from forebay.types.worker_range import WorkerRange
 from forebay.workers.address import UnixAddress, parse_address
 
 if TYPE_CHECKING:
@@ -209,8 +210,21 @@ class _Reader(StructReader):
         is_in_model = path[:1] == ("models",) and len(path) > 2
         return super().dotted(path[2:] if is_in_model else path)
 
+    def fields(self, path: Place, value: Any, settings: Mapping[str, Setting]) -> dict[str, Any]:
+        found = super().fields(path, value, settings)
+        workers = found.get("workers")
+        if isinstance(workers, WorkerRange):  # a flag may say otherwise of each
+            said = {name: getattr(workers, name) for name in ("target_queue_ms", "scale_down_s")}
+            found |= {name: value for name, value in said.items() if value is not None}
+        return found
+
     def value(self, path: Place, value: Any, setting: Setting) -> Any:
         name = setting.name
+        if name == "workers" and isinstance(value, dict):
+            workers = self.struct(path, value, WorkerRange)
+            if workers.min > workers.max:
+                self.wrong((*path, "min"), workers.min, f"it is no more than max, which is {workers.max}")
+            return workers
         if name == "models":
             if not isinstance(value, list) or not value:
                 self.wrong(path, value, _MODELS)

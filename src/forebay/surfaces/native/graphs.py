@@ -229,7 +229,7 @@ def _kind(node: NodeDefinition, target: GraphTarget) -> Kind:
 def _workers(node: NodeDefinition, target: GraphTarget) -> tuple[int, int]:
     """Return how many workers a node has, and how many threads each of them."""
     settings, overrides = node.settings, target.overrides
-    workers = workers_of(settings.workers or overrides.workers, _devices(node, target))
+    workers = workers_of(settings.workers or overrides.fixed_workers, _devices(node, target))
     return workers, settings.threads or overrides.threads
 
 

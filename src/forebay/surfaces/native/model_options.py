@@ -13,6 +13,7 @@ from forebay.errors import ConfigError
 from forebay.serving.models.keys import MethodKey
 from forebay.serving.models.model import Model
 from forebay.types.devices import read_devices
+from forebay.types.worker_range import WorkerRange
 from forebay.workers.devices import existing
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def devices_of(where: str, said: Sequence[str], kind: WorkerKind) -> tuple[Devic
     return devices
 
 
-def workers_of(said: int | None, devices: Sequence[Device]) -> int:
-    """Return how many workers the server starts: one for each device if nobody says it.
+def workers_of(said: int | WorkerRange | None, devices: Sequence[Device]) -> int:
+    """Return how many workers the server starts, at most: one for each device if nobody says it.
 
     Raises:
         ConfigError: If it is to start none.
@@ -71,6 +72,8 @@ def workers_of(said: int | None, devices: Sequence[Device]) -> int:
             "workers is 0, but only the models of a Python file can be served by workers that dial in; graphs, "
             "servings, model files and models of a repository need at least 1"
         )
+    if isinstance(said, WorkerRange):
+        return said.max
     return said or len(devices) or 1
 
 

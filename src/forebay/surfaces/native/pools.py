@@ -60,6 +60,11 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
     Raises:
         ConfigError: If it does not go together.
     """
+    if overrides.bounds is not None and workers.kind != "process":
+        raise ConfigError(
+            f"{workers.what}: workers is a range, {overrides.bounds}, and only processes can be started and ended as "
+            f"the load asks; leave out worker_kind, which is {workers.kind}, or give a number"
+        )
     if workers.kind == "process":
         return ProcessPool(
             spec,
@@ -72,6 +77,7 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
             stuck_s=overrides.stuck_s,
             devices=workers.devices,
             seats=workers.seats,
+            bounds=overrides.bounds,
         )
     spec = msgspec.structs.replace(spec, local=workers.local)
     if workers.kind == "thread":

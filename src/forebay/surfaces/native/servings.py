@@ -136,7 +136,7 @@ def _batching(options: ProcessOptions, overrides: Overrides, *, streams: bool) -
 
 def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOptions, overrides: Overrides) -> Pool:
     devices = devices_of(f"{path}:{name}", overrides.devices, overrides.worker_kind)
-    workers = workers_of(overrides.workers, devices)
+    workers = workers_of(overrides.fixed_workers, devices)
     if options.partitions is not False:
         workers = max(workers, len(partitions_of(serving.settings, options)))
     batch_size = overrides.max_batch_size or options.batch_size

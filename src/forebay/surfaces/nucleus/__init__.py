@@ -451,7 +451,7 @@ def _ignored(config: NucleusConfig, options: Options) -> list[str]:
 
 
 def _processes(config: NucleusConfig, options: Options) -> int:
-    return options.overrides.workers or config.processes
+    return options.overrides.fixed_workers or config.processes
 
 
 def _summary(config: NucleusConfig, endpoint: Endpoint, service: UserService | None) -> list[str]:

@@ -72,7 +72,7 @@ class VentuSurface:
             RunnerSpec(
                 factory="forebay.surfaces.ventu.runner:build", kwargs={"path": str(path.resolve()), "name": name}
             ),
-            workers=options.overrides.workers or 1,
+            workers=options.overrides.fixed_workers or 1,
             threads=options.overrides.threads,
             stuck_s=options.overrides.stuck_s,
             env=environment,

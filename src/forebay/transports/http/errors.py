@@ -67,7 +67,9 @@ class NotImplementedHere(Refusal, status=501, word="not_implemented"):
 
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
     """Return the headers that belong to an error."""
-    if isinstance(error, QueueFull | Unavailable):
+    if isinstance(error, Unavailable):
+        return [(b"retry-after", b"%d" % error.retry_after_s)]
+    if isinstance(error, QueueFull):
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):
         return [(b"www-authenticate", b"Bearer")]

@@ -257,6 +257,7 @@ def reading(endpoint: Endpoint) -> Reading:
         pool.devices,
         endpoint.pool.is_elsewhere,
         endpoint.tenants_waiting,
+        pool.wanted,
     )
 
 
