@@ -4,11 +4,13 @@
 import json
 import signal
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from tests.forked import COMMAND, Forked
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.workers import frames
@@ -392,6 +394,24 @@ def test_a_wrong_secret_is_said_and_what_is_served_stays_served(serve, models):
     assert "secret" in line["message"]
     assert front.client.get("/models").json()["models"]
     assert front.client.get("/readyz").status_code == 200
+
+
+def test_a_front_is_as_ready_as_its_owner_has_workers(serve, models, tmp_path):
+    path, door = tmp_path / "owned.py", f"unix:{tmp_path}/s"
+    path.write_text((models / "owned.py").read_text())
+    owner = serve(f"{path}:Clip", "--workers", "0", "--attach", door)
+    front = serve(None, "--owner", door)
+    said = eventually(lambda: (told := front.client.get("/readyz")).status_code == 503 and told.text)
+    assert f"model 'clip' has no worker: its owner {door} says: no worker is attached" in said
+    assert front.client.get("/models/clip").json()["ready"] is False
+    with Forked([*COMMAND, "worker", f"{path}:Clip", "--connect", door], stderr=subprocess.DEVNULL) as worker:
+        try:
+            for server in (owner, front):
+                eventually(lambda server=server: server.client.get("/readyz").is_success)
+            assert front.client.get("/v2/models/clip/ready").is_success
+        finally:
+            worker.kill()
+    eventually(lambda: not front.client.get("/v2/models/clip/ready").is_success)
 
 
 def test_another_secret_holds_after_sighup(serve, tmp_path):

@@ -4,7 +4,9 @@
 Theory of operation. A number stands for one description of a version of a model. When a version is loaded anew that
 describes itself otherwise, it gets another number. The numbers before it go on to stand for it where requests that were
 read for them can be answered by it: a front that has not heard of the change may still send some. All fronts are told
-at the end of the turn in which something has changed. What the server itself hands on to another owner is not among it.
+at the end of the turn in which something has changed. Whether a model has workers is looked at each second, so that its
+fronts are as ready as the owner is; those of the same node process ask it each time. What the server itself hands on to
+another owner is not among it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from forebay.observe.access_log import HANDED_ON, CallListeners, EndedCall
 from forebay.observe.refusal_log import RefusalLog
 from forebay.owners.apart import follow
 from forebay.owners.caller_link import Callee, CallerLink
-from forebay.owners.model_description import WeighedModel, description_of
+from forebay.owners.model_description import WeighedModel, description_of, problem_of
 from forebay.owners.owner_pool import OwnerPool
 from forebay.owners.request_form import require_form, require_params
 from forebay.protocols.native import code_of, status_of
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 MAX_NUMBERS: Final = 8
 """Numbers of a version that are known: the last ones."""
+LOOK_S: Final = 1.0
+"""Time between two looks whether models have workers."""
 
 
 class Callers:
@@ -84,6 +88,7 @@ class Callers:
         self._highest = 0
         self._is_looking = False
         self._log = RefusalLog("front", "hung up on")
+        self._looking: asyncio.TimerHandle | None = None
         app.watch(lambda _name: self._look_soon())
 
     @property
@@ -113,6 +118,8 @@ class Callers:
         self.is_up = True
         self.calls = here(CallListeners)
         self._look()
+        if not self._is_private:
+            self._look_at_workers()
 
     def leave(self) -> None:
         """Take no further requests."""
@@ -121,6 +128,8 @@ class Callers:
 
     def stop(self) -> None:
         """Hang up."""
+        if self._looking is not None:
+            self._looking.cancel()
         for link in [*self.links]:
             link.stop()
         self._log.close()
@@ -154,6 +163,15 @@ class Callers:
         """Log why a front was hung up on."""
         self._log.refused(int(time.monotonic()), peer, reason, reason)
 
+    def _look_at_workers(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_workers)
+        if self.links and any(
+            problem_of(self._served[number].endpoint) != told.problem
+            for number, told in self.described
+            if number in self._served
+        ):
+            self._look()
+
     def _look_soon(self) -> None:
         if self.is_up and not self._is_looking:
             self._is_looking = True
@@ -182,7 +200,8 @@ class Callers:
                 numbers.append((self._highest, model))
             served |= {number: one for number, before in numbers if before.reads_as(model)}
             weight = self._app.versions(name).weights.get(version, 0)
-            described.append((numbers[-1][0], WeighedModel(model, weight)))
+            problem = "" if self._is_private else problem_of(one.endpoint)
+            described.append((numbers[-1][0], WeighedModel(model, weight, problem)))
         self._served, self._known = served, known
         self._callees = {number: _callee(one, self.calls) for number, one in served.items()}
         elsewhere = {} if self._is_private else dict(self._app.owned)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.serving.endpoint import Endpoint
+
+MAX_PROBLEM: Final = 500
+"""Longest text about why a model cannot answer."""
 
 
 class DescribedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,10 +117,17 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeighedModel(msgspec.Struct, frozen=True):
-    """A version of a model, with its part of what is asked for without a version."""
+    """A version of a model, as it is told now.
+
+    Attributes:
+        model: What it is.
+        weight: Its part of what is asked for without a version.
+        problem: Why no worker could answer; empty if one could.
+    """
 
     model: ModelDescription
     weight: int
+    problem: str = ""
 
 
 def description_of(served: Served) -> ModelDescription | None:
@@ -179,3 +189,9 @@ def _check(model: ModelDescription) -> None:
     version_name(model.config.version)
     if min(model.max_size, model.capacity) < 1 or not model.config.timeout_s > 0:
         raise ValueError("a model takes at least one sample, and some time")
+
+
+def problem_of(endpoint: Endpoint) -> str:
+    """Return why no worker of a model could answer; empty if one could."""
+    told = endpoint.pool.statistics()
+    return "" if told.alive else (told.problem or "no worker is attached")[:MAX_PROBLEM]

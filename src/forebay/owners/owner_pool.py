@@ -198,6 +198,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
 
     Attributes:
         bodies: Where they land; an owner on this machine may read them there.
+        owners_problem: Why the owner could not answer, as it says; empty if it could.
     """
 
     answers_apart = True
@@ -219,6 +220,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
         self.bodies = self.places = Places()
         self.holder = f"owner {owner}"
         self.problem = AWAY
+        self.owners_problem = ""
         self._owner = owner
         self._batch_size = batch_size
         self._capacity = capacity
@@ -310,9 +312,11 @@ class OwnerPool(SlotPool[OwnerSlot]):
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
-        alive = len(self._seated)
-        problem = "" if alive else f"its owner {self._owner} {self.problem}"
-        return PoolStatistics(slots=max(alive, 1), idle=alive, alive=alive, problem=problem)
+        links = len(self._seated)
+        problem = "" if links else f"its owner {self._owner} {self.problem}"
+        if links and self.owners_problem:
+            problem = f"its owner {self._owner} says: {self.owners_problem}"
+        return PoolStatistics(slots=max(links, 1), idle=links, alive=0 if problem else links, problem=problem)
 
     async def stop(self, grace_s: float) -> None:
         """Answer what is left: those who waited for it are gone, or it is too late."""

@@ -315,6 +315,8 @@ class Owners:
                 )
         model.pool.problem = AWAY
         model.pool.ask(owner, slots)
+        problems = [one.weighed.problem for one in told]
+        model.pool.owners_problem = problems[0] if all(problems) else ""
         if is_new:
             await self._load(found, model)
 
