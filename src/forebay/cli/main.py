@@ -36,6 +36,7 @@ examples:
   forebay generate my-project/                write a Dockerfile, a Compose file and Kubernetes manifests for it
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
   forebay bench http://127.0.0.1:8080/models/iris '{"length": 5.1}' --clients 32
+  forebay costs http://127.0.0.1:8080 --since 1h --by tenant,model
 """
 
 
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         call,
         check,
         cluster,
+        costs,
         generate,
         init,
         nucleus,
@@ -113,7 +115,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    every = (init, serve, check, generate, call, bench, worker, cluster, nucleus, batching, pipeline, trace, analyse)
+    every = (
+        init,
+        serve,
+        check,
+        generate,
+        call,
+        bench,
+        worker,
+        cluster,
+        nucleus,
+        batching,
+        pipeline,
+        trace,
+        costs,
+        analyse,
+    )
     for command in every:
         command.add_parser(commands)
     whole = list(sys.argv[1:] if arguments is None else arguments)

@@ -145,6 +145,11 @@ def _served(parsed: argparse.Namespace) -> int:
         if part is None:
             _tell_ready(address, told)
 
+    if options.cost_log is not None and (part is None or part.is_owner):
+        from forebay.server.cost_log import CostLog
+
+        project.app.cost_log = CostLog(project.app, options.cost_log)
+        project.app.links.append(project.app.cost_log)
     with project.app.state.entered(), tracing() if options.otel else nullcontext():
         return server_of(project, drain_s=options.drain_s, ready=ready).run()
 

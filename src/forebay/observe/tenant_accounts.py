@@ -25,15 +25,28 @@ class TenantAccount:
     """What one tenant has had of one endpoint.
 
     Attributes:
+        model: The endpoint.
+        version: Its version.
+        tenant: The tenant.
         worker_s: Seconds that workers were busy for it.
         rows: Samples that ran.
         queue_s: Time of each request, or slice of one, in the queue.
         refused: Requests that were refused, by the reason.
+        told_s: Of the seconds, those that the files of costs have.
+        told_rows: Of the samples, those.
     """
 
-    __slots__ = ("__weakref__", "queue_s", "refused", "rows", "worker_s")
+    __slots__ = (
+        *("__weakref__", "model", "queue_s", "refused", "rows", "tenant", "told_rows", "told_s", "version"),
+        "worker_s",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, model: str, version: str, tenant: str) -> None:
+        self.model = model
+        self.version = version
+        self.tenant = tenant
+        self.told_s = 0.0
+        self.told_rows = 0
         self.worker_s = 0.0
         self.rows = 0
         self.queue_s = Histogram(SECONDS)
@@ -45,21 +58,29 @@ class Accounts:
 
     Attributes:
         is_asked: Whether answers say what they cost, also where nobody tells tenants apart.
+        due: Those with costs that the files do not have yet; None where no files are written.
     """
 
     def __init__(self) -> None:
         """Begin without any."""
         self.is_asked = False
+        self.due: dict[TenantAccount, None] | None = None
         self._all: WeakSet[TenantAccount] = WeakSet()
 
-    def of(self, metrics: EndpointMetrics, tenant: Tenant | None) -> TenantAccount:
-        """Return the account of a tenant at an endpoint, or that of the others there; requests without one have one."""
+    def of(self, metrics: EndpointMetrics, endpoint: tuple[str, str], tenant: Tenant | None) -> TenantAccount:
+        """Return the account of a tenant at an endpoint, or that of the others there; requests without one have one.
+
+        Args:
+            metrics: Those of the endpoint.
+            endpoint: Its name and its version.
+            tenant: The tenant, if there is one.
+        """
         name = "" if tenant is None else tenant.name
         found = metrics.tenants.get(name)
         if found is None and name and len(self._all) >= MAX_PAIRS:
             name = OTHER
             found = metrics.tenants.get(name)
         if found is None:
-            found = metrics.tenants[name] = TenantAccount()
+            found = metrics.tenants[name] = TenantAccount(*endpoint, name)
             self._all.add(found)
         return found

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from forebay.observe.histograms import EndpointMetrics
+    from forebay.server.cost_log import CostLog
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.server.stock import Stock
@@ -92,6 +93,7 @@ class App:
         self.door: WorkerListener | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
         self.links: list[Links] = []
+        self.cost_log: CostLog | None = None
         """Connections with other servers; opened and closed with the app."""
         self.owned: dict[str, str] = {}
         """Names of models that other servers serve, each with the address of that server; no other may take them."""

@@ -475,6 +475,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
         tenants: What each tenant may have, by the name of its API keys. `weight` (0.001 to 1000) is its part of the
             workers of a model beside others of its `class` (0 to 3, 0 is the most urgent). One that is not named has
             weight 1, class 1.
+        cost_log: Folder for what each tenant has cost, a file of JSON lines for each day; `forebay costs` adds up.
         extra_routes: Whether forebay's own paths answer beside those of a project of another server.
         state_dir: Folder for the readiness files of a project.
     """
@@ -493,6 +494,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     fronts: Annotated[Annotated[int, Meta(ge=1, le=MAX_FRONTS)] | None, Written("--fronts", "N")] = None
     process_hang_s: Annotated[Seconds, Written("--process-hang-s", "S")] = 30.0
     tenants: dict[str, TenantConfig] = {}
+    cost_log: Annotated[Path | None, Written("--cost-log", "FOLDER", is_path=True)] = None
     extra_routes: Annotated[bool, Written("--extra-routes")] = True
     state_dir: Annotated[Path | None, Written("--state-dir", "FOLDER", "its original's places", is_path=True)] = None
 

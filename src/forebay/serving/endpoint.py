@@ -147,6 +147,7 @@ class Endpoint:
         self._fed = self._slices.fed
         self._windows: Windows | None = None
         self._accounts: Accounts | None = None
+        self._called = config.name, config.version
         self._drained: asyncio.Event | None = None
 
     @property
@@ -197,7 +198,7 @@ class Endpoint:
         accounts = here(Accounts)
         if tenants.are_told_apart:
             self._share(tenants)
-        if tenants.are_told_apart or accounts.is_asked:
+        if tenants.are_told_apart or accounts.is_asked or accounts.due is not None:
             self._accounts = accounts
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
@@ -496,15 +497,17 @@ class Endpoint:
         """Charge what a batch has cost to the requests in it, and to their tenants."""
         for entry, part in zip(batch.entries, divide(batch, self._queue.fair), strict=True):
             entry.root().cost_s += part
-            account = accounts.of(self.metrics, entry.tenant)
+            account = accounts.of(self.metrics, self._called, entry.tenant)
             account.worker_s += part
             account.rows += entry.size
             account.queue_s.observe(entry.taken - entry.arrived)
+            if accounts.due is not None:
+                accounts.due[account] = None
 
     def _count_refused(self, tenant: Tenant | None, error: ForebayError, times: int = 1) -> None:
         """Count requests that were refused for want of room or time to their tenant."""
         if self._accounts is not None and isinstance(error, CapacityError):
-            refused = self._accounts.of(self.metrics, tenant).refused
+            refused = self._accounts.of(self.metrics, self._called, tenant).refused
             reason = _REASONS.get(type(error), error.code)
             if tenant is not None and reason == "full":
                 reason = "share"  # another tenant would have found room

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import time
 from functools import cache
 from importlib import resources
@@ -14,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from forebay._version import __version__
-from forebay.errors import ForebayError, NotFound
+from forebay.errors import ForebayError, InvalidRequest, NotFound
 from forebay.observe.author_metrics import MetricStore
 from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
 from forebay.observe.repository_metrics import RepositoryCollector
@@ -157,6 +158,16 @@ class ServerPages:
     async def metrics(self, request: HttpRequest) -> Response:
         """Return the Prometheus page."""
         return _Pieces(*await self.written_metrics(request.headers.get("accept", "")))
+
+    async def costs(self, request: HttpRequest) -> Response:
+        """Return what tenants have cost in the last `since_s` seconds, for each version of a model."""
+        cost_log = self._app.cost_log
+        if cost_log is None:
+            raise NotFound("costs are not written here; start the server with --cost-log FOLDER")
+        text = request.query_params.get("since_s", "3600")
+        if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text, re.ASCII) is None:
+            raise InvalidRequest(f"since_s is a number of seconds, such as 3600, got {text[:40]!r}")
+        return _json(msgspec.to_builtins(await asyncio.to_thread(cost_log.since, time.time() - float(text))))
 
     async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
         """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""

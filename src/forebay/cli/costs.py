@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay costs URL|FOLDER`: what tenants and models have cost, of a running server or its `--cost-log` folder."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+import time
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib import error, request
+
+import msgspec
+
+from forebay.cli.call import reason_of
+from forebay.cli.numbers import positive
+from forebay.cli.request_head import add_key_flag, key_header, url_of
+from forebay.cli.trace import aligned
+from forebay.errors import ConfigError
+from forebay.observe.cost_files import CostLine, lines_since, summed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DESCRIPTION = """\
+Print how long workers were busy for each tenant and model. SOURCE is a server that runs with --cost-log, or the folder
+of its files. A price for a worker second (--price) adds what that comes to.
+"""
+
+EPILOG = """\
+examples:
+  forebay costs http://127.0.0.1:8080 --since 1h --by tenant,model
+  forebay costs costs/ --since 30d --by tenant --price 0.0004 --csv
+"""
+
+BY: Final = ("tenant", "model", "version")
+TIMEOUT_S: Final = 60.0
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "costs",
+        help="show what tenants and models have cost",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="http://HOST:PORT of a server, or a folder")
+    parser.add_argument(
+        "--since", type=_seconds, default=3600.0, metavar="TIME", help="how far back: 90s, 15m, 1h, 30d (1h)"
+    )
+    parser.add_argument(
+        "--by", type=_by, default=("tenant", "model"), metavar="NAMES", help="of tenant, model, version (tenant,model)"
+    )
+    parser.add_argument("--price", type=positive, metavar="P", help="of a worker second")
+    parser.add_argument("--csv", action="store_true", help="write CSV instead of a table")
+    add_key_flag(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Add up and print."""
+    is_url = re.match(r"https?://", parsed.source) is not None
+    lines = _asked(parsed) if is_url else _read(Path(parsed.source), parsed.since)
+    head, *rows = table(lines, parsed.by, parsed.price)
+    if parsed.csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([head, *rows])
+    elif not rows:
+        sys.stdout.write("nothing ran in this time\n")
+    else:
+        for text in aligned([head, *rows]):
+            sys.stdout.write(text + "\n")
+    return 0
+
+
+def table(lines: Sequence[CostLine], by: Sequence[str], price: float | None) -> list[list[str]]:
+    """Return the head and the rows of what lines come to, the dearest first."""
+    sums: dict[tuple[str, ...], tuple[float, int]] = {}
+    for line in lines:
+        key = tuple(getattr(line, name) for name in by)
+        worker_s, rows = sums.get(key, (0.0, 0))
+        sums[key] = worker_s + line.worker_s, rows + line.rows
+    total = sum(worker_s for worker_s, _ in sums.values()) or 1.0
+    found = [[*by, "worker_s", "rows", "share", *(["cost"] if price else [])]]
+    for key, (worker_s, rows) in sorted(sums.items(), key=lambda one: (-one[1][0], one[0])):
+        cost = [f"{worker_s * price:.6g}"] if price else []
+        found.append([*key, f"{worker_s:.6f}", str(rows), f"{worker_s / total:.4f}", *cost])
+    return found
+
+
+def _read(folder: Path, since_s: float) -> list[CostLine]:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name that of --cost-log, or a server with http://")
+    try:
+        return summed(lines_since(folder, time.time() - since_s))
+    except OSError as failure:
+        raise ConfigError(f"{failure.filename or folder} cannot be read: {failure.strerror}") from failure
+
+
+def _asked(parsed: argparse.Namespace) -> list[CostLine]:
+    url = f"{url_of(parsed.source).geturl().rstrip('/')}/costs?since_s={parsed.since:g}"
+    message = request.Request(url, headers=key_header(parsed.api_key))  # noqa: S310 - `url_of` has seen to the scheme
+    try:
+        with request.urlopen(message, timeout=TIMEOUT_S) as answer:  # noqa: S310 - as above
+            return msgspec.json.decode(answer.read(), type=list[CostLine])
+    except error.HTTPError as failure:
+        told = failure.read(2000).decode(errors="replace")
+        raise ConfigError(f"{parsed.source} answers {failure.code}: {told}") from failure
+    except msgspec.DecodeError as failure:
+        raise ConfigError(f"{parsed.source} answers, but is no forebay server: {failure}") from failure
+    except HTTPException as failure:
+        raise ConfigError(f"{parsed.source} answers, but not in HTTP") from failure
+    except (error.URLError, TimeoutError, ConnectionError) as failure:
+        raise ConfigError(f"{parsed.source} does not answer: {reason_of(failure)}") from failure
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,9})([smhdw])", text, re.ASCII)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 15m, 1h or 30d, got {text!r}")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def _by(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= {*BY} or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(BY)} with commas between them, got {text!r}")
+    return names
