@@ -21,6 +21,7 @@ from forebay.cli.request_head import add_key_flag, key_header, url_of
 from forebay.cli.trace import aligned
 from forebay.errors import ConfigError
 from forebay.observe.cost_files import CostLine, lines_since, summed
+from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +108,7 @@ def _asked(parsed: argparse.Namespace) -> list[CostLine]:
     message = request.Request(url, headers=key_header(parsed.api_key))  # noqa: S310 - `url_of` has seen to the scheme
     try:
         with request.urlopen(message, timeout=TIMEOUT_S) as answer:  # noqa: S310 - as above
-            return msgspec.json.decode(answer.read(), type=list[CostLine])
+            return msgspec.json.decode(answer.read(), type=known(list[CostLine]))
     except error.HTTPError as failure:
         told = failure.read(2000).decode(errors="replace")
         raise ConfigError(f"{parsed.source} answers {failure.code}: {told}") from failure

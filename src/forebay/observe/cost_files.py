@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
+from forebay.types.first_use import known
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -103,4 +105,4 @@ def summed(lines: Iterator[CostLine]) -> list[CostLine]:
     return list(sums.values())
 
 
-_decoder: Final = msgspec.json.Decoder(CostLine)
+_decoder: Final = msgspec.json.Decoder(known(CostLine))
