@@ -29,7 +29,11 @@ from forebay.cluster.node_folder import folders
 pytest.importorskip("ray.cluster_utils")
 
 MACHINE = Path(__file__).parent / "ray_machine.py"
-NODES = ("one", "two", "three")
+NODES = ("one", "two", "three", "four")
+RECONNECT_S = int(os.environ.get("CLUSTER_RECONNECT_S", "10"))
+"""How long Ray goes on without its head; by itself it does for 60 s."""
+ALONE_S = int(os.environ.get("CLUSTER_ALONE_S", "15"))
+"""How long the deployment is asked after all of Ray has ended."""
 CLIENTS = 2
 WORKERS = 3
 PROJECT = """
@@ -59,7 +63,7 @@ def environment():
     return {
         **os.environ,
         **settings,
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     }
 
@@ -67,9 +71,9 @@ def environment():
 class Machine:
     """The cluster."""
 
-    def __init__(self):
+    def __init__(self, deployment):
         self.process: Any = subprocess.Popen(
-            [sys.executable, str(MACHINE), *NODES],
+            [sys.executable, str(MACHINE), deployment, *NODES],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -88,7 +92,7 @@ class Machine:
         left = [self.head, *self.pids()]
         self.process.stdin.close()
         try:
-            self.process.wait(20)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -239,7 +243,7 @@ class Life:
         (self.folder / "forebay.yaml").write_text(CONFIG)
 
     def machine(self):
-        self.machines.append(Machine())
+        self.machines.append(Machine(self.name))
         return self.machines[-1]
 
     def deploy(self, machine):
@@ -400,9 +404,10 @@ def all_of_ray_ends(life, machine, load):
     before = life.everything()
     load.longest_s = 0.0
     os.kill(machine.head, signal.SIGKILL)
-    eventually(lambda: not machine.pids(), "the end of all of Ray", 90)
-    until = time.monotonic() + 5
-    eventually(lambda: time.monotonic() > until)
+    eventually(lambda: not machine.pids(), "the end of all of Ray", RECONNECT_S + 80)
+    began, answered = time.monotonic(), len(load.answers)
+    eventually(lambda: time.monotonic() > began + ALONE_S, "further answers", ALONE_S + 1)
+    print(len(load.answers) - answered, "answers in", ALONE_S, "s without Ray,", len(load.failures), "failures")
     assert life.everything() == before
 
 
