@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Ray cluster with several nodes on this machine, as a program of its own: Ray ends every program that has joined it.
 
-It says in one line of JSON where the cluster is, and which processes it has. When its input ends, as it does however the
-test's process ends, so do the cluster, the deployment on it, and this program.
+It says in one line of JSON where the cluster is, and which processes it has. When its input ends, as it does however
+the test's process ends, so do the cluster, the deployment on it, and this program.
 """
 
 import contextlib
