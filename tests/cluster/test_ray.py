@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from tests.forked import COMMAND
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.cluster import local_view
 from forebay.cluster.node_folder import folders
 
+ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")
 
 MACHINE = Path(__file__).parent / "ray_machine.py"
@@ -55,6 +57,7 @@ models:
   - target: project.py:Count
     ray: {num_cpus: 0.5, num_gpus: 1}
 http: {port: 0}
+attach: {certfile: "%(tls)s/node.pem", cafile: "%(tls)s/ca.pem"}
 """
 
 
@@ -232,7 +235,13 @@ class Life:
     """What the steps share."""
 
     def __init__(self, folder):
-        self.folder = folder
+        self.folder, self.tls = folder / "project", folder / "tls"
+        self.folder.mkdir()
+        self.tls.mkdir()
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(self.tls / "ca.pem")
+        node = authority.issue_cert(ray.util.get_node_ip_address(), "127.0.0.1")
+        node.private_key_and_cert_chain_pem.write_to_path(self.tls / "node.pem")
         self.name = f"test-{secrets.token_hex(4)}"
         self.machines = []
         self.deployers = []
@@ -240,7 +249,7 @@ class Life:
 
     def write(self, version):
         (self.folder / "project.py").write_text(PROJECT % version)
-        (self.folder / "forebay.yaml").write_text(CONFIG)
+        (self.folder / "forebay.yaml").write_text(CONFIG % {"tls": self.tls})
 
     def machine(self):
         self.machines.append(Machine(self.name))

@@ -73,12 +73,17 @@ def begin(state: ClusterState | None, deployment: Deployment, now_s: float) -> C
     """Return the state in which a deployment is wanted; one that is wanted already changes nothing.
 
     Raises:
-        ConfigError: Another deployment runs here.
+        ConfigError: Another deployment runs here, or the same with other TLS files.
     """
     if state is None:
         state = ClusterState(version=0, deployment=deployment)
     elif state.deployment.name != deployment.name:
         raise ConfigError(f"the deployment is called '{state.deployment.name}', not '{deployment.name}'")
+    elif state.deployment.tls != deployment.tls:  # fronts and workers that run would not reach the new owners
+        raise ConfigError(
+            f"TLS between the nodes of '{deployment.name}' cannot change while it runs: end it first with forebay "
+            "cluster down, or give the same --attach-certfile, --attach-keyfile and --attach-cafile"
+        )
     elif state.deployment == deployment and not state.problem:
         return state
     known = {(run.unit.name, run.code): run for run in state.runs if run.key in state.live}

@@ -21,6 +21,8 @@ PROJECT: Final = "project:"
 """How texts begin that name a path in the project; a node puts its copy of the project there."""
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
 MAX_UNITS: Final = 1024
+TLS_FILES: Final = ("cafile", "certfile", "keyfile")
+"""The settings of `attach` that name TLS files; each node has its own files at these paths."""
 _NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 DeploymentName = Annotated[str, Meta(pattern=_NAME)]
@@ -73,6 +75,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     units: Annotated[tuple[Unit, ...], Meta(min_length=1, max_length=MAX_UNITS)]
     load_timeout_s: float = 300.0
     orphan_grace_s: float = 900.0
+
+    @property
+    def tls(self) -> dict[str, str]:
+        """The TLS files of a node, by their settings; none if nodes do not speak TLS with each other."""
+        attach = self.owner.get("attach", {})
+        return {name: attach[name] for name in TLS_FILES if attach.get(name)}
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,11 +21,12 @@ from forebay.cluster import control, project_files
 from forebay.cluster.deployment import read_state
 from forebay.cluster.node_folder import CODE, LOG, RAY, NodeFolder, claim, folders
 from forebay.cluster.node_life import NodeStatus
-from forebay.cluster.node_plan import FRONT, LOOPBACK, code_folder, owner_in
+from forebay.cluster.node_plan import FRONT, LOOPBACK, code_folder, owner_in, tls_files
 from forebay.cluster.node_ports import free_port
 from forebay.cluster.ray_library import ray_library
 from forebay.errors import ForebayError
 from forebay.types.first_use import known
+from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,15 +136,18 @@ class Host:
     def apply(self, state: bytes) -> int | tuple[str, ...]:
         """Have the node process do what a state says; returns the version that it does then.
 
-        If the node has no copy of files that are needed, nothing is done, and their digests are returned.
+        If the node has no copy of files that are needed, nothing is done, and their digests are returned. If it cannot
+        use its TLS files, or the node process refuses, the next report says why.
         """
         with self._lock:
             folder = self._folder
             assert folder is not None
-            needed = dict.fromkeys(run.code for run in read_state(state).runs)
+            wanted = read_state(state)
+            needed = dict.fromkeys(run.code for run in wanted.runs)
             if missing := tuple(one for one in needed if not code_folder(folder.path, one).is_dir()):
                 return missing
             try:
+                server_tls(**tls_files(wanted, folder.path, wanted.deployment.code), flag="--attach-")
                 told = control.ask(folder.control, self._secret, "apply", state)
             except ForebayError as error:
                 self._problem = error.message

@@ -100,6 +100,17 @@ def code_folder(folder: Path, digest: str) -> Path:
     return folder / CODE / digest
 
 
+def tls_files(state: ClusterState, folder: Path, code: str) -> dict[str, str]:
+    """Return where a node has its TLS files, by their settings.
+
+    Args:
+        state: Of the deployment.
+        folder: The folder of the node.
+        code: The digest of the project, where they may be.
+    """
+    return {name: _text(path, folder, code) for name, path in state.deployment.tls.items()}
+
+
 def _front(state: ClusterState, http_port: int) -> dict[str, Any] | None:
     """Return the configuration of a front; None while there is no owner that it could ask."""
     models: list[dict[str, Any]] = []
@@ -111,7 +122,8 @@ def _front(state: ClusterState, http_port: int) -> dict[str, Any] | None:
     if not models:
         return None
     front: dict[str, Any] = {**state.deployment.front, "models": models}
-    front["attach"] = {**front.get("attach", {}), "secret": f"@{SECRET}"}
+    tls = {f"owner_{name}": path for name, path in state.deployment.tls.items()}
+    front["attach"] = {**front.get("attach", {}), **tls, "secret": f"@{SECRET}"}
     front["http"] = {**front.get("http", {}), "port": http_port}
     return front
 
@@ -136,6 +148,7 @@ def _worker(state: ClusterState, placed: PlacedWorker, run: Run, folder: Path, p
         *("--connect", f"@{folder / run.key}.address"),
         *("--secret", f"@{folder / SECRET}"),
         *("--orphan-grace-s", f"{state.deployment.orphan_grace_s:g}"),
+        *(word for name, path in tls_files(state, folder, run.code).items() for word in (f"--{name}", path)),
         *run.unit.worker_flags,
     )
     env = dict(run.unit.env)

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
@@ -27,6 +27,9 @@ from forebay.cluster.reservations import NAMESPACE
 from forebay.errors import ConfigError, ForebayError
 from forebay.types.first_use import known
 from forebay.workers.parent_death import end_with
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 LOCAL: Final = "local"
 HEAD: Final = "node:__internal_head__"
@@ -160,7 +163,11 @@ class _Program:
         Raises:
             ConfigError: It cannot run here.
         """
-        self._require_room()
+        nodes = [node for node in cast("list[RayNode]", self._ray.nodes()) if node["Alive"]]
+        deployment = msgspec.msgpack.decode(self._job.deployment, type=known(Deployment))
+        require_room(deployment, nodes)
+        if warning := open_to_readers(deployment, {node["NodeManagerAddress"] for node in nodes}):
+            self._say(kind="say", text=f"warning: {warning}")
         if not self._is_deployed():
             require_no_other_host(self._job.name)
         kind = self._ray.remote(Controller)
@@ -180,19 +187,6 @@ class _Program:
         if problem:
             raise ConfigError(problem)
         self._follow(controller)
-
-    def _require_room(self) -> None:
-        """Check that some node could have each worker, if nothing else ran there.
-
-        Raises:
-            ConfigError: None could.
-        """
-        nodes = [node for node in cast("list[RayNode]", self._ray.nodes()) if node["Alive"]]
-        deployment = msgspec.msgpack.decode(self._job.deployment, type=known(Deployment))
-        for unit in deployment.units:
-            why = why_not(unit.needs, [node["Resources"] for node in nodes], [node["Labels"] for node in nodes])
-            if unit.workers and why:
-                raise ConfigError(f"'{unit.name}' cannot run on this cluster: {why}; change `ray` beside its target")
 
     def _follow(self, controller: Any) -> None:
         said: set[str] = set()
@@ -252,6 +246,28 @@ class _Program:
                 break
             time.sleep(LOOK_S)
         self._say(kind="done", text=job.node)
+
+
+def require_room(deployment: Deployment, nodes: list[RayNode]) -> None:
+    """Check that some node could have each worker, if nothing else ran there.
+
+    Raises:
+        ConfigError: None could.
+    """
+    for unit in deployment.units:
+        why = why_not(unit.needs, [node["Resources"] for node in nodes], [node["Labels"] for node in nodes])
+        if unit.workers and why:
+            raise ConfigError(f"'{unit.name}' cannot run on this cluster: {why}; change `ray` beside its target")
+
+
+def open_to_readers(deployment: Deployment, machines: Collection[str]) -> str:
+    """Return a warning if machines send each other requests that are not encrypted; empty otherwise."""
+    if len(machines) < 2 or deployment.tls:
+        return ""
+    return (
+        f"what the {len(machines)} machines of this cluster send each other is not encrypted, and others may read it "
+        "on its way; give --attach-certfile, --attach-keyfile and --attach-cafile"
+    )
 
 
 def require_no_other_host(name: str) -> None:

@@ -68,8 +68,8 @@ class TlsFiles:
 
 
 def server_tls(
-    certfile: str | None,
-    keyfile: str | None,
+    certfile: str | None = None,
+    keyfile: str | None = None,
     cafile: str | None = None,
     *,
     flag: str = "--",
@@ -78,7 +78,7 @@ def server_tls(
     """Return how a port encrypts its connections; None if it does not.
 
     Args:
-        certfile: The certificate chain, in PEM.
+        certfile: The certificate chain, in PEM; None if the port does not speak TLS.
         keyfile: Its private key; None if it is in the same file.
         cafile: Authorities in PEM, of which clients must have a certificate; None asks them for none.
         flag: How the flags begin that name the files, for messages.

@@ -15,10 +15,22 @@ from hypothesis import strategies as st
 
 from forebay.cluster import control, node_folder, project_files
 from forebay.cluster.control import ControlSocket, ask
-from forebay.cluster.deployment import MAX_STATE_BYTES, ClusterState, Deployment, Unit, encode_state, read_state
-from forebay.cluster.host import own_environment
+from forebay.cluster.decisions import begin
+from forebay.cluster.deployment import (
+    MAX_STATE_BYTES,
+    ClusterState,
+    Deployment,
+    Owning,
+    PlacedWorker,
+    Run,
+    Unit,
+    encode_state,
+    read_state,
+)
+from forebay.cluster.host import Host, own_environment
 from forebay.cluster.node_folder import Identity, NodeFolder, claim, folder_of, folders
 from forebay.cluster.node_plan import FRONT, plan_of
+from forebay.cluster.ray_program import open_to_readers
 from forebay.errors import ConfigError, InvalidRequest, Unavailable
 
 SECRET = b"0123456789abcdef"
@@ -101,6 +113,54 @@ STATE = ClusterState(
     version=1,
     deployment=Deployment(name="d", code="c", front={}, owner={}, units=(Unit(name="u", target="t", models=("u",)),)),
 )
+
+
+def encrypted(folder):
+    """The state with TLS files, one of them in the project."""
+    attach = {"certfile": str(folder / "cert.pem"), "cafile": "project:ca.pem", "keyfile": None}
+    run = Run(key="u-1", unit=msgspec.structs.replace(STATE.deployment.units[0], workers=1), code="c")
+    owner = Owning(key="u-1.owner-2", run=run.key, node="one", host="127.0.0.1", port=1, http_port=2)
+    return msgspec.structs.replace(
+        STATE,
+        deployment=msgspec.structs.replace(STATE.deployment, owner={"attach": attach}),
+        runs=(run,),
+        live=(run.key,),
+        routes={run.key: owner.key},
+        owners=(owner,),
+        workers=(PlacedWorker(run=run.key, index=0, node="one"),),
+    )
+
+
+def test_all_processes_of_a_node_show_its_certificate_and_check_those_of_others(tmp_path):
+    plan = plan_of(encrypted(tmp_path), "one", tmp_path, "python", 8080)
+    own, authority = str(tmp_path / "cert.pem"), str(tmp_path / "code/c/ca.pem")
+    front, owner = (msgspec.json.decode(plan.files[file])["attach"] for file in ("front.yaml", "u-1.owner-2.yaml"))
+    assert (front["owner_certfile"], front["owner_cafile"]) == (own, authority)
+    assert (owner["certfile"], owner["cafile"]) == (own, authority)
+    (worker,) = [" ".join(one.argv) for one in plan.children if one.name.startswith("worker")]
+    assert f"--cafile {authority} --certfile {own}" in worker
+
+
+def test_a_host_says_which_tls_file_its_node_does_not_have(deployment, tmp_path, monkeypatch):
+    host = Host(deployment, "one", "127.0.0.1")
+    monkeypatch.setattr(control, "ask", lambda *_: pytest.fail("the node process was told to use them"))
+    host._folder = claim(deployment, "one", SECRET)
+    (host._folder.path / "code/c").mkdir()
+    assert host.apply(encode_state(encrypted(tmp_path))) == -1
+    assert f"{tmp_path}/cert.pem" in host._problem
+
+
+def test_tls_between_nodes_cannot_change_while_a_deployment_runs(tmp_path):
+    before, wanted = encrypted(tmp_path), msgspec.structs.replace(STATE.deployment, code="new")
+    with pytest.raises(ConfigError, match="cannot change while it runs"):
+        begin(before, wanted, 0.0)
+    assert begin(before, msgspec.structs.replace(before.deployment, code="new"), 0.0).version == before.version + 1
+
+
+def test_machines_that_others_can_listen_to_are_warned_of(tmp_path):
+    assert "what the 2 machines of this cluster" in open_to_readers(STATE.deployment, {"10.0.0.5", "10.0.0.6"})
+    assert open_to_readers(STATE.deployment, {"10.0.0.5"}) == ""
+    assert open_to_readers(encrypted(tmp_path).deployment, {"10.0.0.5", "10.0.0.6"}) == ""
 
 
 @given(st.binary(max_size=200))

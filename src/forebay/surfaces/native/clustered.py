@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 
 from forebay.cluster import project_files
-from forebay.cluster.deployment import PROJECT, Deployment, Unit
+from forebay.cluster.deployment import PROJECT, TLS_FILES, Deployment, Unit
 from forebay.errors import ConfigError
 from forebay.repository.address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
@@ -27,13 +27,17 @@ from forebay.surfaces.native.repositories import is_repository, name_of
 from forebay.surfaces.native.servings import serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.settings import declared
+from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from forebay.surfaces.contract import Options, Project, TargetEntry
 
-_OF_OWNERS: Final = ("grace_s", "hang_s", "hello_s", "max_connections", "max_frame_bytes", "max_elements")
+_OF_OWNERS: Final = (
+    *("grace_s", "hang_s", "hello_s", "max_connections", "max_frame_bytes", "max_elements"),
+    *TLS_FILES,
+)
 _OWNER_GRACE_S: Final = 30.0
 """How long requests wait for workers that dial again, if nobody says: they come from other nodes."""
 _OF_WORKERS: Final = ("workers", "threads", "worker_kind", "ray")
@@ -86,7 +90,7 @@ def deployment_of(
     }
     log = {key: process.pop(key) for key in ("format", "level") if key in process}
     common = {**process, **({"log": log} if log else {})}
-    attach = {one.key: getattr(options.attach, name) for name, one in declared(AttachConfig).items()}
+    attach = {one.key: _value(options.attach, name, one) for name, one in declared(AttachConfig).items()}
     told = {key: value for key, value in attach.items() if key in _OF_OWNERS and value is not None}
     if options.attach.grace_s == AttachConfig().grace_s:
         told["grace_s"] = _OWNER_GRACE_S
@@ -118,10 +122,14 @@ def _require_possible(options: Options, entries: Sequence[TargetEntry]) -> None:
         raise ConfigError("--cluster opens the doors for workers itself; leave out --attach and --owner")
     if attach.secret is not None:
         raise ConfigError("--cluster makes a secret itself; leave out --attach-secret (FOREBAY_SECRET)")
-    if attach.certfile or attach.cafile or attach.owner_cafile:
+    if attach.owner_cafile or attach.owner_certfile or attach.owner_keyfile:
         raise ConfigError(
-            "--cluster connects its nodes without TLS; leave out the certificates of --attach and --owner"
+            "--cluster has each node show and check the files of --attach-certfile, --attach-keyfile and "
+            "--attach-cafile; leave out those of --owner"
         )
+    server_tls(attach.certfile, attach.keyfile, attach.cafile, flag="--attach-")
+    if attach.certfile and not attach.cafile:
+        raise ConfigError("--cluster needs --attach-cafile beside --attach-certfile: nodes check each other's")
     if options.fronts is not None:
         raise ConfigError("--cluster has one front on each node; leave out --fronts")
     if options.reload:
@@ -236,7 +244,14 @@ def _movable(value: Any, folder: Path | None) -> Any:
 
 def _told(struct: HttpConfig | GrpcConfig | RepositoryConfig) -> dict[str, Any]:
     """Return what a struct says that is not the default, by the keys of files."""
-    return {one.key: getattr(struct, name) for name, one in declared(type(struct)).items() if _is_told(struct, one)}
+    its = declared(type(struct)).items()
+    return {one.key: _value(struct, name, one) for name, one in its if _is_told(struct, one)}
+
+
+def _value(struct: Any, name: str, setting: Any) -> Any:
+    """Return the value of a setting; a path as an absolute one, since processes of nodes have other working folders."""
+    value = getattr(struct, name)
+    return os.path.abspath(value) if setting.written.is_path and value else value  # noqa: PTH100
 
 
 def _is_told(struct: Any, setting: Any) -> bool:
