@@ -2,6 +2,7 @@
 """Workers that dial in over TLS: what is believed on both sides, and what is said of what is not."""
 
 import os
+import signal
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import trustme
-from tests.integration.test_attached import Worker, door_of, joined, sentence
+from tests.integration.test_attached import Worker, door_of, joined, sentence, workers_of
 from tests.waiting import PATIENCE_S
 
 SECRET = "the secret of these tests"
@@ -97,6 +98,20 @@ def test_batches_streams_lines_and_metrics_travel_over_tls(opened, work, files, 
     eventually(lambda: server.metric("test_calls_total") == len(bodies))
     assert echo.signal().wait() == 0
     assert count.signal().wait() == 0
+
+
+def test_what_a_worker_had_not_read_when_it_was_killed_is_handed_on(opened, work, files, eventually):
+    server = opened("--attach-certfile", files / "both.pem", "--worker-grace-s", "60")
+    doomed = work(server, "--cafile", files / "ca.pem").ready()
+    joined(server, "echo", 1, eventually)
+    doomed.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as executor:
+        answer = executor.submit(server.client.post, "/models/echo", content=bytes(3_000_000))
+        eventually(lambda: workers_of(server, "echo")["idle"] == 0)
+        doomed.stop()  # so the kernel ends the connection with an error
+        work(server, "--cafile", files / "ca.pem").ready()
+        assert answer.result().content == bytes(3_000_000)
+    assert "Traceback" not in server.log
 
 
 def test_both_sides_may_show_a_certificate_instead_of_a_secret(opened, work, files, eventually):

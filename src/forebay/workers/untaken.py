@@ -22,6 +22,8 @@ def untaken_bytes(transport: asyncio.Transport) -> int:
     """
     left = transport.get_write_buffer_size()
     sock = transport.get_extra_info("socket")
+    if sock is None:  # closed meanwhile, with TLS
+        return left
     try:
         return left + struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _NONE))[0]
     except (OSError, ValueError):  # closed meanwhile

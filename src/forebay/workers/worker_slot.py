@@ -217,11 +217,13 @@ class WorkerSlot(asyncio.Protocol):
 
     def _is_local(self) -> bool:
         """Tell whether the worker is on this machine, so that nobody between us ends the connection."""
-        return self._transport is not None and self._transport.get_extra_info("socket").family == socket.AF_UNIX
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return sock is not None and sock.family == socket.AF_UNIX  # of TLS there is none once it is closed
 
     def fileno(self) -> int:
         """Return the descriptor of the connection, for `select`; -1 if there is none."""
-        return -1 if self._transport is None else self._transport.get_extra_info("socket").fileno()
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if sock is None else sock.fileno()
 
     def open(self, options: Mapping[str, Any]) -> None:
         """Answer a hello."""

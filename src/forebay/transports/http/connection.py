@@ -274,9 +274,11 @@ class HttpConnection(ReadingConnection):
 
 def _events(transport: asyncio.Transport) -> int:
     """Return what the kernel knows of a client, whatever of what it sent is still to be read."""
-    closed = select.poll()
+    closed, sock = select.poll(), transport.get_extra_info("socket")
+    if sock is None:  # closed meanwhile, with TLS
+        return 0
     try:
-        closed.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        closed.register(sock.fileno(), select.POLLRDHUP)
     except ValueError:  # closed meanwhile
         return 0
     return sum(events for _, events in closed.poll(0))
