@@ -84,6 +84,7 @@ class Port(ReplyToAll):
 
     def to_all(self, requests, outcomes):
         pairs = list(zip(requests, outcomes, strict=True))
+        assert {request.reply for request in requests} == {self}
         for request, outcome in pairs:
             if request.body[0][0] % 3:
                 self.story.reply(request, outcome)
@@ -103,7 +104,7 @@ class Story:
         self.may_fail = set()
         self.cancelled = set()
         self.origins = [MemoryOrigin() for _ in range(3)]
-        self.port = Port(self)
+        self.ports = [Port(self) for _ in range(2)]
 
     def reply(self, request, outcome):
         self.replies[request].append((outcome, self.clock.now))
@@ -123,9 +124,10 @@ class Story:
         self.endpoint.submit(request)
 
     def crowd(self, count, origin):
-        if not self.port.arrived:
-            self.endpoint.expect(self.port.bring)
-        self.port.arrived += [origin] * count
+        port = self.ports[count % 2]
+        if not port.arrived:
+            self.endpoint.expect(port.bring)
+        port.arrived += [origin] * count
 
     def cancel(self, which):
         if self.requests:

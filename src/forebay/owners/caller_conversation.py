@@ -93,7 +93,8 @@ class CallerConversation:
     @property
     def is_taking(self) -> bool:
         """Whether requests are taken."""
-        return self.is_open and CALLERS[self.state][REQUESTS] is not CALLERS[self.state][DRAIN]
+        row = CALLERS[self.state]
+        return REQUESTS in row and row[REQUESTS] is not row[DRAIN]
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[HandedRequests | MemberServings | SeesMemory]:
         """Read bytes and yield what is said but for beats; a violation ends that, and is the `problem`."""

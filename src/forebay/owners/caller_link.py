@@ -34,7 +34,7 @@ from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, Calle
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
-from forebay.owners.wire import EndedSeat, HandedOnFor, HandedRequests, MemberServings, bytes_of
+from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
@@ -683,7 +683,7 @@ class CallerLink(asyncio.Protocol):
         is_usual = self._conversation.is_taking and not self._coming and not self._lying
         return callee if is_usual and callee is not None and not callee.streams else None
 
-    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOnFor, body: Any, now: float) -> _Seat | None:
+    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
         """Seat a short request with params that came before; None if there is more to be looked at."""
         params = desk.known.get(told.params)
         if params is None or type(body) is not bytes or told.size != 1:
@@ -719,7 +719,7 @@ class CallerLink(asyncio.Protocol):
         return desk
 
     def _admit(
-        self, desk: _Desk, callee: Callee | None, told: HandedOnFor, top: int, lying: Sequence[Apart]
+        self, desk: _Desk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]
     ) -> int | None:
         """Return how long the body of a request is that may be submitted; None of one that is answered already."""
         held = self._forget(top) if self._coming else 0
@@ -744,7 +744,7 @@ class CallerLink(asyncio.Protocol):
         return None
 
     def _copied(
-        self, desk: _Desk, told: HandedOnFor, lying: Sequence[Apart], size: int
+        self, desk: _Desk, told: HandedOn, lying: Sequence[Apart], size: int
     ) -> Generator[int, None, int | None]:
         """Copy what lies in memory of the front; returns the size, or None for a request that cannot be read."""
         if (yield from self._copy(lying, self._places_of(self._numbers[desk]))):
@@ -782,7 +782,7 @@ class CallerLink(asyncio.Protocol):
         return True
 
     def _seat(
-        self, desk: _Desk, callee: Callee, told: HandedOnFor, body: Any, now: float, size: int
+        self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
     ) -> _Seat | _TensorSeat:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat

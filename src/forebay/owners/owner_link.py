@@ -32,8 +32,6 @@ from forebay.owners.parts_ahead import PartsAhead
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.wire import (
     EndedSeat,
-    HandedOn,
-    HandedOnFor,
     ModelRequests,
     OwnedModels,
     OwnerAnswers,
@@ -132,6 +130,7 @@ class OwnerLink(asyncio.Protocol):
         self._lying: list[Apart] = []
         self._ahead = PartsAhead()
         self._traces = here(TraceContexts)
+        self._known_head: tuple[Mapping[str, Any] | None, bytes] = None, b""
         self._files: SharedFiles | None = None
         self._reading: InSteps | None = None
         self._is_speaking = False
@@ -329,18 +328,16 @@ class OwnerLink(asyncio.Protocol):
     def hand_on(self, slot: OwnerSlot, first: int, requests: Sequence[Request]) -> None:
         """Send requests under names in a row from the first one, and fail those that cannot be sent."""
         now, short = time.monotonic(), min(frames.LONG_BYTES - 1, self._conversation.max_body_bytes)
-        params: Mapping[str, Any] | None = None
-        packed = b""
+        params, packed = self._known_head
+        traces, has_spans = self._traces, self._traces.begin is not None
         for name, request in enumerate(requests, first):
             try:
-                if request.params is not params:  # most of a bundle came with the same head
+                if request.params is not params:  # most come with a head that came before
                     packed = _packed(request.params)
-                    params = request.params
+                    params, _ = self._known_head = request.params, packed
                 body = request.body
-                if type(body) is bytes and len(body) <= short:
-                    pieces, size = (), len(body)
-                else:
-                    body, pieces, size = self._laid(slot, name, body)
+                is_short = type(body) is bytes and len(body) <= short
+                body, pieces, size = (body, (), len(body)) if is_short else self._laid(slot, name, body)
             except (ForebayError, TypeError) as error:
                 failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
                 failure = Failure(without_frames(failed))
@@ -349,12 +346,15 @@ class OwnerLink(asyncio.Protocol):
             size += len(packed) + HEAD_BYTES
             if self._new_bytes + size > FRAME_BYTES:
                 self._say()
-            root, tenant, client = request.root(), request.tenant, client_of(request.origin)
-            told = name, packed, request.size, request.deadline - now, root.id, self._traces.outgoing(root), client
-            slot.joins.append(HandedOn(*told) if tenant is None else HandedOnFor(*told, tenant.name, tenant.tier))
+            root, tenant = request.root(), request.tenant
+            trace = traces.outgoing(root) if has_spans or root.trace else ""
+            told = name, packed, request.size, request.deadline - now, root.id, trace, client_of(request.origin)
+            slot.joins.append(told if tenant is None else (*told, tenant.name, tenant.tier))  # as `HandedOn`
             slot.bodies.append(body)
             self._new[slot] = None
             self._new_bytes += size
+            if is_short:
+                continue
             slot.following += pieces
             if self._following_bytes >= FOLLOWING_BYTES or self._lying_bytes >= LYING_BYTES:
                 self._say()

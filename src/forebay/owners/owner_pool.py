@@ -253,7 +253,8 @@ class OwnerPool(SlotPool[OwnerSlot]):
         left: EntryBatch | None = batch
         while left is not None:
             slot = self._roomiest()
-            taken, left = _cut(left, slot.fitting(left, self._batch_size))
+            count = slot.fitting(left, self._batch_size)
+            taken, left = (left, None) if count == len(left.entries) else _cut(left, count)
             if taken is not None:
                 self.idle -= taken.rows
                 self._asked[slot] = None
@@ -344,10 +345,8 @@ class OwnerPool(SlotPool[OwnerSlot]):
             self._refuse(Unavailable(f"the owner {self._owner} of '{self.model}' {self.problem}; try again later"))
 
 
-def _cut(batch: EntryBatch, count: int) -> tuple[EntryBatch | None, EntryBatch | None]:
-    """Return a batch of the first entries, and one of the others; None where there are none."""
-    if count == len(batch.entries):
-        return batch, None
+def _cut(batch: EntryBatch, count: int) -> tuple[EntryBatch | None, EntryBatch]:
+    """Return a batch of the first entries, None where there are none, and one of the others."""
     if not count:
         return None, batch
     first, others = batch.entries[:count], batch.entries[count:]

@@ -79,9 +79,16 @@ class RequestSeats(Seating):
         self, names: Iterable[int], outcomes: Iterable[Outcome]
     ) -> list[tuple[EntryBatch, Done, Sequence[Outcome]]]:
         """Take out requests that have ended; returns them in batches, with their outcomes."""
+        ending, opened = [*names], self.open
+        sitting = opened.get(ending[0]) if ending else None
+        if sitting is not None and ending == [*range(sitting.name, sitting.name + len(sitting.batch.entries))]:
+            for name, entry in zip(ending, sitting.batch.entries, strict=True):  # all that left together, as most do
+                del opened[name], self._names[entry]
+            self.free += sitting.batch.rows
+            return [(sitting.batch, sitting.done, [*outcomes])]
         found: dict[Sitting, tuple[list[Entry], list[Outcome]]] = {}
-        for name, outcome in zip(names, outcomes, strict=True):
-            sitting = self.open.pop(name)
+        for name, outcome in zip(ending, outcomes, strict=True):
+            sitting = opened.pop(name)
             entry = sitting.batch.entries[name - sitting.name]
             del self._names[entry]
             if sitting not in found:

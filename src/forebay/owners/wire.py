@@ -37,7 +37,7 @@ class SeesMemory(msgspec.Struct, frozen=True, array_like=True, tag="sees"):
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way to its owner; its body follows.
 
-    What stands after these is not read; those of a tenant follow in `HandedOnFor`.
+    What stands after these is not read; a front that has not told tenants apart leaves the last two out.
 
     Attributes:
         seat: What both sides call it, until it has ended.
@@ -47,6 +47,8 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         id: What the client and the logs call it; empty if nobody has named it yet.
         trace: The `traceparent` of the span that it is for the front; empty if it belongs to no trace.
         client: Stands for the connection that it came by; 0 if that is not known.
+        tenant: The name of the tenant; empty for a request without one.
+        tier: The class of the request.
     """
 
     seat: _Count
@@ -56,16 +58,6 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: str
     trace: _Trace = ""
     client: _Number = 0
-
-
-class HandedOnFor(HandedOn, frozen=True, array_like=True, gc=False):
-    """The same where the front has told tenants apart.
-
-    Attributes:
-        tenant: The name of the tenant; empty for a request without one.
-        tier: The class of the request.
-    """
-
     tenant: _Name = ""
     tier: _Class = 0
 
@@ -81,7 +73,7 @@ class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     model: _Number
-    seats: list[HandedOnFor]
+    seats: list[HandedOn]
     leaves: list[int]
     allows: list[tuple[int, _Count]]
 

@@ -329,6 +329,9 @@ class Endpoint:
 
     def submit_bundle(self, requests: Sequence[Request], now: float) -> None:
         """Queue requests that have times of their own, and arrived now, as `submit` would."""
+        if len(requests) == 1:
+            self.submit(requests[0])
+            return
         deadlines = [request.deadline for request in requests]
         if {request.size for request in requests} == {1} and max(deadlines) <= now + self._max_timeout_s:
             self.submit_all(requests, now, min(deadlines))
@@ -472,15 +475,15 @@ class Endpoint:
         self.answering = None if self.pool.is_elsewhere else batch
         if self._accounts is not None and batch.worker_s:  # the nodes of a graph say what that has cost
             self._bill(batch, self._accounts)
-        shared = batch.entries[0].reply
         opened = self._open
-        if isinstance(shared, ReplyToAll) and _are_alike(batch.entries, outcomes):
+        if shared := _shared_replies(batch.entries, outcomes):
             answered: list[Any] = batch.entries
             for entry in answered:
                 del opened[entry]
                 entry.done = True
-            for entry, outcome in shared.to_all(answered, outcomes):
-                self._hand_over(entry, outcome)
+            for reply, entries, its in shared:
+                for entry, outcome in reply.to_all(entries, its):
+                    self._hand_over(entry, outcome)
         else:
             answered = self._answer_each(batch, outcomes)
         self.answering = None
@@ -746,8 +749,21 @@ def _told(error: Exception) -> ForebayError:
     return InternalError("the answer could not be written")
 
 
-def _are_alike(entries: Sequence[Any], outcomes: Sequence[Outcome]) -> bool:
-    """Tell whether all are requests with the same reply that somebody waits for, and none has failed."""
-    if Failure in set(map(type, outcomes)) or any(map(_is_done, entries)):
-        return False
-    return len(set(map(_reply_of, entries))) == 1
+def _shared_replies(
+    entries: Sequence[Any], outcomes: Sequence[Outcome]
+) -> Sequence[tuple[ReplyToAll, Sequence[Any], Sequence[Outcome]]]:
+    """Return the replies of a batch, each with its requests; none unless all take several, and no request failed."""
+    replies = dict.fromkeys(map(_reply_of, entries))
+    for reply in replies:
+        if not isinstance(reply, ReplyToAll):
+            return ()
+    if Failure in {*map(type, outcomes)} or any(map(_is_done, entries)):
+        return ()
+    if len(replies) == 1:
+        return ((entries[0].reply, entries, outcomes),)
+    found: dict[ReplyToAll, tuple[list[Any], list[Outcome]]] = {reply: ([], []) for reply in replies}
+    for entry, outcome in zip(entries, outcomes, strict=True):
+        its, theirs = found[entry.reply]
+        its.append(entry)
+        theirs.append(outcome)
+    return [(reply, its, theirs) for reply, (its, theirs) in found.items()]

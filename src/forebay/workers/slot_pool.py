@@ -189,7 +189,7 @@ class SlotPool(Pool, Generic[S]):
         if slot not in self._seated:
             return
         self.idle += rows
-        while (orphan := self._first_orphan()) is not None:
+        while self._orphans and (orphan := self._first_orphan()) is not None:
             batch, done = orphan
             if batch.rows > (self.seats if self.room is None else self.room):
                 break

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +108,26 @@ def test_what_comes_in_a_turn_leaves_together_and_each_is_answered_as_it_ends():
         assert front.answers["b"] == f"of {names[1]}"
         assert front.endpoint.metrics.codes["ok"] == 4
         assert (slot.under_way, slot.seating.open) == (0, {})
+
+    played(story)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_those_of_bundles_are_answered_in_any_order_and_in_any_groups(seed):
+    async def story(front):
+        chance = random.Random(seed)
+        link, slot = front.dial()
+        await front.ask("abc")
+        await front.ask("defg")
+        names = link.names("abcdefg")
+        left = chance.choice([names[:], names[3:] + names[:3], chance.sample(names, 7)])
+        while left:
+            count = chance.choice([1, 3, 4, 7])
+            answer(slot, left[:count])
+            left = left[count:]
+            assert slot.under_way == len(slot.seating.open) == len(left)
+        assert front.answers == {body: f"of {name}" for body, name in zip("abcdefg", names, strict=True)}
+        assert not any(map(slot.seating.abandon, front.requests.values()))
 
     played(story)
 
