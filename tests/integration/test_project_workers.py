@@ -168,3 +168,26 @@ def test_what_cannot_be_is_one_sentence(cli, write, more, options, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_server_says_how_many_workers_should_dial_in(serve, write, work, tmp_path, eventually):
+    write(settings="max_batch_size = 1")
+    (tmp_path / "forebay.yaml").write_text(
+        "models: [{target: model.py, workers: {min: 0, max: 3, scale_down_s: 0.5, dial_in: true}}]\nattach: unix:s\n"
+    )
+    server = door_of(serve(tmp_path / "forebay.yaml", "--worker-grace-s", "0"))
+    assert (server.client.get("/readyz").status_code, server.metric("forebay_workers_wanted")) == (503, 1)
+    with ThreadPoolExecutor(4) as executor:
+        waiting = [executor.submit(server.call, "it", 1) for _ in range(4)]  # nobody has come, and none is refused
+        eventually(lambda: server.metric("forebay_waiting_samples") == 4)
+        worker = work(server, settings="max_batch_size = 1")
+        assert {one.result().status_code for one in waiting} == {200}
+    eventually(lambda: server.metric("forebay_workers_wanted") == 0)
+    worker.stop()
+    eventually(lambda: workers_of(server, "it")["alive"] == 0)
+    assert server.client.get("/readyz").status_code == 200
+    with ThreadPoolExecutor(1) as executor:
+        late = executor.submit(server.call, "it", 1)
+        eventually(lambda: server.metric("forebay_workers_wanted") >= 1)
+        work(server, settings="max_batch_size = 1")
+        assert late.result().status_code == 200

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the controller of a cluster decides: whatever happens to nodes, live models keep an owner, and it all ends."""
 
+from pathlib import Path
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.cluster.decisions import NodeView, View, begin, decide, drain, run_of, why_not
 from forebay.cluster.deployment import Deployment, PlacedWorker, Unit, encode_state, read_state
+from forebay.cluster.node_plan import plan_of
 from forebay.types.ray_needs import RayNeeds
+from forebay.types.worker_range import WorkerRange
 
 NODES = ("a", "b", "c")
 UNITS = ("iris", "clip", "ocr")
@@ -157,6 +162,25 @@ def test_a_version_that_never_gets_ready_is_given_up():
     assert (cluster.state.live, cluster.state.deployment) == (live, wanted)
     assert [run.key for run in cluster.state.runs] == list(live)
     assert cluster.state.problem.startswith("rolled back: the new version of clip, iris was not ready within 100 s")
+
+
+def test_the_number_of_workers_follows_what_their_owner_wants_within_its_bounds():
+    cluster = Cluster()
+    unit = Unit(name="iris", target="iris.py", models=("iris",), workers=1, bounds=WorkerRange(min=0, max=3))
+    cluster.state = begin(None, Deployment(name="test", code="code0", front={}, owner={}, units=(unit,)), 0.0)
+    cluster.look()
+    (run,), (owner,) = cluster.state.runs, cluster.state.owners
+    for wanted, count in ((None, 1), (2, 2), (9, 3), (None, 3), (1, 1), (0, 0), (None, 0), (2, 2)):
+        nodes = dict(cluster.view().nodes)
+        if wanted is not None:
+            nodes[owner.node] = msgspec.structs.replace(nodes[owner.node], wanted={owner.key: wanted, "another": 7})
+        placed = {(run.key, index): PlacedWorker(run=run.key, index=index, node="a") for index in range(3)}
+        cluster.state = read_state(encode_state(decide(cluster.state, View(nodes=nodes, placed=placed))))
+        assert [one.index for one in cluster.state.workers] == list(range(count))
+        assert cluster.state.size(run) == count
+    files = plan_of(cluster.state, owner.node, Path("/n"), "python", 1).files
+    (told,) = msgspec.json.decode(files[f"{owner.key}.yaml"])["models"]
+    assert told["workers"] == {"min": 0, "max": 3, "initial": 2, "dial_in": True}  # for one that is started anew
 
 
 def test_new_owners_are_shared_out():

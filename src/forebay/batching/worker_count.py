@@ -39,6 +39,9 @@ SPAN_S: Final = 1.0
 """Shortest time over which arrivals and waiting rows are averaged."""
 
 
+STUCK_START_S: Final = 60.0
+"""A start that takes so long, and twice as long as others, does not keep the number from shrinking."""
+
 LATE_LOOKS: Final = 3
 """Looks in a row at which the queue time must be above the target; a burst that is gone by then is no reason."""
 
@@ -154,7 +157,9 @@ class WorkerCount:
         """Return the number of workers that should be there."""
         self._average(seen, now)
         needed = min(max(self._needed(seen), self._bounds.min), self._bounds.max)
-        if needed >= self.wanted or seen.starting:  # one that starts may be awaited by a client that was refused
+        # One that starts may be awaited by a client that was refused; one for which there is no place never comes.
+        is_starting = seen.starting and seen.starting_s < max(STUCK_START_S, 2 * seen.start_s)
+        if needed >= self.wanted or is_starting:
             self.wanted, self._quiet_since = max(needed, self.wanted), now
         elif now - self._quiet_since >= self._quiet_s:
             self.wanted, self._quiet_since = self.wanted - 1, now

@@ -191,6 +191,7 @@ class Controller:
                 host=one.report.host,
                 applied=one.report.applied,
                 owners=one.report.owners,
+                wanted=one.report.wanted,
                 spare=one.report.spare,
                 is_silent=one.is_silent,
                 has_cpus=one.has_cpus,

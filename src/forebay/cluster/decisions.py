@@ -42,6 +42,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         host: Where other nodes reach it.
         applied: The version of the state that it runs.
         owners: Its owner processes that have not ended yet, and how far each is.
+        wanted: How many workers those of them want that say so.
         spare: Pairs of ports that are free there.
         is_silent: Whether what runs there goes on, but cannot be told anything.
         has_cpus: Whether Ray may run something there that needs a processor.
@@ -50,6 +51,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     applied: int = 0
     owners: dict[str, Level] = {}
+    wanted: dict[str, int] = {}
     spare: tuple[tuple[int, int], ...] = ()
     is_silent: bool = False
     has_cpus: bool = True
@@ -125,6 +127,7 @@ def drain(state: ClusterState, node: str, *, on: bool) -> ClusterState:
 def decide(state: ClusterState, view: View) -> ClusterState:
     """Return the next state; the same one if nothing is to change."""
     draft = _Draft(state, view)
+    draft.resize()
     draft.follow_workers()
     draft.replace_lost()
     draft.move_drained()
@@ -191,6 +194,7 @@ class _Draft:
         self._made = state.made
         self._kept = {*state.live, *state.wanted}
         self._used = {(one.node, one.port) for one in state.owners}
+        self._sizes = state.sizes
         self._more: dict[str, object] = {}
 
     def result(self) -> ClusterState:
@@ -203,13 +207,26 @@ class _Draft:
             owners=tuple(self._owners.values()),
             workers=tuple(self._workers[key] for key in sorted(self._workers)),
             made=self._made,
+            sizes=self._sizes,
             **self._more,
         )
         return self._before if state == self._before else msgspec.structs.replace(state, version=self._version)
 
+    def resize(self) -> None:
+        """Have as many workers as their owner wants; while it says nothing, as many as there are."""
+        self._sizes = {
+            key: size for key, size in self._before.sizes.items() if any(key == one.key for one in self._runs)
+        }
+        for run in self._runs:
+            owning = self._route(run.key)
+            node = None if owning is None else self._view.nodes.get(owning.node)
+            if run.unit.bounds is not None and owning is not None and node is not None and owning.key in node.wanted:
+                self._sizes[run.key] = min(max(node.wanted[owning.key], run.unit.bounds.min), run.unit.bounds.max)
+
     def follow_workers(self) -> None:
         """Have workers run where Ray has reserved what they need; one without a reservation stays on a usable node."""
-        wanted = {(run.key, index) for run in self._runs for index in range(run.unit.workers)}
+        sizes = {run.key: self._sizes.get(run.key, run.unit.workers) for run in self._runs}
+        wanted = {(key, index) for key, size in sizes.items() for index in range(size)}
         for key in wanted:
             placed = self._view.placed.get(key)
             if placed is not None and placed.node in self._view.nodes:

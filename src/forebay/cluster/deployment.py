@@ -16,6 +16,7 @@ from msgspec import Meta
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.types.first_use import known
 from forebay.types.ray_needs import RayNeeds
+from forebay.types.worker_range import WorkerRange
 
 PROJECT: Final = "project:"
 """How texts begin that name a path in the project; a node puts its copy of the project there."""
@@ -36,7 +37,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         name: What it is called in the cluster.
         target: What its processes serve.
         models: The names that clients ask for; none where only its owner knows them.
-        workers: Worker processes that dial in; 0 where its owner runs it by itself.
+        workers: Worker processes that dial in; 0 where its owner runs it by itself. With `bounds` so many at first.
+        bounds: Within which their number follows what the owner says; None where it is fixed.
         needs: What each of them reserves.
         settings: What holds for it, as `forebay.yaml` says it beside a target.
         worker_flags: What its workers are told beside that.
@@ -48,11 +50,17 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     models: Annotated[tuple[str, ...], Meta(max_length=MAX_UNITS)]
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
+    bounds: WorkerRange | None = None
     needs: RayNeeds = RayNeeds()
     settings: dict[str, Any] = {}
     worker_flags: tuple[str, ...] = ()
     env: dict[str, str] = {}
     python: str | None = None
+
+    @property
+    def most(self) -> int:
+        """The most workers that there may be."""
+        return self.workers if self.bounds is None else self.bounds.max
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +164,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         draining: Nodes that are to be left.
         since_s: When the last deployment began, in seconds since the epoch.
         problem: Why the last deployment was rolled back; empty if it was not.
+        sizes: How many workers runs have whose number follows the load, where it is not that of the beginning.
         made: How many runs and owners there have been, which numbers them.
     """
 
@@ -170,6 +179,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     draining: tuple[str, ...] = ()
     since_s: float = 0.0
     problem: str = ""
+    sizes: dict[Key, int] = {}
     made: int = 0
 
     @property
@@ -189,6 +199,10 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> set[str]:
         """The nodes that something runs on."""
         return {one.node for one in (*self.owners, *self.workers)}
+
+    def size(self, run: Run) -> int:
+        """Return how many workers a run has."""
+        return self.sizes.get(run.key, run.unit.workers)
 
     def run(self, key: str) -> Run | None:
         """Return the run of this key."""

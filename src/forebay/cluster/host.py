@@ -29,7 +29,7 @@ from forebay.types.first_use import known
 from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from forebay.cluster.decisions import Level
     from forebay.cluster.deployment import ClusterState
@@ -42,6 +42,8 @@ SPARE: Final = 4
 """Pairs of ports that are kept for new owners."""
 AUTH_MODE: Final = "RAY_AUTH_MODE"
 """The variable that says whether processes of Ray show each other a token; a driver has to be told the same."""
+MAX_FACTS_BYTES: Final = 1 << 20
+"""The longest page about a model that is read."""
 MAX_LOG_BYTES: Final = 1 << 16
 """What is read of a log at a time."""
 _NOT_OURS: Final = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "FOREBAY_")
@@ -58,6 +60,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
         front: Where its front answers.
         is_front_ready: Whether it does.
         owners: Its owners that have not ended, and how far each is.
+        wanted: How many workers those of them want that say so.
         problems: What does not run, and why.
         spare: Pairs of ports that are free.
         pids: Its processes, by their names.
@@ -70,10 +73,21 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     front: str = ""
     is_front_ready: bool = False
     owners: dict[str, Level] = {}
+    wanted: dict[str, int] = {}
     problems: tuple[str, ...] = ()
     spare: tuple[tuple[int, int], ...] = ()
     pids: dict[str, int] = {}
     code: tuple[str, ...] = ()
+
+
+class _Workers(msgspec.Struct):
+    wanted: int | None = None
+
+
+class _Facts(msgspec.Struct):
+    """What of the facts of a model matters here."""
+
+    workers: _Workers
 
 
 class Host:
@@ -232,6 +246,7 @@ class Host:
             front=status.front,
             is_front_ready=any(child.name == FRONT and child.is_ready for child in status.children),
             owners=owners,
+            wanted={} if state is None else self._wanted([one for one in owners if owners[one] == "ready"], state),
             problems=tuple(problems),
             spare=self._spare_ports(state),
             code=tuple(path.name for path in (folder.path / CODE).iterdir() if not path.name.startswith(".")),
@@ -258,6 +273,25 @@ class Host:
             return "up"
         self._ready[key] = starts
         return "ready"
+
+    def _wanted(self, keys: Iterable[str], state: ClusterState) -> dict[str, int]:
+        """Return how many workers owners want, as far as their number follows the load and they say so."""
+        found: dict[str, int] = {}
+        for one in state.owners:
+            run = state.run(one.run)
+            if one.key not in keys or run is None or run.unit.bounds is None:
+                continue
+            connection = http.client.HTTPConnection(LOOPBACK, one.http_port, timeout=ASK_S)
+            try:
+                connection.request("GET", f"/models/{run.unit.models[0]}")
+                told = msgspec.json.decode(connection.getresponse().read(MAX_FACTS_BYTES), type=known(_Facts))
+            except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+                continue
+            finally:
+                connection.close()
+            if told.workers.wanted is not None:
+                found[one.key] = told.workers.wanted
+        return found
 
     def _spare_ports(self, state: ClusterState | None) -> tuple[tuple[int, int], ...]:
         used = set[int]() if state is None else {one.port for one in state.owners}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.cluster.deployment import ClusterState, Owning, PlacedWorker, Run
+    from forebay.types.worker_range import WorkerRange
 
 FRONT: Final = "front"
 _OWNER: Final = "owner "
@@ -131,7 +132,7 @@ def _front(state: ClusterState, http_port: int) -> dict[str, Any] | None:
 def _owner(state: ClusterState, owning: Owning, run: Run) -> dict[str, Any]:
     settings = {**run.unit.settings, "target": run.unit.target}
     if run.unit.workers:
-        settings["workers"] = 0
+        settings["workers"] = 0 if run.unit.bounds is None else _range(run.unit.bounds, state.size(run))
     attach = {**state.deployment.owner.get("attach", {}), "address": owning.address, "secret": f"@{SECRET}"}
     return {
         **state.deployment.owner,
@@ -139,6 +140,12 @@ def _owner(state: ClusterState, owning: Owning, run: Run) -> dict[str, Any]:
         "http": {"host": LOOPBACK, "port": owning.http_port},
         "attach": attach,
     }
+
+
+def _range(bounds: WorkerRange, size: int) -> dict[str, Any]:
+    """Return what an owner is told that says how many workers it wants; one that is started anew begins with these."""
+    told = msgspec.structs.replace(bounds, initial=size, dial_in=True)
+    return {name: value for name, value in msgspec.structs.asdict(told).items() if value is not None}
 
 
 def _worker(state: ClusterState, placed: PlacedWorker, run: Run, folder: Path, python: str) -> Child:

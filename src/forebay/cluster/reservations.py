@@ -87,7 +87,7 @@ class Reservations:
         """
         if not self._is_begun:
             self._recover()
-        needs = {(run.key, index): run.unit.needs for run in state.runs for index in range(run.unit.workers)}
+        needs = {(run.key, index): run.unit.needs for run in state.runs for index in range(state.size(run))}
         for key, held in list(self._held.items()):
             if key not in needs:
                 if worker_child(*key) not in children:

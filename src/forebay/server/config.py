@@ -346,6 +346,11 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def dials_in(self) -> bool:
+        """Whether the workers are started by somebody else."""
+        return self.workers.dial_in if isinstance(self.workers, WorkerRange) else self.workers == 0
+
+    @property
     def fixed_workers(self) -> int | None:
         """The number of workers, where it cannot follow the load.
 

@@ -60,7 +60,7 @@ class WorkerScaling:
         """Rows that had arrived by then, but for those that were cancelled while they waited."""
         target_s = (bounds.target_queue_ms or TARGET_QUEUE_MS) / 1000
         quiet_s = bounds.scale_down_s or SCALE_DOWN_S
-        self._count = WorkerCount(bounds, pool.slots_each, target_s, quiet_s, max(bounds.min, 1))
+        self._count = WorkerCount(bounds, pool.slots_each, target_s, quiet_s, bounds.at_first)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._look()

@@ -27,12 +27,22 @@ class WorkerRange(msgspec.Struct, frozen=True, kw_only=True):
         max: The most.
         target_queue_ms: Mean time in the queue above which workers are added; None takes the setting of this name.
         scale_down_s: Time without need of a worker after which it stops; None takes the setting of this name.
+        initial: How many there are at first; None takes `min`, or 1.
+        dial_in: Whether somebody else starts them, as many as the server says (`forebay_workers_wanted`), and they dial
+            in (`--attach`).
     """
 
     min: WorkersOrNone = 1
     max: Workers
     target_queue_ms: SomeMilliseconds | None = None
     scale_down_s: SomeSeconds | None = None
+    initial: WorkersOrNone | None = None
+    dial_in: bool = False
+
+    @property
+    def at_first(self) -> int:
+        """How many there are at first."""
+        return max(self.min, 1) if self.initial is None else min(max(self.initial, self.min), self.max)
 
     def __str__(self) -> str:
         """Return the range as a flag has it."""

@@ -154,7 +154,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
             called: What messages call a worker, before its number.
             bounds: Within which the number of workers follows the load; `workers` is then the most. Even if there may
-                be none, one is started at first: whether the model loads, and how long that takes, is then known.
+                be none, one is usually started at first: whether and how quickly the model loads is then known.
 
         Raises:
             ConfigError: If the spec cannot travel, the environment hides a device, or there are too many slots.
@@ -182,7 +182,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self._called = called
         self._workers = [Worker(index) for index in range(workers)]
         self.bounds = bounds
-        self.wanted = workers if bounds is None else max(bounds.min, 1)
+        self.wanted = workers if bounds is None else bounds.at_first
         self._start_s = 0.0
         self._stagger = stagger
         self._is_starting = False

@@ -43,7 +43,7 @@ def on_ray(recipe: Recipe, units: Sequence[Unit], nodes: int) -> Recipe:
         units: What is deployed; all of its workers find what they reserve on the nodes.
         nodes: How many there are at least.
     """
-    cpus, gpus = (_share([(one.workers, getattr(one.needs, name)) for one in units], nodes) for name in _RESOURCES)
+    cpus, gpus = (_share([(one.most, getattr(one.needs, name)) for one in units], nodes) for name in _RESOURCES)
     kind = "-gpu" if gpus else ""
     image = f"rayproject/ray:{RAY}-py{recipe.python.replace('.', '')}{kind}"
     return msgspec.structs.replace(

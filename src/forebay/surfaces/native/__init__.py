@@ -27,7 +27,7 @@ from forebay.serving.models.model import models_in, settings_of
 from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
-from forebay.surfaces.native.attached import Lobby, ProjectPool
+from forebay.surfaces.native.attached import Lobby, project_pool
 from forebay.surfaces.native.check_line import summary
 from forebay.surfaces.native.describe import describe, describe_in, faces_of, served_by
 from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
@@ -184,8 +184,10 @@ def _require_names(entries: Sequence[TargetEntry], built: Sequence[Built]) -> No
 def _serve_entry(entry: TargetEntry, *, attaches: bool) -> Built:
     """Serve a target; what is wrong with it and has no place in a file of its own has that where it was named."""
     try:
-        if entry.overrides.workers == 0 and not attaches:
-            raise ConfigError("workers is 0, so workers dial in, and they need a door: --attach ADDRESS")
+        if entry.overrides.dials_in and not attaches:
+            raise ConfigError(
+                f"workers is {entry.overrides.workers}, so workers dial in, and they need a door: --attach ADDRESS"
+            )
         if entry.overrides.timeout_ms is not None:  # models of repositories come later
             times_of(entry.target, entry.overrides.timeout_ms, 0, entry.overrides.max_timeout_ms)
         return serve_target(*entry[:3])
@@ -299,8 +301,8 @@ def _built_elsewhere(python: str, target: str, file: Path, overrides: Overrides)
         is_isolating = isolates(class_name, told.settings, overrides)
         spec = _spec(file, class_name, isolate_errors=is_isolating)
         seats = seats_of(told.settings, overrides)
-        if overrides.workers == 0:
-            pool: Pool = ProjectPool(told, isolates=is_isolating, seats=seats)
+        if overrides.dials_in:
+            pool: Pool = project_pool(told, overrides, isolates=is_isolating, seats=seats)
             served.append(served_by(told, endpoint_of(class_name, told.settings, pool, overrides)))
             continue
         devices = devices_of(class_name, overrides.devices or told.devices, "process")
@@ -377,7 +379,7 @@ def serve_model(
     endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec, files), overrides, keys)
     typed = [(one, io_types(model, one)) for one in settings.methods]
     methods = [(one, types, codec_for(model, *types, one.name).face) for one, types in typed]
-    face, further = faces_of(settings, (given, answer), methods, shares_disk=overrides.workers != 0)
+    face, further = faces_of(settings, (given, answer), methods, shares_disk=not overrides.dials_in)
     tensors = codec_for(model, given, answer).face
     return Served(endpoint, face.contract, face.described, methods=further, tensors=tensors)
 
@@ -428,9 +430,9 @@ def _pool(
     model: type[Model], settings: ModelSettings, overrides: Overrides, spec: RunnerSpec | None, files: Path | None
 ) -> Pool:
     is_isolating = isolates(model.__qualname__, settings, overrides)
-    if overrides.workers == 0 and spec is None and files is None and not model.repository:
+    if overrides.dials_in and spec is None and files is None and not model.repository:
         described = named(describe(model), overrides)
-        return ProjectPool(described, isolates=is_isolating, seats=seats_of(settings, overrides))
+        return project_pool(described, overrides, isolates=is_isolating, seats=seats_of(settings, overrides))
     devices = devices_of(model.__qualname__, overrides.devices or settings.devices, overrides.worker_kind)
     if spec is None:
         file = Path(getattr(sys.modules.get(model.__module__), "__file__", None) or "")

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 import weakref
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -39,6 +40,7 @@ from forebay.workers.address import parse_address
 from forebay.workers.attached import AttachedPool
 from forebay.workers.job_slot import JobSlot
 from forebay.workers.loop_heartbeat import SILENCE
+from forebay.workers.pool import PoolStatistics, StartUp
 from forebay.workers.pulse_link import PulseLink
 from forebay.workers.tls_files import client_tls, server_tls
 from forebay.workers.worker_listener import EncryptedPort, VisitorLimits, WorkerListener
@@ -51,9 +53,10 @@ if TYPE_CHECKING:
     from forebay.owners.caller_link import CallerLink
     from forebay.protocols.native import Contract
     from forebay.server.app import App
-    from forebay.server.config import AttachConfig
+    from forebay.server.config import AttachConfig, Overrides
     from forebay.serving.endpoint import Endpoint
     from forebay.types.batch import EntryBatch
+    from forebay.types.worker_range import WorkerRange
     from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.workers")
@@ -114,21 +117,68 @@ class Guest(msgspec.Struct, frozen=True):
 class ProjectPool(AttachedPool[WorkerSlot]):
     """Workers that dial in for a model of the project."""
 
-    def __init__(self, described: Description, *, isolates: bool, seats: int) -> None:
+    def __init__(
+        self, described: Description, *, isolates: bool, seats: int, threads: int = 1, bounds: WorkerRange | None = None
+    ) -> None:
         """Describe the pool; a `Lobby` tells it what holds for workers.
 
         Args:
             described: What a worker must say of the model.
             isolates: Whether its workers isolate errors.
             seats: Streams that may be open in each slot.
+            threads: Slots of each worker, where their number follows the load.
+            bounds: Within which that number is; None where nobody asks how many there should be.
         """
         super().__init__(described.name, isolates=isolates, seats=seats)
+        self.bounds = bounds
+        self._threads = threads
+        self._wanted = 0 if bounds is None else bounds.at_first
+        self._start_s = 0.0
+        self._begun_at = time.monotonic()
         self.described = check(msgspec.to_builtins(described))  # as it arrives from a worker
         self._isolate_errors = isolates
+
+    @property
+    def slots_each(self) -> int:
+        """Batches, or rows of streams, that one worker runs at a time."""
+        return self._threads * (self.seats or 1)
+
+    def resize(self, workers: int) -> None:
+        """Say how many workers there should be, to whoever starts them."""
+        if workers > self._wanted:
+            self._begun_at = time.monotonic()
+        self._wanted = workers
+
+    def start_up(self, now: float) -> StartUp:
+        """Return how far the starts of workers are, as it looks from here."""
+        alive = self.alive
+        return StartUp(min(alive, self._wanted), max(self._wanted - alive, 0), now - self._begun_at, self._start_s)
+
+    def ready(self, slot: WorkerSlot, before: Callable[[], None] | None = None) -> None:
+        """A slot asks for work; if its worker is new, the time that it took to come is learned."""
+        before_alive = self.alive
+        super().ready(slot, before)
+        if self.bounds is not None and before_alive < self.alive <= self._wanted:
+            took_s = time.monotonic() - self._begun_at
+            self._start_s = max(took_s, (self._start_s + took_s) / 2)
+
+    def statistics(self) -> PoolStatistics:
+        """Return a snapshot."""
+        told = super().statistics()
+        if self.bounds is None:
+            return told
+        # Whether the model loads is known once a worker has come, or by those who were here before this server.
+        may_sleep = self.bounds.min == 0 and (self.joined > 0 or self.bounds.initial == 0)
+        return msgspec.structs.replace(told, wanted=self._wanted, may_sleep=may_sleep)
 
     def options(self) -> Mapping[str, Any]:
         """Return also what the project decides of what a worker does."""
         return {**super().options(), "isolate_errors": self._isolate_errors}
+
+
+def project_pool(described: Description, overrides: Overrides, *, isolates: bool, seats: int) -> ProjectPool:
+    """Return the pool of a model of the project whose workers dial in."""
+    return ProjectPool(described, isolates=isolates, seats=seats, threads=overrides.threads, bounds=overrides.bounds)
 
 
 class Lobby:
@@ -191,7 +241,8 @@ class Lobby:
         if isinstance(endpoint.pool, AttachedPool):
             pool = cast("AttachedPool[Any]", endpoint.pool)
             pool.labels = {"model": config.name, "version": config.version}
-            pool.grace_s = self._config.grace_s
+            may_sleep = pool.bounds is not None and pool.bounds.min == 0
+            pool.grace_s = None if may_sleep else self._config.grace_s
             pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
             pool.shared = self._door.shared
             self._pools.add(pool)

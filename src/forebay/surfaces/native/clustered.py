@@ -138,11 +138,10 @@ def _require_possible(options: Options, entries: Sequence[TargetEntry]) -> None:
         raise ConfigError("--cluster needs something to serve: give a TARGET, such as model.py")
     for entry in entries:
         where = f"{entry.place}: " if entry.place else ""
-        if entry.overrides.workers == 0:
-            raise ConfigError(f"{where}workers is 0, and a cluster starts the workers itself; leave it out")
-        if entry.overrides.bounds is not None:
-            msg = f"workers is a range, {entry.overrides.bounds}, and a cluster starts a fixed number of them; give one"
-            raise ConfigError(f"{where}{msg}")
+        if entry.overrides.dials_in:
+            raise ConfigError(
+                f"{where}workers is {entry.overrides.workers}, and a cluster starts the workers itself; leave it out"
+            )
         if entry.overrides.devices:
             raise ConfigError(f"{where}devices: on a cluster Ray says which; write ray: {{num_gpus: 1}} instead")
 
@@ -188,8 +187,10 @@ def _unit(part: _Part, entry: TargetEntry, movable: Callable[[Any], Any]) -> Uni
     if overrides.env:
         said["env"] = overrides.env
     dials_in = part.worker_flags is not None
+    bounds = overrides.bounds if dials_in else None
     if dials_in:
         said = {name: value for name, value in said.items() if name not in _OF_WORKERS}
+        said |= {} if bounds is None else {"threads": overrides.threads}
     elif overrides.ray != Overrides().ray:
         where = f"{entry.place}: " if entry.place else ""
         raise ConfigError(f"{where}ray: {part.name} is run by its owner, which reserves nothing; leave it out")
@@ -200,7 +201,8 @@ def _unit(part: _Part, entry: TargetEntry, movable: Callable[[Any], Any]) -> Uni
         name=part.name,
         target=movable(os.path.abspath(part.target) if not is_address(part.target) else part.target),  # noqa: PTH100
         models=part.models,
-        workers=(overrides.fixed_workers or 1) if dials_in else 0,
+        workers=0 if not dials_in else (overrides.fixed_workers or 1) if bounds is None else max(bounds.min, 1),
+        bounds=bounds,
         needs=overrides.ray,
         settings=movable(said),
         worker_flags=flags,

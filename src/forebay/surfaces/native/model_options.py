@@ -67,9 +67,9 @@ def workers_of(said: int | WorkerRange | None, devices: Sequence[Device]) -> int
     Raises:
         ConfigError: If it is to start none.
     """
-    if said == 0:
+    if said == 0 or (isinstance(said, WorkerRange) and said.dial_in):
         raise ConfigError(
-            "workers is 0, but only the models of a Python file can be served by workers that dial in; graphs, "
+            f"workers is {said}, but only the models of a Python file can be served by workers that dial in; graphs, "
             "servings, model files and models of a repository need at least 1"
         )
     if isinstance(said, WorkerRange):
