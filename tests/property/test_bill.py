@@ -24,6 +24,11 @@ def nothing(*_):
     pass
 
 
+@pytest.fixture(autouse=True)
+def _billed(monkeypatch):
+    monkeypatch.setattr(Seating, "is_billed", True)
+
+
 class World:
     """A queue that tenants share and workers that are stepped by hand, some of which die."""
 

@@ -43,6 +43,7 @@ from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.types.tenant import Tenants
+from forebay.workers.seating import Seating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -200,6 +201,7 @@ class Endpoint:
             self._share(tenants)
         if tenants.are_told_apart or accounts.is_asked or accounts.due is not None:
             self._accounts = accounts
+            Seating.is_billed = True
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
         name, version = self.config.name, self.config.version

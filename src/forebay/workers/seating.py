@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import InvalidRequest
 from forebay.workers.pool import CREDIT
@@ -73,9 +73,12 @@ class Seating:
     """Who sits in one worker.
 
     Attributes:
+        is_billed: Whether anything in this process asks what batches cost; until then nobody's time is divided.
         clock: Gives the time.
         paid_at: Until when what the worker was busy with is divided among those who sat there.
     """
+
+    is_billed: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class Seating:
 
     def join(self, batch: EntryBatch, done: Done, name: int | None = None) -> Sitting:
         """Seat a batch, by the next name if it has none; the caller tells the worker."""
-        if not self.is_stepping:
+        if self.is_billed and not self.is_stepping:
             self.paid_at = self.clock()
         sitting = Sitting(batch, done, self, next(names) if name is None else name)
         self.open[sitting.name] = sitting
@@ -122,7 +125,7 @@ class Seating:
         sitting.batch.on_cancel = None
         if seconds is not None:
             sitting.batch.model_s = seconds
-        if not self.seats:
+        if self.is_billed and not self.seats:
             sitting.batch.busy_s += sitting.batch.model_s
         return sitting
 
@@ -163,7 +166,7 @@ class Seating:
         for name, _, seconds in ended:
             sitting = over[name] = self.end(name, seconds)
             rows += sitting.batch.rows
-        if self.seats:
+        if self.is_billed and self.seats:
             self._pay([*(one for name in made if (one := self.open.get(name)) is not None), *over.values()])
         is_awaited = False
         if over:
@@ -206,7 +209,8 @@ class Seating:
     def clear(self, spared: Container[int] = ()) -> list[Sitting]:
         """Take everybody out but those of these names: the worker is gone, or given up."""
         left = [sitting for name, sitting in self.open.items() if name not in spared]
-        self._pay([one for one in left if one.room > 0])
+        if self.is_billed:
+            self._pay([one for one in left if one.room > 0])
         for sitting in left:
             del self.open[sitting.name]
             self.free += sitting.batch.rows
