@@ -16,6 +16,7 @@
     │   │   └── ShareUsed      of a tenant, in a full queue       RESOURCE_EXHAUSTED
     │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
     │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
+    │       ├── TooLate        its answer would come after its deadline UNAVAILABLE
     │       ├── WorkerLost     and what it ran is not run again   UNAVAILABLE
     │       └── ServingStopped  stopped before the rows were run  UNAVAILABLE
     ├── UserCodeError          raised by the user's code; its traceback goes to the log only
@@ -157,6 +158,10 @@ class Unavailable(CapacityError):
         detail = cast("dict[str, Any]", self.detail) if isinstance(self.detail, dict) else {}
         seconds = detail.get("retry_after_s")
         return seconds if type(seconds) is int and seconds > 0 else 1
+
+
+class TooLate(Unavailable):
+    """The answer would come after the deadline of the request: it is refused before it has cost anything."""
 
 
 class WorkerLost(Unavailable):

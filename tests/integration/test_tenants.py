@@ -20,7 +20,15 @@ from forebay.cli.main import main
 from forebay.protocols.kserve.messages import SERVICE
 
 CAPACITY = 320
-KEYS = {"one": "key-1", "two": "key-2", "five": "key-5", "flood": "key-f", "light": "key-l", "holder": "key-h"}
+KEYS = {
+    "one": "key-1",
+    "two": "key-2",
+    "five": "key-5",
+    "flood": "key-f",
+    "light": "key-l",
+    "holder": "key-h",
+    "hasty": "key-s",
+}
 
 
 @pytest.fixture
@@ -30,7 +38,7 @@ def served(serve, models, tmp_path):
     config = {
         "models": [{"target": str(models / "shared.py"), "workers": 1, "worker_kind": "thread"}],
         "http": {"api_keys": {**KEYS, "light": "@light.txt"}},
-        "tenants": {"two": {"weight": 2}, "five": {"weight": 5.0}, "light": {"class": 1}},
+        "tenants": {"two": {"weight": 2}, "five": {"weight": 5.0}, "light": {"class": 1}, "hasty": {"deadline_ms": 20}},
     }
     path = tmp_path / "forebay.yaml"
     path.write_text(json.dumps(config))
@@ -124,6 +132,47 @@ def test_saturated_tenants_run_by_their_weights(served):
     assert had == pytest.approx({"one": 32, "two": 64, "five": 160}, abs=14)
 
 
+# F45: what cannot meet its deadline is refused at once, whoever has said it
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "key-1", "x-request-timeout-ms": "20"},
+        {"x-api-key": "key-1", "request-timeout": "0.02"},
+        {"x-api-key": "key-s"},
+    ],
+)
+def test_what_would_be_late_is_refused_before_its_time_is_over(served, headers):
+    def refused():
+        answer = served.client.post("/models/gate", json="late", headers=headers)
+        assert answer.status_code in {503, 504}  # as long as the worker is not late itself, it may be in time
+        return answer.status_code == 503 and answer
+
+    def usual():
+        named = {"x-api-key": "key-2", "x-request-timeout-ms": "60000"}
+        return served.client.post("/models/gate", json="usual", headers=named)
+
+    assert usual().status_code == 200  # deadlines are kept from here on, and what a batch takes is known
+    held(served)
+    eventually(refused, "one is refused at once")
+    answer = refused()
+    assert "after the deadline" in answer.text
+    assert "retry-after" in answer.headers
+    opened(served)
+    assert usual().status_code == 200
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "0.0", "nan", "inf", "1e3", "", "1 s", "1" + "0" * 30])
+def test_times_that_are_none_are_refused(served, value):
+    answer = served.client.post("/models/gate", json="x", headers={"x-api-key": "key-1", "request-timeout": value})
+    assert answer.status_code == 400
+    assert "Request-Timeout is" in answer.text
+
+
+def test_years_are_held_to_the_longest_there_is(served):
+    headers = {"x-api-key": "key-1", "request-timeout": "99999999999"}
+    assert served.client.post("/models/gate", json="x", headers=headers).status_code == 200
+
+
 def address(server):
     found = re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", server.log)
     assert found is not None
@@ -186,6 +235,10 @@ def test_weights_and_classes_change_without_a_restart(served):
     [
         ({"a": {"weight": 0}}, {"a": "k"}, "weight"),
         ({"a": {"class": 4}}, {"a": "k"}, "class"),
+        ({"a": {"deadline_ms": 0}}, {"a": "k"}, "deadline_ms"),
+        ({"a": {"deadline_ms": -5}}, {"a": "k"}, "deadline_ms"),
+        ({"a": {"deadline_ms": float("nan")}}, {"a": "k"}, "deadline_ms"),
+        ({"a": {"deadline_ms": 1e12}}, {"a": "k"}, "deadline_ms"),
         ({"a": {"wait": 1}}, {"a": "k"}, "wait"),
         ({"a b": {}}, {"a": "k"}, "the name of a tenant"),
         ({}, {"other": "k"}, "the name of a tenant"),

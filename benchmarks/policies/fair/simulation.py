@@ -10,8 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.batching.lines import NEVER
 from forebay.batching.queue import BatchConfig, BatchQueue
-from forebay.errors import QueueFull
+from forebay.errors import QueueFull, TooLate
 from forebay.types.call import Request
 from forebay.types.tenant import Tenant
 
@@ -27,12 +28,14 @@ class Load:
         rate: Rows a second that arrive by a Poisson process.
         weight: Its weight.
         cost: What one of its rows costs beside a usual one.
+        times_s: How long its requests may take; each draws one of these. Without any they have no deadlines.
     """
 
     tenant: str
     rate: float
     weight: float = 1.0
     cost: float = 1.0
+    times_s: tuple[float, ...] = ()
 
 
 @dataclass
@@ -41,6 +44,8 @@ class Outcome:
 
     answered: int = 0
     refused: int = 0
+    in_time: int = 0
+    late: int = 0
     worker_s: float = 0.0
     times_s: list[float] = field(default_factory=list[float])
 
@@ -53,7 +58,18 @@ class Outcome:
 class Simulation:
     """Slots that take batches of a + b n seconds from a queue."""
 
-    def __init__(self, loads: list[Load], *, a: float, b: float, slots: int, seconds: float, shared: bool, seed: int):
+    def __init__(
+        self,
+        loads: list[Load],
+        *,
+        a: float,
+        b: float,
+        slots: int,
+        seconds: float,
+        shared: bool,
+        seed: int,
+        kept: bool = False,
+    ):
         self._loads = loads
         self._a, self._b, self._slots, self._seconds = a, b, slots, seconds
         self._random = random.Random(seed)
@@ -61,6 +77,9 @@ class Simulation:
         self._queue.slots = slots
         if shared:
             self._queue.share().eviction.evict = self._evict
+        if kept:
+            self._queue.keep_deadlines()
+        self._kept = kept
         self._tenants = {load.tenant: Tenant(load.tenant, weight=load.weight) for load in loads}
         self._events: list[tuple[float, int, str, Any]] = []
         self._numbers = itertools.count()
@@ -78,6 +97,8 @@ class Simulation:
                 self._arrive(what, now)
             elif kind == "done":
                 self._done(what, now)
+            elif kind == "expire":
+                self._expire(what)
             self._turn(now)
         return self.outcomes
 
@@ -87,16 +108,31 @@ class Simulation:
     def _arrive(self, load: Load, now: float) -> None:
         self._push(now + self._random.expovariate(load.rate), "arrive", load)
         request = Request(load, print, tenant=self._tenants[load.tenant])
+        if load.times_s:
+            request.deadline = now + self._random.choice(load.times_s)
+            self._push(request.deadline, "expire", request)
+            if self._kept:
+                request.due = request.deadline
         try:
             self._queue.offer(request, now)
-        except QueueFull:
+        except (QueueFull, TooLate):
+            request.taken = NEVER
             self._refuse(request)
+
+    def _expire(self, request: Request) -> None:
+        if not request.taken:
+            self._queue.cancel(request)
+        if not 0 < request.taken < NEVER and not request.done:
+            request.done = True
+            if self._now > self._seconds / 5:
+                self.outcomes[request.body.tenant].late += 1
 
     def _evict(self, entry: Any, _why: str) -> None:
         self._queue.cancel(entry)
         self._refuse(entry)
 
     def _refuse(self, request: Request) -> None:
+        request.done = True
         if self._now > self._seconds / 5:
             self.outcomes[request.body.tenant].refused += 1
 
@@ -116,6 +152,8 @@ class Simulation:
             for entry in batch.entries:
                 found = self.outcomes[entry.body.tenant]
                 found.answered += 1
+                found.in_time += now <= entry.deadline
+                found.late += now > entry.deadline
                 found.times_s.append(now - entry.arrived)
                 part = (self._a / batch.rows + self._b * entry.body.cost) / (self._a + self._b * units)
                 found.worker_s += batch.model_s * part

@@ -16,8 +16,10 @@ import heapq
 import itertools
 from typing import TYPE_CHECKING, Final
 
+from forebay.batching.due_lane import latest_first
 from forebay.batching.lines import NEVER
-from forebay.errors import ShareUsed
+from forebay.errors import QueueFull, ShareUsed
+from forebay.types.tenant import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,8 +70,12 @@ class Eviction:
 
         Raises:
             ShareUsed: Nobody holds more for its weight than the flow would; nothing was evicted.
+            QueueFull: There are no tenants.
         """
         queue = self._queue
+        self._fair.sort_out()
+        if flow.tenant is NOBODY and len(self._fair.flows) == 1:
+            raise QueueFull(f"{queue.waiting} samples wait already, the queue takes {self._capacity}; try again later")
         victims = self._plan(flow, rows, queue.waiting + rows - self._capacity)
         if victims is None:
             whose = f" of '{flow.tenant.name}'" if flow.tenant.name else ""
@@ -203,4 +209,4 @@ def _latest(flow: Flow) -> Iterator[Entry]:
     lines = list(itertools.islice(flow.lines, LINES))
     if len(lines) == 1:
         return lines[0].latest(flow)
-    return heapq.merge(*(line.latest(flow) for line in lines), key=lambda entry: -entry.arrived)
+    return heapq.merge(*(line.latest(flow) for line in lines), key=latest_first)

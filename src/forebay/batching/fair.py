@@ -26,12 +26,13 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Final
 
+from forebay.batching.deadlines import Deadlines
 from forebay.batching.eviction import Eviction
 from forebay.batching.fair_lines import Charge, FairLine, Flow
 from forebay.batching.gather import Curve
 from forebay.batching.policies import Policy
 from forebay.types.call import ALONE
-from forebay.types.tenant import NOBODY, Tenant
+from forebay.types.tenant import LEAST_URGENT, NOBODY, Tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -45,6 +46,8 @@ MAX_FLOWS: Final = 4096
 
 UNKNOWN_ROW_S: Final = 0.001
 """What a row is charged while nothing is known of the model."""
+
+CLASSES: Final = LEAST_URGENT + 1
 
 PROBE: Final = 8
 """Of so many batches one is left to a single flow, where one can fill it."""
@@ -78,6 +81,10 @@ class FairShares(Policy):
         is_ranked: Whether entries of one flow leave by their ranks.
         flows: By their tenants.
         active: Flows of which something waits and is sorted.
+        rows_of: Samples of these, by class.
+        weights_of: The sum of their weights, by class.
+        curve: What batches take by their size.
+        deadlines: Refuses what would be late; None while nobody has stated a deadline.
         served: How far each class has come: the virtual time of the flow that was served last in it.
         charged: What the last cut has charged, until the batch of it is there.
         numbers: Numbers of notes, so that no two are equal.
@@ -90,6 +97,10 @@ class FairShares(Policy):
         self.is_ranked = is_ranked
         self.flows: dict[Tenant, Flow] = {}
         self.active = 0
+        self.rows_of = [0] * CLASSES
+        self.weights_of = [0.0] * CLASSES
+        self.curve = Curve()
+        self.deadlines: Deadlines | None = None
         self.served: dict[int, float] = {}
         self.charged: dict[Flow, Charge] | None = None
         self.numbers = itertools.count(1)
@@ -98,7 +109,6 @@ class FairShares(Policy):
         self._queue = queue
         self._others: dict[int, Flow] = {}
         self._running: dict[EntryBatch, dict[Flow, Charge]] = {}
-        self._curve = Curve()
         self._costs = Curve()
         self._scale = 1.0
         """What batches take now, beside what the curve expects: that is slow to forget a batch that took very long."""
@@ -130,6 +140,7 @@ class FairShares(Policy):
         """Note a flow of which something waits again."""
         self.active += 1
         tier = flow.tenant.tier
+        self.weights_of[tier] += flow.tenant.weight
         flow.begin_at(self.served.get(tier, 0.0))
         if not flow.time_number:
             self._note_time(flow)
@@ -137,14 +148,17 @@ class FairShares(Policy):
     def left(self, flow: Flow, rows: int) -> None:
         """Note rows that wait no more."""
         flow.rows -= rows
+        tier = flow.tenant.tier
+        self.rows_of[tier] -= rows
         if not flow.rows:
             self.active -= 1
+            self.weights_of[tier] = self.weights_of[tier] - flow.tenant.weight if self.rows_of[tier] else 0.0
 
     def has_newcomers(self, since: float, now: float) -> bool:
         """Tell whether tenants have come since a moment that had nothing in the queue then, nor were just answered."""
         if len(self.flows) < 2:
             return False
-        recent = now - self._curve.a
+        recent = now - self.curve.a
         for line in self._queue.lines.values():
             for entry in reversed(line.entries):
                 if entry.arrived < since:
@@ -158,7 +172,7 @@ class FairShares(Policy):
 
     def unit_s(self, rows: int) -> float:
         """Return the seconds that a row is expected to take in a batch of so many."""
-        return (self._curve.a / rows + self._curve.b) * self._scale or UNKNOWN_ROW_S
+        return (self.curve.a / rows + self.curve.b) * self._scale or UNKNOWN_ROW_S
 
     def serve(self, flow: Flow) -> None:
         """Note the flow that is the first in a batch."""
@@ -232,7 +246,9 @@ class FairShares(Policy):
 
     def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
         """Charge what a batch has cost in place of that."""
-        charges = self._running.pop(batch)
+        charges = self._running.pop(batch, None)
+        if charges is None:  # it left before the queue was shared
+            return
         seconds = batch.worker_s or now - batch.entries[0].taken
         rows = batch.rows
         units = sum(charge.rows * flow.cost for flow, charge in charges.items())
@@ -249,10 +265,10 @@ class FairShares(Policy):
         if batch.has_streamed or own_s:  # beside others, or one by one
             return
         seconds = batch.model_s or seconds
-        expected = self._curve.a + self._curve.b * rows
+        expected = self.curve.a + self.curve.b * rows
         if expected > 0.0 and seconds > 0.0:
             self._scale = math.sqrt(self._scale * seconds / expected)
-        self._curve.learn(rows, seconds)
+        self.curve.learn(rows, seconds)
         self._costs.learn(units, seconds)
         if self._costs.b > 0.0 and len(self.flows) > 1:
             self._learn_costs(charges, units, seconds - self._costs.a - self._costs.b * units)
@@ -267,6 +283,7 @@ class FairShares(Policy):
     def renew(self) -> None:
         """Take account of weights and classes that have changed."""
         self._renew_times()
+        self.rows_of, self.weights_of = self._sums()
         for line in (*self._queue.lines.values(), self._queue.alone):
             if isinstance(line, FairLine):
                 line.renew()
@@ -281,12 +298,32 @@ class FairShares(Policy):
         everybody = self.everybody()
         assert rows == {flow: flow.rows for flow in everybody if flow.rows}
         assert self.active == len(rows)
+        rows_of, weights_of = self._sums()
+        assert self.rows_of == rows_of
+        assert all(abs(one - other) < 1e-6 for one, other in zip(self.weights_of, weights_of, strict=True))
         assert len(self.flows) <= MAX_FLOWS
         assert all(flow.credit >= 0.0 for flow in everybody)
         noted = {(number, flow): time for _, time, number, flow in self._times}
         assert all(noted[flow.time_number, flow] <= flow.time for flow in rows)
         assert self.charged is None
         self.eviction.check()
+
+    def _sums(self) -> tuple[list[int], list[float]]:
+        """Return rows that wait, and the weights of their flows, by class."""
+        rows_of, weights_of = [0] * CLASSES, [0.0] * CLASSES
+        for flow in self.everybody():
+            if flow.rows:
+                rows_of[flow.tenant.tier] += flow.rows
+                weights_of[flow.tenant.tier] += flow.tenant.weight
+        return rows_of, weights_of
+
+    def keep_deadlines(self) -> Deadlines:
+        """Refuse what would be late from now on, and have what is due first leave first."""
+        deadlines = self.deadlines = Deadlines(self._queue, self)
+        for line in (*self._queue.lines.values(), self._queue.alone):
+            if isinstance(line, FairLine):
+                line.keep(deadlines)
+        return deadlines
 
     def _new_flow(self, tenant: Tenant) -> Flow:
         """Make the flow of a tenant; where there is no room, let idle ones go that owe least."""

@@ -15,12 +15,14 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from forebay.batching.due_lane import DueLane
 from forebay.batching.lines import NEVER, Line, RankedEntries, put_by_rank
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
+    from forebay.batching.deadlines import Deadlines
     from forebay.batching.fair import FairShares
     from forebay.types.batch import Entry
     from forebay.types.tenant import Tenant
@@ -42,6 +44,7 @@ class Flow:
         rows: Samples that wait, as far as they are sorted.
         lines: The lines in which entries of it were sorted, the one whose turn is next first.
         answered_at: When a batch with rows of it was answered last.
+        missed: When something of it was too late last, by the bucket of its time (`deadlines.py`).
         time_number: That of the note of its virtual time that counts; 0 if there is none.
         number: That of the note of its rows that counts (`eviction.py`).
         bound: Up to how many rows that note is not too low; none is needed while it is `NEVER`.
@@ -53,6 +56,7 @@ class Flow:
         "cost",
         "credit",
         "lines",
+        "missed",
         "number",
         "rows",
         "tenant",
@@ -69,6 +73,7 @@ class Flow:
         self.rows = 0
         self.lines: dict[FairLine, None] = {}
         self.answered_at = -NEVER
+        self.missed: dict[int, float] = {}
         self.time_number = 0
         self.number = 0
         self.bound: float = NEVER
@@ -112,6 +117,21 @@ class Lane(deque["Entry"]):
 
     number: int
 
+    def cancel(self, entry: Entry) -> None:
+        """Let an entry stand that was cancelled; it is dropped later."""
+
+    def purge(self) -> None:
+        """Drop what was cancelled."""
+        left = [one for one in self if not one.taken]
+        self.clear()
+        self.extend(left)
+
+    def latest(self) -> Iterator[Entry]:
+        """Go through what waits, the latest first."""
+        while self and self[-1].taken:
+            self.pop()
+        return (entry for entry in reversed(self) if not entry.taken)
+
 
 class FairLine(Line):
     """The entries that wait under one key; those of the flow that had least leave first.
@@ -128,7 +148,7 @@ class FairLine(Line):
         super().__init__(key)
         if fair.is_ranked:
             self.entries = RankedEntries()
-        self.lanes: dict[Flow, Lane] = {}
+        self.lanes: dict[Flow, Lane | DueLane] = {}
         self._fair = fair
         self._cancelled = 0
         """Entries in lanes that were cancelled since these were made."""
@@ -169,12 +189,11 @@ class FairLine(Line):
         else:
             self.rows -= entry.size
             self._fair.left(entry.payer, entry.size)
+            self.lanes[entry.payer].cancel(entry)
             self._cancelled += 1
             if self._cancelled > 32 and self._cancelled * 2 > sum(map(len, self.lanes.values())):
                 for lane in self.lanes.values():
-                    left = [one for one in lane if not one.taken]
-                    lane.clear()
-                    lane.extend(left)
+                    lane.purge()
                 self._cancelled = 0
         if self.rows == 0:
             self._clear()
@@ -200,23 +219,36 @@ class FairLine(Line):
 
     def _sort_in(self, flow: Flow, group: list[Entry]) -> None:
         """Put entries of a flow into its lane."""
+        fair = self._fair
         if not flow.rows:
-            self._fair.begins(flow)
-        flow.rows += group[0].size if len(group) == 1 else sum(map(_size, group))
+            fair.begins(flow)
+        rows = group[0].size if len(group) == 1 else sum(map(_size, group))
+        flow.rows += rows
+        fair.rows_of[flow.tenant.tier] += rows
         if flow.rows > flow.bound:
-            self._fair.eviction.note(flow)
+            fair.eviction.note(flow)
         for entry in group:
             entry.payer = flow
         lane = self.lanes.get(flow)
         if lane is None:
-            self.lanes[flow] = Lane(group)
+            self.lanes[flow] = Lane(group) if fair.deadlines is None else fair.deadlines.lane(group)
             flow.lines[self] = None
             self.note(flow)
-        elif self._fair.is_ranked:
+        elif fair.is_ranked and isinstance(lane, Lane):
             for entry in group:
                 put_by_rank(lane, entry)
         else:
             lane.extend(group)
+
+    def begin(self, line: Line) -> None:
+        """Take over what waits in a line of a queue that nobody shared until now."""
+        self.entries, self.rows, self.dead, self.full_since = line.entries, line.rows, line.dead, line.full_since
+
+    def keep(self, deadlines: Deadlines) -> None:
+        """Have entries leave by their deadlines from now on."""
+        for flow, lane in self.lanes.items():
+            kept = self.lanes[flow] = deadlines.lane(lane)
+            kept.number = lane.number
 
     def note(self, flow: Flow) -> None:
         """Note the virtual time of a flow with a lane, which is new, or whose time has fallen."""
@@ -262,25 +294,25 @@ class FairLine(Line):
     def latest(self, flow: Flow) -> Iterator[Entry]:
         """Go through what waits of a flow, the latest first."""
         lane = self.lanes.get(flow)
-        if lane is None:
-            return iter(())
-        while lane and lane[-1].taken:
-            lane.pop()
-        return (entry for entry in reversed(lane) if not entry.taken)
+        return iter(()) if lane is None else lane.latest()
 
     def cut(
         self, room: int, now: float, divide: Callable[[Entry, int], Entry | None] | None
     ) -> tuple[list[Entry], int, bool]:
-        """Take as many entries as fit, each of the flow whose turn it is; see `Line.cut`."""
+        """Take as many entries as fit, each of the flow whose turn it is; see `Line.cut`.
+
+        Where deadlines are kept, what is late takes no room.
+        """
         self.sort_out()
         fair, notes = self._fair, self._notes
+        last_due = -NEVER if fair.deadlines is None else fair.deadlines.last_due(now)
         unit_s = fair.unit_s(min(room, self.rows))
         probes = fair.probes()
         turn = room // TURNS - 1
         taken: list[Entry] = []
         charges: dict[Flow, Charge] = {}
         alone: Flow | None = None
-        left = room
+        left, gone = room, 0
         is_late, fits = False, True
         while fits and left and (flow := self.least()) is not None:
             if not taken:
@@ -302,9 +334,15 @@ class FairLine(Line):
                 if entry.taken:
                     continue
                 size = entry.size
+                if entry.deadline <= last_due and is_over(entry, now, last_due):
+                    entry.taken = now
+                    taken.append(entry)
+                    is_late = True
+                    late += size
+                    continue
                 if size > left:
-                    lane.appendleft(entry)
                     part = divide(entry, left) if divide is not None else None
+                    lane.appendleft(entry)
                     if part is None:
                         fits = False
                         break
@@ -319,6 +357,7 @@ class FairLine(Line):
                 else:
                     rows += size
                     v += size * row_v
+            gone += rows + late
             fair.left(flow, rows + late)
             charge = charges.get(flow)
             if charge is None:
@@ -328,9 +367,9 @@ class FairLine(Line):
             charge.seconds += seconds
             flow.charge(seconds)
         fair.charged = charges
-        if room - left == self.rows:
+        if gone == self.rows:
             self._clear()
-        return taken, left, is_late
+        return taken, room - gone, is_late
 
     def check(self) -> None:
         """Assert what holds between any two steps; tests ask after each."""
@@ -387,6 +426,11 @@ class FairAlone(FairLine):
 
     def __bool__(self) -> bool:
         return self.rows > 0
+
+
+def is_over(entry: Entry, now: float, last_due: float) -> bool:
+    """Tell whether an entry is too late, or would be that states a deadline up to the last that cannot be held."""
+    return entry.deadline <= now or entry.due <= last_due
 
 
 _arrived: Final = operator.attrgetter("arrived")

@@ -25,7 +25,7 @@ class Policy:
     """One rule of a queue. A rule is asked only for what its class defines: what it has from here costs nothing."""
 
     def arrived(self, entry: Entry) -> None:
-        """Note an entry that begins to wait."""
+        """Note an entry that begins to wait, or refuse it by raising."""
 
     def due(self, line: Line, due: float) -> float:
         """Return when a line may leave that may for the rules before at `due`.
@@ -101,6 +101,11 @@ class Bundles(Policy):
     def __init__(self, bundle_s: float) -> None:
         self._bundle_s = bundle_s
         self._row_s = NEVER
+
+    @property
+    def rows(self) -> int:
+        """How many rows the time is enough for, one at least."""
+        return max(int(self._bundle_s / self._row_s), 1)
 
     @property
     def is_open(self) -> bool:

@@ -34,7 +34,7 @@ import msgspec
 
 from forebay.batching.auto import Auto
 from forebay.batching.fair import FairShares
-from forebay.batching.fair_lines import FairAlone, FairLine
+from forebay.batching.fair_lines import FairAlone, FairLine, is_over
 from forebay.batching.gather import Curve, Gather
 from forebay.batching.lines import NEVER, Line, LineOrder, RankedLine
 from forebay.batching.policies import Bundles, LongestWait, MostRunning, Policy, SizeOfKey
@@ -44,6 +44,7 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
+    from forebay.batching.deadlines import Deadlines
     from forebay.batching.gather import GatherRule
     from forebay.types.batch import Entry
 
@@ -157,7 +158,7 @@ class BatchQueue:
             self.gather = self._gathers[self._slots > 1]
         named = self._size_of_key, self._bundles, self.gather, self._wait, self.auto, self._most_running, self.fair
         if self.fair is not None:
-            named = *named, self.fair.keys
+            named = self.deadlines, *named, self.fair.keys  # it refuses before another has noted anything
         rules = [rule for rule in named if rule is not None]
         self._arrived = [rule.arrived for rule in rules if type(rule).arrived is not Policy.arrived]
         self._due = [rule.due for rule in rules if type(rule).due is not Policy.due]
@@ -167,15 +168,44 @@ class BatchQueue:
         self._answered = [rule.answered for rule in rules if type(rule).answered is not Policy.answered]
 
     def share(self) -> FairShares:
-        """Share the queue between tenants from now on; nothing may wait or run yet."""
-        assert not self.waiting
-        assert not self.running
+        """Share the queue between tenants from now on, also what waits in it."""
         fair = self.fair = FairShares(self, self._capacity, is_ranked=self._is_ranked)
         self._line_of = lambda key: FairLine(key, fair)
-        self._alone = FairAlone(fair)
+        alone, self._alone = self._alone, FairAlone(fair)
+        for entry in alone:
+            self._alone.append(entry)
+        for key, line in self._lines.items():
+            shared = self._lines[key] = FairLine(key, fair)
+            shared.begin(line)
+        self._order = LineOrder(self._lines, self._since)
+        self._ages = LineOrder(self._lines, lambda line: line.oldest())
         self._eligible = self._eligible_fairly
         self.compose()
+        for line in self._lines.values():
+            self._note(line)
         return fair
+
+    def keep_deadlines(self) -> Deadlines:
+        """Refuse from now on what would come after its deadline, and have what is due first leave first."""
+        fair = self.share() if self.fair is None else self.fair
+        deadlines = fair.keep_deadlines()
+        self.compose()
+        return deadlines
+
+    @property
+    def deadlines(self) -> Deadlines | None:
+        """The rule that refuses what would be late; None while nobody has stated a deadline."""
+        return None if self.fair is None else self.fair.deadlines
+
+    @property
+    def most_rows(self) -> int:
+        """Samples that leave together, if as many wait."""
+        return self._max_size if self._bundles is None else min(self._bundles.rows, self._max_size)
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long a batch that is not full waits to be filled."""
+        return 0.0 if self._wait is None else self._wait.max_wait_s
 
     @property
     def lines(self) -> Mapping[Hashable, Line]:
@@ -203,17 +233,18 @@ class BatchQueue:
         Raises:
             QueueFull: If `capacity` samples wait already; nothing was queued.
             TooLarge: If the entry alone exceeds `max_rows`.
+            TooLate: If it would be answered after the deadline that it states.
         """
         size = entry.size
-        if self.waiting + size > self._capacity and (self.fair is None or not self._has_made_room(entry, size)):
+        if self.waiting + size > self._capacity and (self.fair is None or not self._has_made_room(entry, size, now)):
             raise QueueFull(f"{self.waiting} samples wait already, the queue takes {self._capacity}; try again later")
         if size > self._max_size and self._divide is None:
             raise TooLarge(f"the request has {size} samples, a batch takes {self._max_size}")
-        self.waiting += size
         entry.arrived = now
         if self._arrived:
             for arrived in self._arrived:
                 arrived(entry)
+        self.waiting += size
         key = entry.key
         if key is ALONE:
             self._alone.append(entry)
@@ -227,6 +258,15 @@ class BatchQueue:
         line.rows = rows + size
         if is_new or rows < self._max_size <= rows + size or (self.auto is not None and len(self._lines) > 1):
             self._grown(line, rows, now)
+
+    def admit(self, entry: Entry, now: float) -> None:
+        """Refuse an entry, before anything has become of it, by what the rules say of it.
+
+        Raises:
+            TooLate: If it would be answered after the deadline that it states.
+        """
+        if self.deadlines is not None:
+            self.deadlines.admit(entry, now)
 
     def offer_all(self, entries: Sequence[Entry], now: float) -> None:
         """Add entries of one sample each, without key or rank, that arrived now; there are some, and room for all."""
@@ -242,16 +282,18 @@ class BatchQueue:
         line.rows += size
         self._grown(line, line.rows - size, now)
 
-    def _has_made_room(self, entry: Entry, size: int) -> bool:
+    def _has_made_room(self, entry: Entry, size: int, now: float) -> bool:
         """Have what holds more of a full queue leave for an entry; tells whether there is room then.
 
         Raises:
             ShareUsed: If nothing holds more than its tenant would.
             TooLarge: If there would never be room.
+            TooLate: If it would be answered after the deadline that it states.
         """
         assert self.fair is not None
         if size > self._max_size and self._divide is None:
             raise TooLarge(f"the request has {size} samples, a batch takes {self._max_size}")
+        self.admit(entry, now)  # nobody has to leave for what would be late
         if size <= self._capacity:
             self.fair.eviction.make_room(self.fair.flow_of(entry.tenant), size)
         return self.waiting + size <= self._capacity
@@ -262,9 +304,13 @@ class BatchQueue:
             line.full_since = now
             self._full += 1
         if len(self._lines) > 1:
-            self._order.note(line)
-            if self.auto is not None:
-                self._ages.note(line)
+            self._note(line)
+
+    def _note(self, line: Line) -> None:
+        """Note a line that is new, or has got longer, beside others."""
+        self._order.note(line)
+        if self.auto is not None:
+            self._ages.note(line)
 
     def cancel(self, entry: Entry) -> None:
         """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
@@ -365,6 +411,8 @@ class BatchQueue:
         self._order.check()
         if self.fair is not None:
             self.fair.check([*self.entries(), *self._alone])
+        if self.deadlines is not None:
+            self.deadlines.check()
         if self.auto is not None:
             self._ages.check()
 
@@ -417,7 +465,7 @@ class BatchQueue:
     def _take_alone(self, now: float) -> EntryBatch | None:
         entry = self._alone.popleft()
         self.waiting -= entry.size
-        if entry.deadline <= now:
+        if self._is_late(entry, now):
             entry.taken = NEVER
             return None
         entry.taken = now
@@ -434,9 +482,10 @@ class BatchQueue:
             rows = line.rows
             taken = list(line.entries)
             is_late = False
+            last_due = now if self.deadlines is None else self.deadlines.last_due(now)
             for entry in taken:
                 entry.taken = now
-                if entry.deadline <= now:
+                if entry.deadline <= last_due:
                     is_late = True
             self.waiting -= rows
             self._full -= rows >= self._max_size
@@ -444,14 +493,25 @@ class BatchQueue:
         else:
             taken, rows, is_late = self._cut(line, room, now)
         if is_late:  # a late entry is answered by its owner; it must not run
-            late = [entry for entry in taken if entry.deadline <= now]
-            taken = [entry for entry in taken if entry.deadline > now]
+            late = [entry for entry in taken if self._is_late(entry, now)]
+            if late:
+                taken = [entry for entry in taken if not self._is_late(entry, now)]
             for entry in late:
                 entry.taken = NEVER
                 rows -= entry.size
             if self.fair is not None and not taken:
                 self.fair.charged = None
         return EntryBatch(taken, line.key, rows) if taken else None
+
+    def _is_late(self, entry: Entry, now: float) -> bool:
+        """Tell whether an entry would be too late if it left now; that is noted."""
+        deadlines = self.deadlines
+        if deadlines is None:
+            return entry.deadline <= now
+        if not is_over(entry, now, deadlines.last_due(now)):
+            return False
+        deadlines.missed(entry, now)
+        return True
 
     def _cut(self, line: Line, room: int, now: float) -> tuple[list[Entry], int, bool]:
         """Take as many entries of a line as fit; return their rows, and whether one is late, as well."""

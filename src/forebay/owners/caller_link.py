@@ -709,6 +709,8 @@ class CallerLink(asyncio.Protocol):
             request.trace = told.trace
         if told.tenant:
             request.tenant = self._tenants.of(told.tenant, told.tier)
+        if told.is_due:
+            request.due = request.deadline
         return request
 
     def _desk(self, number: int) -> _Desk:
@@ -807,6 +809,8 @@ class CallerLink(asyncio.Protocol):
         )
         if told.tenant:
             request.tenant = self._tenants.of(told.tenant, told.tier)
+        if told.is_due:
+            request.due = request.deadline
         if callee.streams:
             request.on_part = functools.partial(desk.part, told.seat)
             request.on_bundle = functools.partial(desk.hand, told.seat)

@@ -349,7 +349,11 @@ class OwnerLink(asyncio.Protocol):
             root, tenant = request.root(), request.tenant
             trace = traces.outgoing(root) if has_spans or root.trace else ""
             told = name, packed, request.size, request.deadline - now, root.id, trace, client_of(request.origin)
-            slot.joins.append(told if tenant is None else (*told, tenant.name, tenant.tier))  # as `HandedOn`
+            if tenant is None and request.due == NEVER:
+                slot.joins.append(told)  # as `HandedOn`
+            else:
+                whose, tier = ("", 0) if tenant is None else (tenant.name, tenant.tier)
+                slot.joins.append((*told, whose, tier, request.due != NEVER))
             slot.bodies.append(body)
             self._new[slot] = None
             self._new_bytes += size
@@ -526,6 +530,8 @@ def client_of(origin: Origin | None) -> int:
         origin.release = next(_clients)
     return origin.release
 
+
+NEVER: Final = float("inf")
 
 _clients: Final = itertools.count(1)
 

@@ -37,7 +37,7 @@ class SeesMemory(msgspec.Struct, frozen=True, array_like=True, tag="sees"):
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way to its owner; its body follows.
 
-    What stands after these is not read; a front that has not told tenants apart leaves the last two out.
+    What stands after these is not read; a front that has not told tenants apart leaves the last three out, if nothing is due.
 
     Attributes:
         seat: What both sides call it, until it has ended.
@@ -49,6 +49,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         client: Stands for the connection that it came by; 0 if that is not known.
         tenant: The name of the tenant; empty for a request without one.
         tier: The class of the request.
+        is_due: Whether what is left of its time is a deadline that its client has stated, or that its tenant has.
     """
 
     seat: _Count
@@ -60,6 +61,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     client: _Number = 0
     tenant: _Name = ""
     tier: _Class = 0
+    is_due: bool = False
 
 
 class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):

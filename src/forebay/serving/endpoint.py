@@ -220,6 +220,14 @@ class Endpoint:
         self._is_in_order = False
         tenants.watch(fair)
 
+    def _keep_deadline(self, request: Request) -> None:
+        """Have the queue keep the deadline that a request states, where it knows what is ahead and what that takes."""
+        request.due = request.deadline
+        if self._queue.deadlines is None and not self.pool.answers_apart and not self.pool.is_elsewhere:
+            if self._queue.fair is None:
+                self._share(here(Tenants))
+            self._queue.keep_deadlines()
+
     def _together(self, entry: Any) -> Sequence[Any]:
         """Return what ends with an entry if it has to leave the queue; none if it runs in part, or inside a graph."""
         request: Request = entry.whole if type(entry) is Slice else entry
@@ -295,8 +303,12 @@ class Endpoint:
         deadline = request.deadline
         if deadline == _NEVER:
             deadline = request.deadline = now + self._timeout_s
+            if (tenant := request.tenant) is not None and tenant.deadline_s != _NEVER:
+                deadline = request.deadline = request.due = min(deadline, now + tenant.deadline_s)
         elif deadline > now + self._max_timeout_s:
             deadline = request.deadline = now + self._max_timeout_s
+        if request.due != _NEVER:
+            self._keep_deadline(request)
         self._open[request] = None
         if deadline < self._sweep_due:
             self._arm(deadline, now)
@@ -335,7 +347,8 @@ class Endpoint:
             self.submit(requests[0])
             return
         deadlines = [request.deadline for request in requests]
-        if {request.size for request in requests} == {1} and max(deadlines) <= now + self._max_timeout_s:
+        are_alike = {(request.size, request.due) for request in requests} == {(1, _NEVER)}
+        if are_alike and max(deadlines) <= now + self._max_timeout_s:
             self.submit_all(requests, now, min(deadlines))
         else:
             for request in requests:
@@ -716,6 +729,8 @@ class Endpoint:
         try:
             for request in [request for request in self._open if request.deadline <= now + EARLY_S]:
                 if not request.done:
+                    if self._queue.deadlines is not None and not request.taken:
+                        self._queue.deadlines.missed(request, now)
                     self._settle(request, Failure(self._late(request)))
         finally:  # a defect in one of them must not leave the others without a deadline
             earliest = min((request.deadline for request in self._open), default=_NEVER)

@@ -96,6 +96,7 @@ class Slices:
         Raises:
             TooLarge: If it may not be cut.
             QueueFull: If there is no room for it.
+            TooLate: If it would be answered after the deadline that it states.
             InvalidRequest: If it cannot be read; one that is long is told later.
         """
         limit = self._limit
@@ -103,6 +104,7 @@ class Slices:
             raise TooLarge(f"the request has {request.size} samples, endpoint '{self._name}' takes {limit} at a time")
         places = _places(rows_of, limit)
         first = next(places)
+        self._queue.admit(request, now)
         rows = request.size if request.size <= self._capacity else len(first[1])
         self._require_room(request, rows, self._opening_rows)
         request.arrived = now

@@ -24,6 +24,7 @@ class Entry(Item, Protocol):
     rank: int
     tenant: Tenant | None
     payer: Any
+    due: float
 
 
 Phase = tuple[str, str, float, float, int]

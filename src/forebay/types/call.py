@@ -205,6 +205,8 @@ class Request(msgspec.Struct, eq=False, gc=False):
         rank: Where batches are filled by rank, lower ones go first.
         tenant: Whose it is, where the server tells tenants apart.
         payer: The flow that pays for it in its queue; set where tenants share that.
+        due: The deadline that its client states, or that is set for its tenant; infinity where there is neither. What
+            would be later is refused at once.
         on_part: For callers that take streamed answers: called on the loop with each part and a function to call
             once there is room for the next.
         on_bundle: For callers that would rather have several parts at once: called in place of `on_part`.
@@ -227,6 +229,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     rank: int = 0
     tenant: Tenant | None = None
     payer: Any = None
+    due: float = float("inf")
     on_part: Callable[[Any, Callable[[], object]], None] | None = None
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
     trace: str = ""
@@ -298,6 +301,8 @@ class Slice(msgspec.Struct, eq=False):
     rank: int = 0
     tenant: Tenant | None = None
     payer: Any = None
+    due: float = float("inf")
+    """That of the whole was looked at before it was cut, and ends it in time."""
 
     def root(self) -> Request:
         """Return the request of a client that it is for."""

@@ -39,14 +39,18 @@ class Tenant:
         name: Its name; empty for requests without a tenant.
         tier: Its class: 0 is the most urgent. A class is served when those above it wait for nothing.
         weight: Its part of the workers beside others of its class. Both may change while requests wait.
+        deadline_s: How long its requests may take that do not say so themselves; infinity if there is no such limit.
     """
 
-    __slots__ = ("name", "tier", "weight")
+    __slots__ = ("deadline_s", "name", "tier", "weight")
 
-    def __init__(self, name: str, tier: int = USUAL_CLASS, weight: float = 1.0) -> None:
+    def __init__(
+        self, name: str, tier: int = USUAL_CLASS, weight: float = 1.0, deadline_s: float = float("inf")
+    ) -> None:
         self.name = name
         self.tier = tier
         self.weight = weight
+        self.deadline_s = deadline_s
 
     def __repr__(self) -> str:
         """Print what it is called, and its class."""
@@ -63,10 +67,17 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         weight: Its part of a model's workers beside other tenants of its class.
         tier: Its class, 0 to 3; 0 is the most urgent. A class is served when the more urgent ones wait for nothing.
+        deadline_ms: How long its requests may take that do not say so themselves. What would take longer is refused.
     """
 
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
     tier: Annotated[int, Meta(ge=0, le=LEAST_URGENT), Written(key="class")] = USUAL_CLASS
+    deadline_ms: Annotated[float, Meta(ge=1.0, le=86_400_000.0)] | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """The same in seconds; infinity if there is no such limit."""
+        return float("inf") if self.deadline_ms is None else self.deadline_ms / 1000
 
 
 class SharedQueue(Protocol):
@@ -97,6 +108,7 @@ class Tenants:
         for (name, wish), tenant in self._known.items():
             config = self._config(name)
             tenant.weight, tenant.tier = config.weight, max(config.tier, wish)
+            tenant.deadline_s = config.deadline_s
         for shared in self._shared:
             shared.renew()
 
@@ -111,7 +123,7 @@ class Tenants:
             if len(self._known) >= MAX_TENANTS:
                 name, wish = OTHER, 0
             config = self._config(name)
-            new = Tenant(name, max(config.tier, wish), config.weight)
+            new = Tenant(name, max(config.tier, wish), config.weight, config.deadline_s)
             found = self._known.setdefault((name, wish), new)
         return found
 

@@ -99,6 +99,7 @@ class Submission:
     rank: int = 0
     tenant: Tenant | None = None
     payer: Any = None
+    due: float = float("inf")
 
     def __init__(
         self,
@@ -167,6 +168,7 @@ class SubmissionPart:
     rank: int = 0
     tenant: Tenant | None = None
     payer: Any = None
+    due: float = float("inf")
 
     def __init__(self, call: Submission, batch: Batch, index: int) -> None:
         self.call = call

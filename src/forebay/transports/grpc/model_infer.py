@@ -263,6 +263,7 @@ class InferMethods:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:
             asked.deadline = min(asked.deadline, monotonic() + plan.timeout_s)
+        asked.due = asked.deadline
         served = plan.served
         if served.contract.has_context:
             asked.id = next_id()

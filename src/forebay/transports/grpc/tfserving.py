@@ -194,6 +194,7 @@ class TfServing:
         request = TensorRequest([one.data for one in inputs], _replied, params, None, call.deadline, size)
         request.trace = parent_in(call.metadata)
         request.tenant = call.tenant
+        request.due = call.deadline
         begun = request.call = _Asked(call, kind, served, asked, request, answered)
         if asked.contract.has_context:
             request.id = next_id()

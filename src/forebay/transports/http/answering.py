@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from forebay.errors import ForebayError, QueueFull
+from forebay.errors import ForebayError, QueueFull, TooLate
 from forebay.observe.access_log import CALLED_OFF, COST, EndedCall, cost_of
 from forebay.observe.ids import next_id
 from forebay.protocols import native
@@ -461,7 +461,7 @@ class AnsweringConnection(HttpToolsProtocol):
         assert route is not None
         if type(outcome) is Failure:
             self._request_id = request.id
-            if isinstance(outcome.error, QueueFull) and not self._has_started():
+            if isinstance(outcome.error, QueueFull | TooLate) and not self._has_started():
                 self.refusal = outcome.error
                 self._lane.refusals.refuse(self)
             else:

@@ -175,6 +175,7 @@ class InferRoute(InferenceRoute):
         self.complete(request, head, origin)
         if "timeout" in asked.parameters:
             request.deadline = min(request.deadline, time.monotonic() + timeout_of(asked.parameters))
+            request.due = request.deadline
         return request
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:

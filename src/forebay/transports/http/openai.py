@@ -252,6 +252,7 @@ class _Call:
                 run_id=request.run_id,
                 trace=request.trace,
                 tenant=request.tenant,
+                due=request.due,
                 on_part=partial(self._part, number) if contract.streams else None,
             )
             self._samples.append(sample)

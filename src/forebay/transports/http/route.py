@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 20
+_SECONDS: Final = re.compile(rb"[0-9]{1,20}(?:\.[0-9]{1,20})?")
 
 SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """What a page of another origin may post without its browser asking the server beforehand."""
@@ -160,6 +161,8 @@ class Route:
                 accept = accept + b"," + value if accept else value
             elif wanted == _TIMEOUT:
                 self._read_timeout(head, value)
+            elif wanted == _TIMEOUT_S:
+                self._read_timeout_s(head, value)
             elif wanted == _KEY:
                 keys.append(value)
             elif wanted == _HOST:
@@ -274,7 +277,7 @@ class Route:
             timeout_s = min(head.timeout_s, self.endpoint.config.timeout_s if head.timeout_s == NEVER else NEVER)
             request.params = {**request.params, PARAM: told(head.texts, request.id, client, timeout_s)}
         if head.timeout_s != NEVER:
-            request.deadline = time.monotonic() + head.timeout_s
+            request.deadline = request.due = time.monotonic() + head.timeout_s
 
     def answer(self, request: Request, outcome: Any) -> tuple[list[tuple[bytes, bytes]], Sequence[Data]]:
         """Return headers and the pieces of the body of a successful answer."""
@@ -349,7 +352,16 @@ class Route:
             msg = f"X-Request-Timeout-Ms is {value[:40].decode('latin-1')!r}, a whole number of at least 1 is needed"
             head.problem = InvalidRequest(msg)
         else:
-            head.timeout_s = min(milliseconds / 1000, self.endpoint.config.max_timeout_s)
+            head.timeout_s = min(head.timeout_s, milliseconds / 1000, self.endpoint.config.max_timeout_s)
+
+    def _read_timeout_s(self, head: Head, value: bytes) -> None:
+        found = _SECONDS.fullmatch(value)
+        if found is None or not float(found[0]):
+            shown = value[:40].decode("latin-1")
+            msg = f"Request-Timeout is {shown!r}, a number of seconds above 0 is needed, such as 2 or 0.25"
+            head.problem = InvalidRequest(msg)
+        else:
+            head.timeout_s = min(head.timeout_s, float(found[0]), self.endpoint.config.max_timeout_s)
 
 
 class SharedRoute(Route):
@@ -380,13 +392,14 @@ class SharedRoute(Route):
 
 
 (_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)
-_HOST, _ORIGIN, _ENCODING, _PARENT = range(9, 13)
+_HOST, _ORIGIN, _ENCODING, _PARENT, _TIMEOUT_S = range(9, 14)
 _HEADERS: Final = {
     b"content-type": _CONTENT_TYPE,
     b"content-length": _CONTENT_LENGTH,
     b"accept": _ACCEPT,
     b"x-request-id": _REQUEST_ID_HEADER,
     b"x-request-timeout-ms": _TIMEOUT,
+    b"request-timeout": _TIMEOUT_S,
     b"expect": _EXPECT,
     b"x-api-key": _KEY,
     b"authorization": _KEY,

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse at once what could not be answered in time, so that no worker computes what nobody waits for any more.
+
+Theory of operation. When a request comes that states a deadline, its end is predicted: the rows of its flow that are
+due before it, spread over the workers as the shares of the flows say, in full batches, each of which takes what was
+learned. What would be later is refused. That alone would let a queue grow to just what can be answered in time, in
+which nobody with a shorter deadline ever finds room; so where some were refused while a queue stood, those that could
+not outlast it wait for two rounds of batches at most. When a batch is taken, what cannot be in time any more stays out.
+
+A prediction is as good as what was learned, and where all are refused nothing is learned: so a request that finds a
+free slot, and nothing before it, is let in now and then all the same.
+
+Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Final
+
+from forebay.batching.due_lane import DueLane, bucket_of
+from forebay.batching.lines import NEVER
+from forebay.batching.policies import Policy
+from forebay.errors import TooLate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.batching.fair import FairShares
+    from forebay.batching.fair_lines import Flow
+    from forebay.batching.queue import BatchQueue
+    from forebay.types.batch import Entry, EntryBatch
+
+OVERDUE: Final = 0.3
+"""A batch that should have ended is expected to take so much of its time until now beyond it."""
+
+SQUEEZE: Final = 2
+"""Rounds of batches that may wait of those that cannot outlast a queue that stands."""
+
+TRY_S: Final = 0.25
+"""Shortest time between two requests that are let in against the prediction."""
+
+LINES: Final = 64
+"""Lines of a flow of which the deadlines are looked at."""
+
+WHY: Final = "the answer would come after the deadline of the request; try again later, or give it more time"
+
+
+class Deadlines(Policy):
+    """Refuses what would be late.
+
+    Attributes:
+        rows: Samples that wait and are sorted, by the bucket of their times.
+    """
+
+    def __init__(self, queue: BatchQueue, fair: FairShares) -> None:
+        """Begin without having seen a batch."""
+        self.rows: dict[int, int] = {}
+        self._queue = queue
+        self._fair = fair
+        self._runs: dict[EntryBatch, tuple[float, float]] = {}
+        """When each batch is expected to end, and when it was taken."""
+        self._scale = 1.0
+        """What batches take now, beside what the curve expects: that is slow to forget one that took very long."""
+        self._way_s = 0.0
+        """What the way to the worker and back takes."""
+        self._calm_at = NEVER
+        """When a batch left with room in it, or something came to a free slot, last."""
+        self._tried_at = -NEVER
+        self._most: tuple[float, Flow | None, float] | None = None
+        """Most rows for its weight that a flow of the class looked at holds, that flow, and most of the others."""
+
+    def lasts_s(self, rows: int) -> float:
+        """Return the seconds after which a batch of so many rows is expected to be answered; 0 if that is unknown."""
+        curve = self._fair.curve
+        return (curve.a + curve.b * rows) * self._scale + self._way_s if curve.a or curve.b else 0.0
+
+    def lane(self, entries: Iterable[Entry]) -> DueLane:
+        """Return a lane for entries of a flow."""
+        return DueLane(entries, self.rows, is_ranked=self._fair.is_ranked)
+
+    def arrived(self, entry: Entry) -> None:
+        """Refuse an entry that would be late."""
+        self.admit(entry, entry.arrived)
+
+    def admit(self, entry: Entry, now: float) -> None:
+        """Refuse an entry that would be late.
+
+        Raises:
+            TooLate: If so.
+        """
+        queue = self._queue
+        is_free = not queue.waiting and queue.running < queue.slots
+        if is_free:
+            self._calm_at = now
+        due = entry.due
+        if not now < due < NEVER or not self.lasts_s(1):
+            return
+        self._fair.sort_out()
+        flow = self._fair.flow_of(entry.tenant)
+        bucket = bucket_of(due - now)
+        ahead, total = self._ahead(flow, entry, bucket)
+        if self._finish(ahead, total, now) > due:
+            if is_free and now - self._tried_at >= TRY_S:
+                self._tried_at = now
+                entry.due = NEVER
+                return
+            flow.missed[bucket] = now
+            raise TooLate(WHY)
+        if flow.missed and self._over(flow, entry, bucket, now) > 0:
+            raise TooLate(WHY)
+
+    def missed(self, entry: Entry, now: float) -> None:
+        """Note an entry that was too late while it waited."""
+        self._fair.flow_of(entry.tenant).missed[bucket_of(entry.deadline - entry.arrived)] = now
+
+    def last_due(self, now: float) -> float:
+        """Return the deadline up to which nothing can be in time that would leave now."""
+        return now + self.lasts_s(1)
+
+    def took(self, batch: EntryBatch, left: int, now: float) -> None:
+        """Note a batch that leaves."""
+        self._runs[batch] = now + self.lasts_s(batch.rows), now
+        self._most = None
+        if batch.rows < self._queue.most_rows and not self._queue.waiting:
+            self._calm_at = now
+
+    def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
+        """Learn what a batch took."""
+        _, taken = self._runs.pop(batch, (0.0, NEVER))
+        curve = self._fair.curve
+        expected = curve.a + curve.b * batch.rows
+        if batch.has_streamed or taken == NEVER or not expected:
+            return
+        seconds = batch.model_s or now - taken
+        self._scale = math.sqrt(self._scale * min(seconds / expected, 2.0 * self._scale))
+        self._way_s += 0.1 * (max(now - taken - seconds, 0.0) - self._way_s)
+
+    def check(self) -> None:
+        """Assert what holds between any two steps; tests ask after each."""
+        queue = self._queue
+        rows: dict[int, int] = {}
+        for entry in itertools.chain(queue.entries(), queue.alone):
+            if entry.payer is not None:
+                bucket = bucket_of(entry.deadline - entry.arrived)
+                rows[bucket] = rows.get(bucket, 0) + entry.size
+        assert rows == {bucket: count for bucket, count in self.rows.items() if count}
+        assert len(self._runs) <= queue.running
+
+    def _ahead(self, flow: Flow, entry: Entry, bucket: int) -> tuple[int, int]:
+        """Return how many rows leave up to and with an entry of a flow, and how many wait then."""
+        fair, tenant, size = self._fair, flow.tenant, entry.size
+        before, count = 0.0, 0
+        for line in itertools.islice(flow.lines, LINES):
+            lane = line.lanes.get(flow)
+            if isinstance(lane, DueLane):
+                some, all_of_it = lane.before(bucket, entry.due)
+                before += some
+                count += all_of_it
+        own = int(flow.rows * before / count) + size if count else flow.rows + size
+        higher = sum(fair.rows_of[: tenant.tier])
+        total = higher + fair.rows_of[tenant.tier] + size
+        share = tenant.weight / (fair.weights_of[tenant.tier] + (0.0 if flow.rows else tenant.weight))
+        return min(total, int(higher + own / share)), total
+
+    def _finish(self, ahead: int, total: int, now: float) -> float:
+        """Return when the last of so many rows would be answered, of all that wait then."""
+        queue, slots = self._queue, self._queue.slots
+        most = queue.most_rows
+        ends = sorted(end if end > now else now + OVERDUE * (now - taken) for end, taken in self._runs.values())
+        free = [now] * (slots - len(ends)) + ends[-slots:]
+        rounds, slot = divmod(-(-ahead // most) - 1, slots)
+        wait_s = queue.longest_wait_s if total < most else 0.0
+        return free[slot] + rounds * self.lasts_s(most) + self.lasts_s(min(total, most)) + wait_s
+
+    def _over(self, flow: Flow, entry: Entry, bucket: int, now: float) -> int:
+        """Return how many rows too many would wait of those that cannot outlast the queue, if some were refused."""
+        queue, calm_at = self._queue, self._calm_at
+        age = now - calm_at
+        if entry.due - now > age or not any(at > calm_at for number, at in flow.missed.items() if number <= bucket):
+            return 0
+        over = sum(rows for number, rows in self.rows.items() if 2.0**number <= age * 1000.0)
+        over += entry.size - SQUEEZE * queue.slots * queue.most_rows
+        if over <= 0 or (flow.rows + entry.size) / flow.tenant.weight < self._most_of_others(flow):
+            return 0
+        return over
+
+    def _most_of_others(self, flow: Flow) -> float:
+        """Return the most rows for its weight that another flow of the class holds, as of the batch that left last."""
+        tier = flow.tenant.tier
+        if self._most is None or (self._most[1] is not None and self._most[1].tenant.tier != tier):
+            first: Flow | None = None
+            most = second = 0.0
+            for one in self._fair.everybody():
+                rows = one.rows / one.tenant.weight
+                if one.tenant.tier != tier or rows <= second:
+                    continue
+                if rows > most:
+                    first, most, second = one, rows, most
+                else:
+                    second = rows
+            self._most = most, first, second
+        most, first, second = self._most
+        return second if first is flow else most

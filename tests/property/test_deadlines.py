@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A queue that is told when answers are due, stepped by hand with a clock of numbers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.checked_queue import CheckedQueue
+from tests.property.test_fair_queue import CONFIGS, SECONDS, Run
+
+from forebay.batching.deadlines import TRY_S
+from forebay.batching.queue import BatchConfig
+from forebay.errors import QueueFull, TooLarge, TooLate
+from forebay.types.call import ALONE, Request
+from forebay.types.tenant import Tenant
+
+TIMES = [0.002, 0.01, 0.02, 0.04, 0.2, None]
+ARRIVALS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.0, 0.001, 0.004, 0.02]),  # seconds since the one before
+        st.integers(1, 6),  # samples
+        st.sampled_from([None, None, None, "a", ALONE]),
+        st.integers(0, 4),  # tenant
+        st.sampled_from(["", "", "", "cancel"]),
+    ),
+    min_size=1,
+    max_size=150,
+)
+
+
+class Due(Run):
+    """A run whose requests state deadlines."""
+
+    def __init__(self, config, slots, seconds, tenants, times, later=0):
+        super().__init__(config, slots, seconds, tenants)
+        self.times, self.later = itertools.cycle(times), later
+        self.deadlines = None
+
+    def arrival(self, request, now):
+        if not self.later:
+            self.deadlines = self.queue.keep_deadlines()
+        self.later -= 1
+        time_s = next(self.times)
+        if time_s is not None:
+            request.deadline = request.due = now + time_s
+        try:
+            self.queue.offer(request, now)
+        except (QueueFull, TooLarge, TooLate) as error:
+            self.refused.append((request.body, type(error)))
+
+    def left(self, batch, now, events):
+        if self.deadlines is not None:
+            last_due = self.deadlines.last_due(now)
+            assert all(one.due > last_due for one in batch.entries)
+        super().left(batch, now, events)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=ARRIVALS,
+    config=CONFIGS,
+    slots=st.integers(1, 3),
+    seconds=SECONDS,
+    weights=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.5, 1.0, 3.0])), max_size=5),
+    times=st.lists(st.sampled_from(TIMES), min_size=1, max_size=9),
+    later=st.integers(0, 40),
+)
+def test_whatever_is_due_whenever_is_refused_or_leaves_in_time_or_ends_once(
+    arrivals, config, slots, seconds, weights, times, later
+):
+    """Also where the first deadline is stated while others wait and run, with tenants or without."""
+    tenants = [Tenant(str(number), *one) for number, one in enumerate(weights)] or None
+    run = Due(config, slots, seconds, tenants, times, later).go(arrivals)
+    left = [body for _, bodies in run.batches for body in bodies]
+    refused = {body for body, _ in run.refused}
+    assert len(left) == len(set(left))
+    assert not set(left) & (set(run.gone) | refused)
+    assert run.queue.waiting == run.queue.running == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals=ARRIVALS, config=CONFIGS, slots=st.integers(1, 3), seconds=SECONDS, later=st.integers(0, 40))
+def test_without_a_stated_deadline_batches_are_as_before(arrivals, config, slots, seconds, later):
+    bare = Run(config, slots, seconds, None).go(arrivals)
+    kept = Due(config, slots, seconds, None, [None], later).go(arrivals)
+    assert kept.batches == bare.batches
+    assert kept.refused == bare.refused
+
+
+class Known:
+    """A queue that has learned what batches take: 10 ms and 1 ms for each row."""
+
+    def __init__(self, slots=1, **config):
+        self.queue = CheckedQueue(BatchConfig(**{"max_size": 10, "idle": "go", **config}))
+        self.queue.slots = slots
+        self.now = 1.0
+        self.deadlines = self.queue.keep_deadlines()
+        self.tenants = {}
+        for rows in (1, 10) * 10:
+            self.offer(rows, None)
+            self.answered(self.taken(), 0.010 + 0.001 * rows)
+
+    def offer(self, rows, time_s, name="", **more):
+        tenant = self.tenants.setdefault(name, Tenant(name)) if name else None
+        for _ in range(rows):
+            request = Request(body=name, reply=print, tenant=tenant, **more)
+            if time_s is not None:
+                request.due = request.deadline = self.now + time_s
+            self.queue.offer(request, self.now)
+
+    def refused(self, time_s, name="", **more):
+        """Whether one is refused that is due in so many seconds."""
+        try:
+            self.offer(1, time_s, name, **more)
+        except TooLate:
+            return True
+        return False
+
+    def taken(self):
+        batch = self.queue.take(self.now)
+        assert batch is not None
+        return batch
+
+    def answered(self, batch, seconds):
+        self.now += seconds
+        batch.model_s = seconds
+        self.queue.answered(batch, self.now)
+
+
+# F45: a request that cannot meet its deadline is refused on arrival
+def test_what_is_ahead_and_what_that_takes_says_what_is_too_late():
+    known = Known()
+    known.offer(10, None)
+    running = known.taken()  # for 20 ms
+    known.offer(10, 0.050)
+    assert known.refused(0.0505)  # 20 ms until a slot is free, 20 ms for those that wait, 20 ms for its own batch
+    assert not known.refused(0.0605)
+    known.answered(running, 0.020)
+    assert known.taken().rows == 10
+    assert known.queue.waiting == 1
+
+
+def test_several_slots_are_free_one_after_the_other():
+    known = Known(slots=2)
+    known.offer(10, None)
+    known.taken()
+    known.now += 0.010
+    known.offer(10, None)
+    known.taken()
+    assert known.refused(0.0195)
+    assert not known.refused(0.0225)  # 10 ms until the first is free, 11 ms for itself
+
+
+def test_others_are_ahead_as_their_shares_say():
+    known = Known()
+    known.offer(10, None, "flood")
+    running = known.taken()
+    known.offer(30, 0.095, "flood")
+    assert known.refused(0.095, "flood")
+    assert not known.refused(0.060, "light")
+    known.answered(running, 0.020)
+    assert "light" in {one.tenant.name for one in known.taken().entries}
+
+
+def test_what_is_due_first_leaves_first_and_those_of_like_times_as_they_came():
+    known = Known()
+    known.offer(10, None)
+    running = known.taken()
+    for body, time_s in (("late", 0.9), ("soon", 0.21), ("later", 0.95), ("soon too", 0.2)):
+        known.offer(4, time_s)
+        for entry in known.queue.entries():
+            entry.body = entry.body or body
+    known.answered(running, 0.020)
+    assert [one.body for one in known.taken().entries] == ["soon"] * 4 + ["soon too"] * 4 + ["late"] * 2
+
+
+def test_what_cannot_be_in_time_any_more_stays_out_and_needs_no_room():
+    known = Known()
+    known.offer(10, None)
+    running = known.taken()
+    known.offer(4, 0.045)
+    known.offer(10, 0.5)
+    known.answered(running, 0.036)  # longer than expected: 9 ms are left, a batch takes 11
+    batch = known.taken()
+    assert batch.rows == 10
+    assert all(one.due > known.now + 0.1 for one in batch.entries)
+
+
+def test_a_model_that_was_slow_once_gets_requests_all_the_same():
+    """Nothing else would show that it is quick."""
+    known = Known()
+    known.offer(1, None)
+    known.answered(known.taken(), 20.0)
+    turns = 0
+    while known.refused(0.030):
+        known.now += TRY_S
+        if not known.refused(0.030):
+            known.answered(known.taken(), 0.011)
+        turns += 1
+        assert turns < 30
+    assert known.queue.waiting == 1
+
+
+def test_where_nothing_is_known_nobody_is_refused():
+    queue = CheckedQueue(BatchConfig(max_size=1))
+    queue.keep_deadlines()
+    for _ in range(50):
+        queue.offer(Request(body=0, reply=print, due=1.001, deadline=1.001), 1.0)
+    assert queue.waiting == 50
+
+
+def test_a_full_queue_without_tenants_says_so_as_before():
+    """It is no share of anybody's: some protocols tell the two apart."""
+    known = Known(capacity=20)
+    known.offer(20, None)
+    with pytest.raises(QueueFull, match="20 samples wait already, the queue takes 20") as told:
+        known.offer(1, 5.0)
+    assert type(told.value) is QueueFull
