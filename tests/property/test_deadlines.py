@@ -103,10 +103,10 @@ class Known:
             self.offer(rows, None)
             self.answered(self.taken(), 0.010 + 0.001 * rows)
 
-    def offer(self, rows, time_s, name="", **more):
+    def offer(self, rows, time_s, name="", body="", **more):
         tenant = self.tenants.setdefault(name, Tenant(name)) if name else None
         for _ in range(rows):
-            request = Request(body=name, reply=print, tenant=tenant, **more)
+            request = Request(body=body, reply=print, tenant=tenant, **more)
             if time_s is not None:
                 request.due = request.deadline = self.now + time_s
             self.queue.offer(request, self.now)
@@ -170,9 +170,7 @@ def test_what_is_due_first_leaves_first_and_those_of_like_times_as_they_came():
     known.offer(10, None)
     running = known.taken()
     for body, time_s in (("late", 0.9), ("soon", 0.21), ("later", 0.95), ("soon too", 0.2)):
-        known.offer(4, time_s)
-        for entry in known.queue.entries():
-            entry.body = entry.body or body
+        known.offer(4, time_s, body=body)
     known.answered(running, 0.020)
     assert [one.body for one in known.taken().entries] == ["soon"] * 4 + ["soon too"] * 4 + ["late"] * 2
 
