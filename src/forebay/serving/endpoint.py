@@ -28,6 +28,7 @@ from forebay.errors import (
     InternalError,
     QueueFull,
     ShareUsed,
+    TooLate,
     Unavailable,
     UserCodeError,
 )
@@ -170,7 +171,7 @@ class Endpoint:
     def tenants_waiting(self) -> Mapping[str, int]:
         """Samples of each tenant in the queue, by its name; none where nobody tells them apart."""
         fair = self._queue.fair
-        return {} if fair is None else fair.waiting()
+        return {} if fair is None or self._accounts is None else fair.waiting()
 
     @property
     def slots(self) -> int:
@@ -742,6 +743,7 @@ _REASONS: Final[dict[type[ForebayError], str]] = {
     QueueFull: "full",
     ShareUsed: "share",
     DeadlineExceeded: "late",
+    TooLate: "late",
     Unavailable: "unavailable",
 }
 """What metrics call the errors of requests that were refused; others by their codes."""
