@@ -37,7 +37,8 @@ class SeesMemory(msgspec.Struct, frozen=True, array_like=True, tag="sees"):
 class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way to its owner; its body follows.
 
-    What stands after these is not read; a front that has not told tenants apart leaves the last three out, if nothing is due.
+    What stands after these is not read; the last three are left out where a front has not told tenants apart and no
+    deadline is stated.
 
     Attributes:
         seat: What both sides call it, until it has ended.
