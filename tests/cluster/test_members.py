@@ -290,6 +290,12 @@ def test_members_find_each_other_over_tcp_with_a_secret(tcp, start_member, monke
         knows(membership, who=1)
 
 
+def test_a_port_to_listen_at_that_is_taken_is_said(tcp):
+    message = f"{tcp} cannot be bound: address already in use; choose another address or port"
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        forebay.cluster.join(tcp, secret=SECRET, listen=tcp)
+
+
 def test_a_program_on_a_node_of_a_deployment_finds_the_secret(tcp, monkeypatch):
     state = SimpleNamespace(owners=(SimpleNamespace(address="tcp:elsewhere:1"), SimpleNamespace(address=tcp)))
     found = [SimpleNamespace(state=None), SimpleNamespace(state=state, secret=SECRET.encode())]

@@ -592,6 +592,8 @@ def test_a_drain_waits_for_requests_that_are_open_unless_there_is_a_second_signa
         assert server.process.poll() is None
         server.signal(signal.SIGINT)
         assert server.wait() == 0
+        assert server.log.count("SIGINT: draining") == 1
+        assert "SIGTERM" not in server.log
         with contextlib.suppress(httpx.TransportError):
             assert first.result().status_code == 503
 

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -259,5 +260,8 @@ def test_what_a_file_names_wrongly_changes_nothing(serve, here, owner, tmp_path)
     front = serve(tmp_path)
     config.change(front, owned(here, "owned"), owned(here, "owned"))
     eventually(lambda: "is named twice; leave one of them out" in front.log)
+    config.change(front, owned(here, "owned", "clip"), owned(here, "clip", "clip"))
+    line = r"forebay\.yaml:\d+: name: the owner of 'clip' is unix:\S+ \(\S+forebay\.yaml:\d+\), and cannot be unix:"
+    eventually(lambda: re.search(line, front.log))
     assert names(front) == names(owner)
     assert pid_of(front) == pid_of(owner)

@@ -151,7 +151,7 @@ def _served(parsed: argparse.Namespace) -> int:
         project.app.cost_log = CostLog(project.app, options.cost_log)
         project.app.links.append(project.app.cost_log)
     with project.app.state.entered(), tracing() if options.otel else nullcontext():
-        return server_of(project, drain_s=options.drain_s, ready=ready).run()
+        return server_of(project, drain_s=options.drain_s, ready=ready, is_part=part is not None).run()
 
 
 def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) -> int:

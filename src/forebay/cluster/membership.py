@@ -234,7 +234,11 @@ class Membership:
         keeping: asyncio.Task[None] | None = None
         try:
             link = await self._first_link()
-            await self._open_door(link.local_host)
+            try:
+                await self._open_door(link.local_host)
+            except ConfigError:
+                self._server = link  # it is closed with the rest
+                raise
             self._server = link
             self._announce()
             is_up()

@@ -15,6 +15,8 @@ passed on to all children at once. What a plan is about, and who makes it, is no
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import threading
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from forebay.machine.children import Child, ChildState
+
+log = logging.getLogger("forebay")
 
 
 class NodeProcess:
@@ -140,9 +144,11 @@ class NodeProcess:
     ) -> int:
         stopped, is_ready = asyncio.Event(), threading.Event()
 
-        def act(_number: int) -> None:
+        def act(number: int) -> None:
             if stopped.is_set():
                 self.hurry()
+            else:
+                log.info("%s: draining", signal.Signals(number).name)
             stopped.set()
 
         def patience_s() -> float:

@@ -264,7 +264,7 @@ class Endpoint:
             try:
                 await asyncio.wait_for(self._drained.wait(), grace_s)
             except TimeoutError:
-                log.warning("%d requests did not end within the drain time", len(self._open))
+                log.warning("requests that did not end within the drain time: %d", len(self._open))
         if self._scaling is not None:
             self._scaling.close()
         left_s = LAST_WORK_S if grace_s is None else max(grace_s - (time.monotonic() - started), 0.0)

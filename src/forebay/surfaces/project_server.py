@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from forebay.surfaces.contract import Project
 
 
-def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None]) -> Server:
+def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None], is_part: bool = False) -> Server:
     """Open the project's ports; the HTTP one is the first, if it has one.
 
     Args:
         project: What is served.
         drain_s: Time that open requests have to end.
         ready: Called with the address, as a URL, once everything is up.
+        is_part: Whether it is a part of one server, whose node process is signalled.
     """
     keys = project.http.api_keys
     if isinstance(keys, ApiKeys):
@@ -63,6 +64,7 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None])
         stopping=project.on_stop,
         reload=project.reload,
     )
+    server.is_part = is_part
     project.connect(server.fail)
     return server
 

@@ -39,7 +39,11 @@ class Listener(Protocol):
 
 
 class Server:
-    """One app, its listeners, and the signals that end them."""
+    """One app, its listeners, and the signals that end them.
+
+    Attributes:
+        is_part: Whether another process has the signals of the whole server, and logs them.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class Server:
         self._ready = ready
         self._stopping = stopping
         self._reload = reload
+        self.is_part = False
         self._status = 0
         self._stop: asyncio.Event | None = None
         self._is_ready = self._is_over = False
@@ -204,5 +209,6 @@ class Server:
         if self._stop.is_set():
             self._hurry.set()
             return
-        log.info("%s: draining", signal.Signals(number).name)
+        if not self.is_part:  # its node process has said it
+            log.info("%s: draining", signal.Signals(number).name)
         self._stop.set()

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import ssl
 import time
 from pathlib import Path
@@ -188,7 +189,10 @@ class WorkerListener:
             try:
                 port = await self._open(address)
             except OSError as error:
-                msg = f"{address} cannot be bound: {error.strerror or error}; choose another address or port"
+                # Event loops put the address, and words of their own, around what the system says.
+                number = error.errno or 0
+                said = os.strerror(number) if number > 0 else error.strerror or error
+                msg = f"{address} cannot be bound: {str(said).lower()}; choose another address or port"
                 raise ConfigError(msg) from error
             self.address = TcpAddress(address.host, port)
         if not self._words.is_private:

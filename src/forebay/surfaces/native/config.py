@@ -121,8 +121,28 @@ def read_config(path: Path) -> ConfigFile:
     told: Told = {struct: found.pop(key, {}) for key, struct in _SECTIONS.items()}
     told[ProcessConfig] = {**found.pop("log", {}), **{name: found.pop(name) for name in _PROCESS if name in found}}
     owned = [(own["owner"], own.get("name")) for _, own, _ in targets if "owner" in own]
+    _require_one_owner(reader, targets)
     targets = [one for one in targets if "owner" not in one[1]]
     return ConfigFile({**told, Overrides: found}, targets, reader.document, owned)
+
+
+def _require_one_owner(reader: _Reader, targets: list[tuple[str, dict[str, Any], str]]) -> None:
+    """Refuse a model that two owners are named for: one of them would never be asked.
+
+    Raises:
+        ConfigError: Naming both places.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for index, (_, own, where) in enumerate(targets):
+        name, owner = own.get("name"), own.get("owner")
+        if owner is None or name is None:
+            continue
+        other, before = seen.setdefault(name, (owner, where))
+        if other != owner:
+            named = f"the owner of '{name}' is {other} ({before})"
+            reader.fail(
+                ("models", index, "name"), f"name: {named}, and cannot be {owner} as well; leave one of them out"
+            )
 
 
 def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *, has_others: bool) -> list[TargetEntry]:

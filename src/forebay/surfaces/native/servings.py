@@ -86,6 +86,12 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
             f"{path}:{name} is a Serving, whose workers run one batch at a time; give it more --workers, not --threads"
         )
     client.require_blocking(serving.settings, f"{path}:{name}")
+    if options.distribution_weight != 1 or serving.settings.distributed_postprocessing is not None:
+        said = "distributed_postprocessing" if options.distribution_weight == 1 else "distribution_weight"
+        raise ConfigError(
+            f"{path}:{name} has {said}, which only programs that join a cluster use (forebay.cluster.join): start the "
+            "serving in one, or leave it out"
+        )
     streams = serving.settings.streaming is not None
     has_keys = options.batch_keys != ("default",)
     where = f"{path}:{name}"
