@@ -43,7 +43,12 @@ HAPROXY_FILES = {
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "h/server-state",
     "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "h/metrics.sock",
 }
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_AUTH_MODE": "disabled"}
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",  # 15 by default, also for what forebay runs there: wrk would come first
+}
 ACTORS = {
     SERVE: ("ray::Serve", "ray::SERVE", "ray::Proxy", "ray::HAProxy"),
     CLUSTER: ("ray::Host", "ray::Controller", "ray::Reservation"),
@@ -88,18 +93,20 @@ class Everything:
 @contextmanager
 def life(settings: str, folder: Path) -> Iterator[dict[str, Ways]]:
     """Have a cluster and all servers while the block runs; each has answered by then."""
-    with ExitStack() as stack:
-        variables = ray_environment(settings, folder)
-        process, address = stack.enter_context(cluster(variables, folder / "ray.log"))
-        asked = {job: answering(SERVE, f"/{job}", job, SERVE_PORT, process) for job in JOBS}
-        ways: dict[str, Ways] = {}
-        ways[CLUSTER] = stack.enter_context(deployed(address, variables, folder / "forebay.log"))
-        for name, kinds in WITHOUT_RAY.items():
-            ways[name] = {job: without_ray(kind, job, folder, stack) for job, kind in kinds.items()}
-        pids = titled(*ACTORS[SERVE])  # late: HAProxy starts again when its routes change
-        ways[SERVE] = {job: Way(each, pids) for job, each in asked.items()}
-        yield ways
-    end_others()
+    try:
+        with ExitStack() as stack:
+            variables = ray_environment(settings, folder)
+            process, address = stack.enter_context(cluster(variables, folder / "ray.log"))
+            asked = {job: answering(SERVE, f"/{job}", job, SERVE_PORT, process) for job in JOBS}
+            ways: dict[str, Ways] = {}
+            ways[CLUSTER] = stack.enter_context(deployed(address, variables, folder / "forebay.log"))
+            for name, kinds in WITHOUT_RAY.items():
+                ways[name] = {job: without_ray(kind, job, folder, stack) for job, kind in kinds.items()}
+            pids = titled(*ACTORS[SERVE])  # late: HAProxy starts again when its routes change
+            ways[SERVE] = {job: Way(each, pids) for job, each in asked.items()}
+            yield ways
+    finally:
+        end_others()
 
 
 def ray_environment(settings: str, folder: Path) -> dict[str, str]:
@@ -142,9 +149,10 @@ def deployed(address: str, variables: dict[str, str], log: Path) -> Iterator[Way
     finally:
         process.send_signal(signal.SIGINT)
         end(process)
+        kept = {folder.path.parent for folder in folders(name)}
         local_view.end_all(name)
-        for folder in folders(name):
-            shutil.rmtree(folder.path, ignore_errors=True)
+        for path in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def wait_deployed(name: str, process: subprocess.Popen[bytes], log: Path) -> Ways:
