@@ -25,7 +25,18 @@ def served(request, launch, models, tmp_path_factory):
         "http": {"api_keys": {"team-a": "key-a", "team-b": "key-b"}},
     }
     path.write_text(json.dumps(config))
-    return launch(None, "--config", str(path), "--grpc-port", "0", "--answer-cost", "--access-log", *fronts)
+    return launch(
+        None,
+        "--config",
+        str(path),
+        "--grpc-port",
+        "0",
+        "--answer-cost",
+        "--access-log",
+        "--cost-log",
+        str(path.parent / "costs"),
+        *fronts,
+    )
 
 
 def headers(key, **more):
@@ -85,6 +96,20 @@ def test_trailers_over_grpc_and_the_access_log_say_it(served):
     assert worker_ms >= 2 * MS
     assert rows == 2
     eventually(lambda: f'"cost_ms":{worker_ms}' in served.log.replace(" ", ""), "the line of the call")
+
+
+def test_costs_are_asked_for_over_http(served):
+    served.client.post("/models/costly", json=1, headers=headers("key-b"))
+
+    def told():
+        costs = served.client.get("/costs", params={"since_s": 600}, headers=headers("key-b")).json()
+        return any(one["tenant"] == "team-b" and one["worker_s"] >= MS / 1000 for one in costs)
+
+    eventually(told, "what it has cost is written")
+    wrong = served.client.get("/costs", params={"since_s": "x"}, headers=headers("key-b"))
+    assert wrong.status_code == 400
+    assert "since_s" in wrong.text
+    assert served.client.get("/costs").status_code == 401
 
 
 def test_metrics_tell_what_each_tenant_has_had(served):

@@ -94,6 +94,7 @@ class App:
         """Where workers attach, and with them endpoints; opened and closed with the app."""
         self.links: list[Links] = []
         self.cost_log: CostLog | None = None
+        """Where it is written what tenants cost; None if nowhere."""
         """Connections with other servers; opened and closed with the app."""
         self.owned: dict[str, str] = {}
         """Names of models that other servers serve, each with the address of that server; no other may take them."""
