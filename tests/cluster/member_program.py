@@ -114,7 +114,9 @@ def main():
         options = {"batch_size": 2, "batch_timeout_ms": 2, "distribution_weight": int(weight)}
         running[name] = SERVINGS[name]().start(name=name, **options)
 
-    with forebay.cluster.join(address) as membership:
+    tls = os.environ.get("MEMBER_TLS")
+    files = {"cafile": f"{tls}/ca.pem", "certfile": f"{tls}/node.pem"} if tls else {}
+    with forebay.cluster.join(address, **files) as membership:
         for one in wanted:
             start(*one.split(":"))
         print(membership.address, flush=True)

@@ -297,7 +297,7 @@ def test_a_port_to_listen_at_that_is_taken_is_said(tcp):
 
 
 def test_a_program_on_a_node_of_a_deployment_finds_the_secret(tcp, monkeypatch):
-    state = SimpleNamespace(owners=(SimpleNamespace(address="tcp:elsewhere:1"), SimpleNamespace(address=tcp)))
+    state = SimpleNamespace(doors={"one": "tcp:elsewhere:1", "two": tcp})
     found = [SimpleNamespace(state=None), SimpleNamespace(state=state, secret=SECRET.encode())]
     monkeypatch.setattr("forebay.cluster.membership.folders", lambda: iter(found))
     with forebay.cluster.join(tcp) as membership:

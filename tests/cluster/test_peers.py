@@ -88,6 +88,30 @@ def test_a_server_follows_a_change_of_its_peers(start_peer, start_member, serve,
         eventually(lambda: not membership.directory.nodes)
 
 
+def test_the_dashboard_shows_peers_and_programs(start_peer, start_member, serve, tmp_path):
+    (server, _), (_, other) = start_peer(0), start_peer(1)
+    member = start_member(other, "who")
+    page, stranger = {"x-forebay-page": "ui"}, {"x-forebay-page": "ui", "x-forwarded-for": "192.0.2.1"}
+
+    def told(headers=page):
+        return server.client.get("/ui/nodes", headers=headers).json()
+
+    eventually(lambda: told()["program_count"])
+    assert told()["programs"] == [{"address": member.address, "servings": ["who"]}]
+    nodes = {one["name"]: one["away"] for one in told()["nodes"]}
+    assert nodes.pop(other) == ""
+    assert "cannot be reached" in nodes.pop(f"unix:{tmp_path}/door-2")
+    assert nodes == {}
+    assert told(stranger)["programs"] == [{"address": "", "servings": ["who"]}]
+    assert told(stranger)["nodes"] == [
+        {"name": "peer 1", "away": "", "door": ""},
+        {"name": "peer 2", "away": "away", "door": ""},
+    ]
+    assert server.client.get("/ui/nodes", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    alone = serve(None, "--attach", f"unix:{tmp_path}/alone")
+    assert alone.client.get("/ui/nodes", headers=page).status_code == 404
+
+
 def test_peers_that_cannot_be(serve, cli, tmp_path):
     door = f"unix:{tmp_path}/door"
     for flags, words in [

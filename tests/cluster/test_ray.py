@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import trustme
+from tests.cluster.ray_members import programs_of_different_nodes_call_each_other
 from tests.forked import COMMAND
 from tests.waiting import PATIENCE_S, eventually
 
@@ -309,6 +310,9 @@ def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life
     assert sorted(life.fronts) == sorted(NODES)
     everything_answers_everywhere(life)
     workers_see_what_is_reserved_for_them(life)
+    began = time.monotonic()
+    programs_of_different_nodes_call_each_other(life)
+    print("programs of different nodes", round(time.monotonic() - began, 1), "s", flush=True)
     deploying_it_again_changes_nothing(life, machine)
     with Load(life.fronts.values()) as load:
         load.wait()

@@ -145,7 +145,7 @@ def test_where_a_key_is_needed_it_is_for_all_but_the_page_itself(launch):
     assert server.client.get("/").status_code == 401
     for path in ("/ui", "/ui/main.js", "/ui/style.css"):
         assert server.client.get(path).status_code == 200, path
-    for path in ("/ui/events", "/ui/graph/echo", "/models", "/metrics", "/trace?seconds=0.1"):
+    for path in ("/ui/events", "/ui/nodes", "/ui/graph/echo", "/models", "/metrics", "/trace?seconds=0.1"):
         assert server.client.get(path, headers=PAGE).status_code == 401, path
         assert server.client.get(path + "?key=sesame", headers=PAGE).status_code == 401, path
     with looking(server, **{"x-api-key": "sesame"}) as (answer, events):

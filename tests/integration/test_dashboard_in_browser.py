@@ -588,3 +588,37 @@ def test_a_pipeline_has_it_beside_its_services(browser, serve, tmp_path):
         page.until(f"Number({ROW.format('ui')}.querySelector('td.rate b').textContent) > 0")
         assert page.eval("getComputedStyle(document.querySelector('#try')).display") == "none"
         assert page.said == []
+
+
+def test_a_cluster_is_shown_with_its_nodes_and_programs(browser, launch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cluster")
+    peers = [f"--attach-peer=unix:{folder}/{name}" for name in ("here", "away")]
+    server = launch(None, "--attach", f"unix:{folder}/here", *peers)
+    node = {"name": HOSTILE, "is_here": True, "owns": ["iris"], "workers": 2, "door": "tcp:10.0.0.7:9100", "away": ""}
+    told = {
+        "deployment": "main",
+        "version": 7,
+        "nodes": [node, {**node, "name": "b", "is_here": False, "is_draining": True, "away": "it cannot be reached"}],
+        "processes": [{"name": "front", "starts": 2, "is_ready": False, "problem": HOSTILE}],
+        "problems": [],
+        "programs": [{"address": "tcp:10.0.0.7:9200", "servings": [HOSTILE, "clip"]}],
+        "program_count": 3,
+    }
+    with browser.page(390) as page:
+        page.open(f"{server.url}/")
+        page.until("!document.querySelector('#cluster').hidden")
+        assert "away" in page.text("#cluster")
+        assert "0 programs with servings" in page.text("#cluster")
+        page.eval(
+            "(async () => { const { Cluster } = await import('./ui/cluster.js');"
+            "const host = document.createElement('section'); host.id = 'shown'; document.body.append(host);"
+            f"new Cluster(host).learn({json.dumps(told)}); }})()"
+        )
+        page.until("document.querySelector('#shown h2')")
+        text = page.text("#shown")
+        assert "Deployment main, version 7" in text
+        assert "forebay cluster resume b --deployment main" in text
+        assert "this node · owns iris · 2 workers · programs join at tcp:10.0.0.7:9100" in text
+        assert "it cannot be reached" in text
+        assert "3 programs with servings; 2 of them are not listed" in text
+        assert page.eval("window.hacked ?? null") is None

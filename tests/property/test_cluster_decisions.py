@@ -53,6 +53,10 @@ class Cluster:
             route = before.route(key)
             if route is not None and route.node in view.nodes and route.node not in before.draining:
                 assert self.state.routes[key] == route.key, "an owner that is well stays"
+        for name in before.doors.keys() & view.nodes.keys():
+            assert self.state.doors[name] == before.doors[name], "programs come back to the door that they know"
+        ports = [(one.node, one.address) for one in self.state.owners] + list(self.state.doors.items())
+        assert len(ports) == len({*ports}), "a port is given to one process"
         routed = {self.state.routes.get(key) for key in self.state.live}
         assert all(one.left_at is None for one in self.state.owners if one.key in routed)
         self.see_that_no_front_asks_what_is_gone()
@@ -138,6 +142,7 @@ def test_whatever_happens_it_settles_with_one_owner_for_each_model(events):
     state = cluster.state
     cluster.look()
     assert cluster.state == state
+    assert cluster.alive <= state.doors.keys(), "programs can join at each node"
     wanted = [(one.name, state.deployment.code) for one in state.deployment.units]
     assert sorted((run.unit.name, run.code) for run in state.runs) == sorted(wanted)
     assert sorted(state.live) == sorted(run.key for run in state.runs) == sorted(one.run for one in state.owners)

@@ -8,6 +8,7 @@ the next one goes on from there, so a controller that starts anew continues wher
 - A lost owner is replaced at once: fronts hold the requests and send them to its successor.
 - A draining node's owner is replaced by one that is up already; fronts change over, and then the old one drains.
 - A new version of a unit runs beside the live one. Once all new runs are ready, they become the live ones.
+- A node has one door where programs join, as long as it is known: those that have joined elsewhere come back there.
 - An owner that fronts do not ask any more is removed once every node knows. Its workers outlive it, since it answers
   what it has accepted with them.
 """
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from forebay.cluster.deployment import ClusterState, Owning, PlacedWorker, Run
+from forebay.cluster.deployment import MAX_DOORS, ClusterState, Owning, PlacedWorker, Run, address_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from forebay.types.ray_needs import RayNeeds
 
 _OF: Final = ".owner-"
+_MAX_ABSENT: Final = 64
+"""Doors that are kept of nodes that are not there: they may come back."""
 _MAX_NAME: Final = 80
 """Characters of a unit's name that keys have: files are named by them."""
 
@@ -132,6 +135,7 @@ def decide(state: ClusterState, view: View) -> ClusterState:
     draft.replace_lost()
     draft.move_drained()
     draft.change_over()
+    draft.open_doors()
     draft.forget()
     return draft.result()
 
@@ -193,8 +197,10 @@ class _Draft:
         self._workers = {(one.run, one.index): one for one in state.workers}
         self._made = state.made
         self._kept = {*state.live, *state.wanted}
+        self._doors = dict(state.doors)
         self._used = {(one.node, one.port) for one in state.owners}
         self._sizes = state.sizes
+        self._used |= {(node, int(door.rpartition(":")[2])) for node, door in state.doors.items()}
         self._more: dict[str, object] = {}
 
     def result(self) -> ClusterState:
@@ -208,6 +214,7 @@ class _Draft:
             workers=tuple(self._workers[key] for key in sorted(self._workers)),
             made=self._made,
             sizes=self._sizes,
+            doors=self._doors,
             **self._more,
         )
         return self._before if state == self._before else msgspec.structs.replace(state, version=self._version)
@@ -285,6 +292,17 @@ class _Draft:
             self._more["deployment"], self._more["previous"] = state.previous, None
             self._retire(levels)
 
+    def open_doors(self) -> None:
+        """Give each node a door where programs join."""
+        for name, node in self._view.nodes.items():
+            is_there = self._doors.get(name, "").startswith(address_of(node.host, 0)[:-1])
+            if not is_there and not node.is_silent and len(self._doors) < MAX_DOORS and (pairs := self._free(name)):
+                self._used.add((name, pairs[0][0]))
+                self._doors[name] = address_of(node.host, pairs[0][0])
+        absent = [name for name in self._doors if name not in self._view.nodes]
+        for name in absent[:-_MAX_ABSENT]:
+            del self._doors[name]
+
     def forget(self) -> None:
         """Remove owners that no front asks any more, and then what belongs to runs without any."""
         oldest = min((node.applied for node in self._view.nodes.values() if not node.is_silent), default=0)
@@ -343,17 +361,17 @@ class _Draft:
     def _may_own(self, node: str) -> bool:
         return node in self._view.nodes and node not in self._before.draining
 
+    def _free(self, node: str) -> list[tuple[int, int]]:
+        """Return the pairs of ports of a node that nothing of this state has."""
+        return [pair for pair in self._view.nodes[node].spare if (node, pair[0]) not in self._used]
+
     def _owned(self, run: str) -> Owning | None:
         """Give a run one more owner; None if no node can have it.
 
         It is on the node that has the fewest, but not on one that Ray keeps free of work while there is another.
         """
         burden = Counter(one.node for one in self._owners.values() if one.left_at is None)
-        free = {
-            name: [pair for pair in node.spare if (name, pair[0]) not in self._used]
-            for name, node in self._view.nodes.items()
-            if not node.is_silent
-        }
+        free = {name: self._free(name) for name, node in self._view.nodes.items() if not node.is_silent}
         usable = [name for name, pairs in free.items() if pairs and self._may_own(name)]
         if not usable:  # better on a node that is to be left than nowhere
             usable = [name for name, pairs in free.items() if pairs and self._route(run) is None]

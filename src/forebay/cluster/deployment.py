@@ -22,6 +22,7 @@ PROJECT: Final = "project:"
 """How texts begin that name a path in the project; a node puts its copy of the project there."""
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
 MAX_UNITS: Final = 1024
+MAX_DOORS: Final = 1024
 TLS_FILES: Final = ("cafile", "certfile", "keyfile")
 """The settings of `attach` that name TLS files; each node has its own files at these paths."""
 _NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -129,8 +130,7 @@ class Owning(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Where it is dialled."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp:{host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 class PlacedWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +162,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         owners: All owner processes.
         workers: All worker processes.
         draining: Nodes that are to be left.
+        doors: Where programs join at the front of each node, and the other fronts dial it as their peer.
         since_s: When the last deployment began, in seconds since the epoch.
         problem: Why the last deployment was rolled back; empty if it was not.
         sizes: How many workers runs have whose number follows the load, where it is not that of the beginning.
@@ -177,6 +178,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     owners: Annotated[tuple[Owning, ...], Meta(max_length=4 * MAX_UNITS)] = ()
     workers: Annotated[tuple[PlacedWorker, ...], Meta(max_length=64 * MAX_UNITS)] = ()
     draining: tuple[str, ...] = ()
+    doors: Annotated[dict[Key, str], Meta(max_length=MAX_DOORS)] = {}
     since_s: float = 0.0
     problem: str = ""
     sizes: dict[Key, int] = {}
@@ -212,6 +214,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         """Return the owner that fronts ask for a run."""
         key = self.routes.get(run)
         return next((one for one in self.owners if one.key == key), None)
+
+
+def address_of(host: str, port: int) -> str:
+    """Return how a place is written where processes dial."""
+    return f"tcp:{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def encode_state(state: ClusterState) -> bytes:

@@ -294,7 +294,9 @@ class Host:
         return found
 
     def _spare_ports(self, state: ClusterState | None) -> tuple[tuple[int, int], ...]:
-        used = set[int]() if state is None else {one.port for one in state.owners}
+        used = set[int]()
+        if state is not None:
+            used = {one.port for one in state.owners} | {int(one.rpartition(":")[2]) for one in state.doors.values()}
         self._spare = [pair for pair in self._spare if pair[0] not in used]
         while len(self._spare) < SPARE:
             self._spare.append((free_port(self._host), free_port(LOOPBACK)))

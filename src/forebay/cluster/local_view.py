@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.cluster import control
 from forebay.cluster.deployment import newest
-from forebay.cluster.node_folder import RAY, folders
+from forebay.cluster.node_folder import RAY, SECRET, folders
 from forebay.cluster.node_life import NodeStatus
 from forebay.errors import ForebayError
 from forebay.types.first_use import known
@@ -49,6 +49,8 @@ def describe(name: str) -> list[str]:
             lines.append(f"  {error.message}")
             continue
         lines.append(f"  front at {status.front}; node process {status.pid}, version {status.version}")
+        if folder.name in state.doors and folder.name not in state.draining:
+            lines.append(f"  programs join at {state.doors[folder.name]}, with the secret @{folder.path / SECRET}")
         for child in status.children:
             how = "ready" if child.is_ready else child.problem or "starting"
             lines.append(f"  {child.name}: process {child.pid}, started {child.starts} times, {how}")

@@ -438,11 +438,11 @@ class Membership:
 
 
 def _secret_here(server: Address) -> bytes | None:
-    """Return the secret of the deployment that has a server at an address, if a node of it is on this machine."""
+    """Return the secret of the deployment that has a front at an address, if a node of it is on this machine."""
     try:
         for folder in folders():
             state = folder.state
-            if state is not None and any(one.address == str(server) for one in state.owners):
+            if state is not None and str(server) in state.doors.values():
                 return folder.secret
     except ConfigError as error:
         log.warning("the folders of nodes are not looked at for a secret: %s", error.message)

@@ -222,6 +222,12 @@ def root() -> Path:
     return Path(f"/tmp/forebay-cluster-{os.geteuid()}")  # noqa: S108 - own_folder refuses what another user has made
 
 
+def folder_with(path: Path) -> NodeFolder | None:
+    """Return the folder of a node that has a file."""
+    folder = path.absolute().parent
+    return NodeFolder(folder) if folder.parent.parent == root() else None
+
+
 def folder_of(deployment: str, node: str) -> NodeFolder:
     """Return the folder of a node."""
     return NodeFolder(root() / deployment / re.sub(r"[^A-Za-z0-9.-]", "-", node)[:_MAX_NAME].strip(".-"))

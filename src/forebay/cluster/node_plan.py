@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes a node runs, by the state of the deployment: a function of the state and of the node's name.
 
-    front                a server on the port of the deployment; it hands requests on to the owners of all models
+    front                a server on the port of the deployment; it hands requests on to the owners of all models, and
+                         has a door where programs join and the other fronts are its peers
     owner of a run       a server with the queue of a model, where workers and fronts dial in
     worker of a run      runs the model, and finds its owner in a file that is written anew when the owner moves
 
@@ -32,6 +33,8 @@ _WORKER: Final = "worker "
 _WORKERS_WAVE, _OWNERS_WAVE, _FRONT_WAVE = range(3)
 _DRAIN_S: Final = 30.0
 _AFTER_DRAIN_S: Final = 10.0
+_MAX_JOINED: Final = 4096
+"""Programs and other fronts that a front lets in."""
 LOOPBACK: Final = "127.0.0.1"
 
 
@@ -63,7 +66,7 @@ def plan_of(state: ClusterState, node: str, folder: Path, python: str, http_port
     files: dict[str, bytes] = {}
     children: list[Child] = []
     if node not in state.draining or owners or workers:
-        found = _front(state, http_port)
+        found = _front(state, node, http_port)
         if found is not None:
             file = "front.yaml"
             files[file] = msgspec.json.format(msgspec.json.encode(_placed(found, folder, state.deployment.code)))
@@ -112,7 +115,7 @@ def tls_files(state: ClusterState, folder: Path, code: str) -> dict[str, str]:
     return {name: _text(path, folder, code) for name, path in state.deployment.tls.items()}
 
 
-def _front(state: ClusterState, http_port: int) -> dict[str, Any] | None:
+def _front(state: ClusterState, node: str, http_port: int) -> dict[str, Any] | None:
     """Return the configuration of a front; None while there is no owner that it could ask."""
     models: list[dict[str, Any]] = []
     for key in state.live:
@@ -123,8 +126,16 @@ def _front(state: ClusterState, http_port: int) -> dict[str, Any] | None:
     if not models:
         return None
     front: dict[str, Any] = {**state.deployment.front, "models": models}
-    tls = {f"owner_{name}": path for name, path in state.deployment.tls.items()}
-    front["attach"] = {**front.get("attach", {}), **tls, "secret": f"@{SECRET}"}
+    tls = state.deployment.tls
+    attach = {
+        **front.get("attach", {}),
+        **{f"owner_{name}": path for name, path in tls.items()},
+        "secret": f"@{SECRET}",
+    }
+    if node in state.doors:
+        doors = {"address": state.doors[node], "peers": [*state.doors.values()]}
+        attach = {"max_connections": _MAX_JOINED, **attach, **doors, **tls}
+    front["attach"] = attach
     front["http"] = {**front.get("http", {}), "port": http_port}
     return front
 
@@ -134,6 +145,7 @@ def _owner(state: ClusterState, owning: Owning, run: Run) -> dict[str, Any]:
     if run.unit.workers:
         settings["workers"] = 0 if run.unit.bounds is None else _range(run.unit.bounds, state.size(run))
     attach = {**state.deployment.owner.get("attach", {}), "address": owning.address, "secret": f"@{SECRET}"}
+    attach["members"] = False  # the directory is kept by fronts
     return {
         **state.deployment.owner,
         "models": [settings],

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("forebay.cluster")
 
 MAX_PEERS: Final = 1024
+_UNHEARD: Final = "it has not answered yet"
 
 
 class PeerServers:
@@ -57,6 +58,11 @@ class PeerServers:
         self._wanted = read_peers(addresses)
         if self._is_up:
             self._dial()
+
+    @property
+    def problems_of(self) -> dict[str, str]:
+        """Why peers are away, by their addresses; empty for those that are here."""
+        return {str(address): peer.problem for address, peer in self._peers.items()}
 
     def prove(self, secret: bytes) -> None:
         """Prove this secret to peers that are dialled from now on."""
@@ -100,6 +106,7 @@ class PeerServer:
 
     Attributes:
         address: Where it is.
+        problem: Why it is away; empty if it is here.
     """
 
     def __init__(self, keeper: DirectoryKeeper, address: Address, options: LinkOptions) -> None:
@@ -107,7 +114,7 @@ class PeerServer:
         self.address = address
         self._keeper = keeper
         self._options = options
-        self._is_here: bool | None = None
+        self.problem = _UNHEARD
         self._has_warned = False
         self._links: set[OwnerLink] = set()
         self._shard = Shard(self, "", options.tls)
@@ -138,18 +145,18 @@ class PeerServer:
 
     def away(self, why: str, place: str) -> None:
         """Note that an attempt to dial has failed, or that a link has ended."""
-        if self._is_here is not False:
+        if self.problem in {"", _UNHEARD}:
             log.warning("the peer %s is away: %s", self.address, why)
-        self._is_here = False
+        self.problem = why
 
     def _hear(self, link: OwnerLink, data: bytes) -> None:
         """Take what its members run."""
         directory = read_directory(data)
         if link.ended.done():
             return  # its members go elsewhere, and are listed until they have arrived
-        if not self._is_here:
+        if self.problem:
             log.info("the peer %s is here; members of both servers know of each other", self.address)
-        self._is_here = True
+        self.problem = ""
         self._keeper.hear(str(self.address), {name: self._callable(its) for name, its in directory.members.items()})
 
     def _callable(self, members: tuple[Member, ...]) -> tuple[Member, ...]:

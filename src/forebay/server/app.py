@@ -25,7 +25,7 @@ from forebay.types.failures import failure_of
 from forebay.types.server_state import ServerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from forebay.observe.histograms import EndpointMetrics
     from forebay.server.cost_log import CostLog
@@ -96,6 +96,8 @@ class App:
         self.cost_log: CostLog | None = None
         """Where it is written what tenants cost; None if nowhere."""
         """Connections with other servers; opened and closed with the app."""
+        self.cluster: Callable[[bool], Awaitable[dict[str, Any]]] | None = None
+        """Tells the dashboard of nodes and programs, all of it or what strangers may know; None for a server alone."""
         self.owned: dict[str, str] = {}
         """Names of models that other servers serve, each with the address of that server; no other may take them."""
         self.clients: ClientCounting | None = None

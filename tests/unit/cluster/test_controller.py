@@ -36,6 +36,7 @@ def running(node, port, worker=None):
         routes={RUN.key: owner.key},
         owners=(owner,),
         workers=(PlacedWorker(run=RUN.key, index=0, node=worker or node),),
+        doors={name: f"tcp:127.0.0.1:{number}" for number, name in enumerate("abc", 1)},
         made=2,
     )
 

@@ -145,6 +145,7 @@ def _lobby(app: App, options: Options) -> Lobby:
         options.attach,
         lambda told, pool: endpoint_of(told.name, told.settings, pool, options.overrides),
         lambda told: seats_of(told.settings, options.overrides),
+        options.source,
     )
 
 

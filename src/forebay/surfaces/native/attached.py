@@ -49,6 +49,7 @@ from forebay.workers.worker_slot import WorkerSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from pathlib import Path
 
     from forebay.owners.caller_link import CallerLink
     from forebay.protocols.native import Contract
@@ -194,6 +195,7 @@ class Lobby:
         config: AttachConfig,
         endpoint_of: Callable[[Description, Pool], Endpoint],
         seats_of: Callable[[Description], int],
+        source: Path | None = None,
     ) -> None:
         """Give the app a door.
 
@@ -202,6 +204,7 @@ class Lobby:
             config: Where the door is and what holds for workers.
             endpoint_of: Makes the endpoint of a description.
             seats_of: Says how many streams may be open in a slot of it.
+            source: The configuration that was read, if there is one: that of a front lies in the folder of its node.
 
         Raises:
             ConfigError: If the address is none, or lets other machines in without a secret; if TLS files cannot be
@@ -234,6 +237,10 @@ class Lobby:
         self.peers = PeerServers(self._keeper, LinkOptions(self._keeper.id, config.secret, dialling), address)
         self.peers.want(config.peers)
         app.links += [self._callers, self.peers]
+        if config.peers and config.members:
+            from forebay.cluster.cluster_report import ClusterReport  # what it needs is loaded where there is a cluster
+
+            app.cluster = ClusterReport(self._keeper, self.peers, source).describe
 
     def govern(self, endpoint: Endpoint) -> None:
         """Say to the pool of an endpoint what holds for workers that dial in, if it has them."""

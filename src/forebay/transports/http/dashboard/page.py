@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
 
 PREFIX: Final = "/ui"
-_GUARDED: Final = (f"{PREFIX}/events", f"{PREFIX}/graph/")
+_GUARDED: Final = (f"{PREFIX}/events", f"{PREFIX}/graph/", f"{PREFIX}/nodes")
 
 _ROOM: Final = "\N{NO-BREAK SPACE}" * 25
 """A line in the box of each node, which the page fills."""
@@ -144,11 +144,25 @@ class Dashboard:
             "now": time.time(),
             "started_s": self._app.started_s,
             "tells_all": is_trusted,
+            "has_cluster": self._app.cluster is not None,
             "is_beside": request.scope.get("root_path", "").endswith(PREFIX),
             "faults": faults if is_trusted else for_strangers(faults),
             "standing": standing,
         }
         return self._audience.join(_event("hello", hello), is_trusted=is_trusted)
+
+    async def nodes(self, request: Request) -> Response:
+        """Return what is known of the cluster.
+
+        Raises:
+            ForeignPage: If a page of somebody else asks.
+            NotFound: If this server is in none.
+        """
+        refuse_foreign_page(request.headers)
+        if self._app.cluster is None:
+            raise NotFound("this server has no peers, and is no front of a deployment")
+        told = await self._app.cluster(self._has_keys or _is_from_here(request))
+        return Response(msgspec.json.encode(told), media_type="application/json", headers=_HEADERS)
 
     async def graph(self, request: Request) -> Response:
         """Return the drawing of a graph.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts the page together: /models says who is there, a stream how they stand and what happens.
 
+import { Cluster } from "./cluster.js";
 import { Detail } from "./detail.js";
 import { $, choice, kept, mark, say } from "./dom.js";
 import { Faults } from "./faults.js";
@@ -20,11 +21,13 @@ let chosen = ALL;
 let seconds = Number(kept.get("localStorage", "seconds")) || 300;
 let changes = null;
 let asked = 0;
+let hasCluster = false;
 let mayDiffer = false; // what the models take and how graphs are wired, since they were last read
 
 const tiles = new Tiles($("tiles"));
 const table = new Models($("models"), (name) => choose(name === chosen && models.length > 1 ? ALL : name));
 const repositories = new Repositories($("repositories"));
+const cluster = new Cluster($("cluster"));
 const detail = new Detail($("detail"), history, () => choose(ALL));
 const faults = new Faults($("errors"), (endpoint) => choose(models.find((one) => endpoint === one.name || endpoint.startsWith(`${one.name}/`))?.name ?? ALL));
 const tryIt = new TryIt($("try"));
@@ -54,6 +57,7 @@ async function learn() {
     const told = await (await read("models")).json();
     models = told.models;
     repositories.learn(told);
+    if (hasCluster) cluster.learn(await (await read("ui/nodes")).json());
     say($("notices"), told.problem ? `The project could not be read anew; what was there before serves on.\n${told.problem}` : "");
   } catch (problem) {
     say($("notices"), `the models cannot be listed: ${problem.message}`);
@@ -73,6 +77,7 @@ async function learn() {
 function take(kind, data) {
   if (kind === "hello") {
     history.began(data.bounds, data.standing);
+    hasCluster = data.has_cluster;
     mark(document.body, "data-beside", data.is_beside ? "" : null); // a project has all other paths for itself
     mayDiffer = true;
     faults.hear(data.now);
