@@ -161,6 +161,30 @@ def test_what_would_be_late_is_refused_before_its_time_is_over(served, headers):
     assert usual().status_code == 200
 
 
+def test_a_deadline_goes_along_to_the_owner_of_a_model(serve, tmp_path):
+    socket_path = f"unix:{tmp_path}/owner.socket"
+    owner = serve("shared.py", "--attach", socket_path, "--worker-kind", "thread", "--workers", "1")
+    front = serve(None, "--owner", socket_path)
+    gate = str(tmp_path / "gate")
+
+    def ask(sample, time_ms):
+        return front.client.post("/models/gate", json=sample, headers={"x-request-timeout-ms": str(time_ms)})
+
+    def refused():
+        answer = ask("late", 20)
+        assert answer.status_code in {503, 504}
+        return answer.status_code == 503 and answer
+
+    assert ask("usual", 60_000).status_code == 200
+    with httpx.Client(base_url=owner.url, timeout=PATIENCE_S) as holder:
+        thread = threading.Thread(target=holder.post, args=["/models/gate"], kwargs={"json": gate})
+        thread.start()
+        eventually(Path(gate + ".begun").exists, "the worker is at the gate")
+        assert "after the deadline" in eventually(refused, "the owner refuses one at once").text
+        Path(gate).touch()
+        thread.join(PATIENCE_S)
+
+
 @pytest.mark.parametrize("value", ["-1", "0", "0.0", "nan", "inf", "1e3", "", "1 s", "1" + "0" * 30])
 def test_times_that_are_none_are_refused(served, value):
     answer = served.client.post("/models/gate", json="x", headers={"x-api-key": "key-1", "request-timeout": value})

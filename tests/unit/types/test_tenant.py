@@ -21,6 +21,9 @@ def test_what_tenants_may_have_changes_for_those_that_are_known():
     known, later = tenants.of("a"), tenants.of("a", 2)
     tenants.configure({"a": TenantConfig(weight=2.0, tier=1)})
     assert (known.weight, known.tier, later.tier) == (2.0, 1, 2)
+    assert known.deadline_s == float("inf")
+    tenants.configure({"a": TenantConfig(deadline_ms=200)})
+    assert known.deadline_s == later.deadline_s == 0.2
     tenants.configure({})
     assert (known.weight, known.tier) == (1.0, 1)
 
@@ -56,7 +59,8 @@ def test_a_request_on_its_way_to_its_owner_has_its_tenant_if_there_is_one():
     read = msgspec.msgpack.Decoder(HandedOn).decode
     assert read(msgspec.msgpack.encode(told)).tenant == ""
     found = read(msgspec.msgpack.encode((*told, "a", 2)))
-    assert (found.tenant, found.tier) == ("a", 2)
+    assert (found.tenant, found.tier, found.is_due) == ("a", 2, False)
+    assert read(msgspec.msgpack.encode((*told, "", 0, True))).is_due
     for tenant, tier in (("x" * 65, 1), ("a", 4), ("a", -1)):
         with pytest.raises(msgspec.ValidationError):
             read(msgspec.msgpack.encode([*told, tenant, tier]))
