@@ -25,7 +25,7 @@ from benchmarks.launch import ROOT, Running, ServerFailed, environment, wait_ans
 from benchmarks.ray_serve_rows import ADVISED, BARE, BATCHES, CLUSTER, ECHO, FRONT, SERVE
 from benchmarks.servers import Server
 from forebay.cluster import local_view
-from forebay.cluster.node_folder import folders
+from forebay.cluster.node_folder import folders, root
 from forebay.errors import ForebayError
 
 JOBS = (ECHO, BATCHES)
@@ -33,6 +33,7 @@ CORES = frozenset(os.sched_getaffinity(0))
 START_LIMIT_S = 150.0
 STOP_LIMIT_S = 15.0
 SERVE_PORT = 8000
+DEPLOYMENT = "benchmark"
 ADVICE = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
 FOLDERS = "/tmp"
 """HAProxy takes no socket with a path of more than 97 characters, of which Ray Serve needs 70."""
@@ -107,6 +108,8 @@ def life(settings: str, folder: Path) -> Iterator[dict[str, Ways]]:
             yield ways
     finally:
         end_others()
+        for path in root().glob(f"{DEPLOYMENT}-*"):  # a host makes it again as long as Ray is there
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def ray_environment(settings: str, folder: Path) -> dict[str, str]:
@@ -139,7 +142,7 @@ def cluster(variables: dict[str, str], log: Path) -> Iterator[tuple[subprocess.P
 @contextmanager
 def deployed(address: str, variables: dict[str, str], log: Path) -> Iterator[Ways]:
     """Have forebay deployed on a cluster while the block runs."""
-    name = f"benchmark-{secrets.token_hex(4)}"
+    name = f"{DEPLOYMENT}-{secrets.token_hex(4)}"
     program = str(Path(sys.executable).with_name("forebay"))
     command = [program, "serve", "--config", "benchmarks/jobs/cluster.yaml", "--cluster", address, "--deployment", name]
     with log.open("wb") as output:
@@ -149,10 +152,7 @@ def deployed(address: str, variables: dict[str, str], log: Path) -> Iterator[Way
     finally:
         process.send_signal(signal.SIGINT)
         end(process)
-        kept = {folder.path.parent for folder in folders(name)}
         local_view.end_all(name)
-        for path in kept:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def wait_deployed(name: str, process: subprocess.Popen[bytes], log: Path) -> Ways:
