@@ -234,9 +234,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_others() -> None:
-    """Kill what Ray has left behind."""
+    """Kill what Ray has left behind, where all processes are this program's: then its parent is the first of them."""
+    if os.getppid() != 1:
+        return
     for pid in others():
-        if pid not in {1, os.getppid()}:
+        if pid != 1:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
