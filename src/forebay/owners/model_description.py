@@ -194,4 +194,4 @@ def _check(model: ModelDescription) -> None:
 def problem_of(endpoint: Endpoint) -> str:
     """Return why no worker of a model could answer; empty if one could."""
     told = endpoint.pool.statistics()
-    return "" if told.alive else (told.problem or "no worker is attached")[:MAX_PROBLEM]
+    return "" if told.can_answer else (told.problem or "no worker is attached")[:MAX_PROBLEM]
