@@ -3,12 +3,17 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
+
+from forebay import Batch
+from forebay.workers import frames
 
 PROGRAM = Path(__file__).parent / "member_program.py"
 
@@ -74,3 +79,39 @@ def knows(membership, **counts):
         lambda: all(len(membership.directory.members.get(name, ())) == count for name, count in counts.items()),
         f"a directory with {counts}",
     )
+
+
+def cat(*rows):
+    return Batch.concatenate([np.array(rows)])
+
+
+class Peer:
+    """Somebody who speaks the protocol by itself."""
+
+    def __init__(self, address, role, version=frames.VERSION):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect(address.removeprefix("unix:"))
+        self.reader = frames.FrameReader()
+        self.said = []
+        self.send(["hello", version, {"role": role, "worker": "hostile" * 3}])
+
+    def send(self, message):
+        self.socket.sendall(frames.encode(message))
+
+    def hear(self, kind):
+        while True:
+            while self.said:
+                message = self.said.pop(0)
+                if message[0] == kind:
+                    return message
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self.said.extend(self.reader.feed(data))
+
+    def is_hung_up_on(self):
+        with contextlib.suppress(ConnectionError):
+            while self.socket.recv(1 << 20):
+                pass
+        return True

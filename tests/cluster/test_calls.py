@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cluster.conftest import knows, programs
+from tests.cluster.conftest import cat, knows, programs
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
@@ -29,10 +29,6 @@ from forebay import (
 from forebay.errors import RunnerFailed
 
 ONE = ("double", "crash", "gate", "plus", "halt", "hooked", "doubled", "coroutine", "texts", "odd", "refusing", "where")
-
-
-def cat(*rows):
-    return Batch.concatenate([np.array(rows)])
 
 
 def told(events):

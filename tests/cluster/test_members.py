@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.cluster.conftest import knows
+from tests.cluster.conftest import Peer, cat, knows
 from tests.ports import free_port
 from tests.processes import freeze
 from tests.waiting import PATIENCE_S, eventually
@@ -27,10 +27,6 @@ from forebay.workers import frames
 
 RUN = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
 SECRET = "the secret of these tests, of 32 bytes"
-
-
-def cat(*rows):
-    return Batch.concatenate([np.array(rows)])
 
 
 @pytest.fixture
@@ -387,38 +383,6 @@ def test_something_else_is_no_server(tmp_path):
         forebay.cluster.join(address)
 
 
-class Peer:
-    """Somebody who speaks the protocol by itself."""
-
-    def __init__(self, address, role, version=frames.VERSION):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(address.removeprefix("unix:"))
-        self.reader = frames.FrameReader()
-        self.said = []
-        self.send(["hello", version, {"role": role, "worker": "hostile" * 3}])
-
-    def send(self, message):
-        self.socket.sendall(frames.encode(message))
-
-    def hear(self, kind):
-        while True:
-            while self.said:
-                message = self.said.pop(0)
-                if message[0] == kind:
-                    return message
-            data = self.socket.recv(1 << 20)
-            if not data:
-                raise EOFError
-            self.said.extend(self.reader.feed(data))
-
-    def is_hung_up_on(self):
-        with contextlib.suppress(ConnectionError):
-            while self.socket.recv(1 << 20):
-                pass
-        return True
-
-
 def test_a_member_of_another_version_is_listed_and_not_called(address, start_member):
     # S70
     member = start_member(address, "who")
@@ -432,141 +396,6 @@ def test_a_member_of_another_version_is_listed_and_not_called(address, start_mem
             with pytest.raises(ServingNotFound, match="version 2 of the protocol of members, and this program speaks"):
                 forebay.batched_run("theirs", cat(1))
         knows(membership, who=1, theirs=0)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        ["servings", "http://nowhere", 1, [["who", 1]]],
-        ["servings", "unix:/x", 1, [["who", 0]]],
-        ["servings", "unix:/x", 1, [["who", 1 << 40]]],
-        ["servings", "unix:/x", 1, [["", 1]]],
-        ["servings", "unix:/x", -1, [["who", 1]]],
-        ["servings", "unix:/x", 1, [["who", 1], ["who", 2]]],
-        ["servings", "unix:/x", 1, [[str(number), 1] for number in range(300)]],
-        ["servings", 5],
-        ["directory", b""],
-    ],
-    ids=str,
-)
-def test_a_member_that_says_what_cannot_be_is_hung_up_on(address_of_all, said):
-    address, membership = address_of_all
-    peer = Peer(address, "member")
-    with peer.socket:
-        peer.hear("directory")
-        peer.send(said)
-        assert peer.is_hung_up_on()
-    assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
-    assert set(membership.directory.members) == {"double"}
-
-
-@pytest.fixture(scope="module")
-def address_of_all(launch, tmp_path_factory):
-    """A server and this program, which has joined it with one serving."""
-    address = f"unix:{tmp_path_factory.mktemp('all')}/door"
-    launch(None, "--attach", address)
-    with forebay.cluster.join(address) as membership:
-        serving = Serving.new(lambda _options: lambda batch: batch.realize() * 2)
-        with serving.start(name="double", batch_timeout_ms=1):
-            knows(membership, double=1)
-            yield address, membership
-
-
-def test_a_front_is_told_no_directory_and_says_no_servings(address_of_all):
-    address, membership = address_of_all
-    peer = Peer(address, "caller")
-    with peer.socket:
-        peer.hear("models")
-        peer.send(["servings", "unix:/x", 1, [["who", 1]]])
-        assert peer.is_hung_up_on()
-    assert set(membership.directory.members) == {"double"}
-
-
-def test_two_links_of_one_name_are_one_member(address_of_all):
-    address, membership = address_of_all
-    first, second = Peer(address, "member"), None
-    with first.socket:
-        first.hear("directory")
-        first.send(["servings", "unix:/x", 1, [["twice", 1]]])
-        knows(membership, twice=1)
-        second = Peer(address, "member")
-        with second.socket:
-            second.hear("directory")
-            assert first.is_hung_up_on()
-            second.send(["servings", "unix:/y", 1, [["twice", 1]]])
-            eventually(lambda: [one.address for one in membership.directory.members.get("twice", ())] == ["unix:/y"])
-    knows(membership, double=1, twice=0)
-
-
-VALUE = [b"\x92\xc0\x90"]
-"""None, as a value."""
-
-
-def ask(peer, number, params, body, seat=1):
-    peer.send(["requests", [[number, [[seat, frames.encode_part(params), 1, 5.0, "x"]], [], []]], 0, [body]])
-
-
-@pytest.mark.parametrize(
-    "params, body, size",
-    [
-        ({"surprise": 1}, VALUE, 1),
-        ({"opens": -1}, VALUE, 1),
-        ({"opens": 1}, VALUE, 1),
-        ({"is_last": True}, VALUE, 1),
-        ({}, VALUE, 2),
-        ({}, [], 1),
-        ({}, b"", 1),
-        ({}, ["text"], 1),
-    ],
-    ids=str,
-)
-def test_a_caller_that_breaks_the_protocol_is_hung_up_on(address_of_all, params, body, size):
-    _, membership = address_of_all
-    peer = Peer(membership.address, "caller")
-    with peer.socket:
-        ((number, told),) = peer.hear("models")[1]
-        assert told == {"serving": "double"}
-        peer.send(["requests", [[number, [[1, frames.encode_part(params), size, 5.0, "x"]], [], []]], 0, [body]])
-        with contextlib.suppress(EOFError):  # a size that no queue takes is answered
-            assert peer.hear("answers")[1][0][4][0][2][0] == "TooLarge"
-    assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
-
-
-@pytest.mark.parametrize("body", [[b"\xc1"], [b"\x80\x04K\x01."], [b"\x92\xc7\x00\x12\x90"]], ids=str)
-def test_a_value_that_is_none_fails_its_call_only(address_of_all, body):
-    # S70
-    _, membership = address_of_all
-    peer = Peer(membership.address, "caller")
-    with peer.socket:
-        ((number, _),) = peer.hear("models")[1]
-        ask(peer, number, {}, body)
-        ended = peer.hear("answers")[1][0][4][0]
-        assert ended[2][0] == "InvalidRequest"
-        ask(peer, number, {}, VALUE, seat=2)
-        assert "batch" in peer.hear("answers")[1][0][4][0][2][1].lower()
-
-
-def test_items_without_room_end_their_call(address_of_all):
-    _, membership = address_of_all
-    peer = Peer(membership.address, "caller")
-    with peer.socket:
-        ((number, _),) = peer.hear("models")[1]
-        ask(peer, number, {"opens": 7}, [])
-        for seat in range(2, 40):
-            ask(peer, number, {"feeds": 7}, VALUE, seat)
-        ask(peer, number, {"feeds": 8}, VALUE, 99)
-        seen = set()
-        while 99 not in seen:
-            seen |= {one if type(one) is int else one[0] for one in peer.hear("answers")[1][0][4]}
-    assert forebay.batched_run("double", cat(1), where="distributed").tolist() == [2]
-
-
-def test_a_worker_is_not_let_in_by_a_member(address_of_all):
-    _, membership = address_of_all
-    for role in ("worker", "member"):
-        peer = Peer(membership.address, role)
-        with peer.socket:
-            assert "this is the door of a member" in peer.hear("refused")[1]
 
 
 def test_a_program_ends_although_it_has_not_left(address):

@@ -3,18 +3,13 @@
 
 import signal
 
-import numpy as np
 import pytest
-from tests.cluster.conftest import knows
+from tests.cluster.conftest import cat, knows
 from tests.cluster.test_members import Peer
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
-from forebay import Batch, ConfigError
-
-
-def cat(*rows):
-    return Batch.concatenate([np.array(rows)])
+from forebay import ConfigError
 
 
 def pids_of(name):
