@@ -782,7 +782,7 @@ def test_what_is_wrong_with_worker_is_one_sentence(mistake, options, cure, monke
         ),
         (
             "models:\n  - target: it.py\n    workers: -1\n",
-            "forebay.yaml:3: workers is -1; a whole number from 0 to 1024 is needed",
+            "forebay.yaml:3: workers is '-1'; a whole number from 0 to 1024 is needed, or a range such as 1:8",
         ),
         (
             "models:\n  - target: it.py\n    workers: two\n",
