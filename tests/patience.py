@@ -3,7 +3,8 @@
 
 Two things count: a wait of `tests/waiting.py` that takes more than half of its own patience, and a test (its set-up or
 clean-up as well) that takes more than half of `PATIENCE_S`. The latter finds each event, thread or process that was
-waited for in vain and whose return value nobody looked at.
+waited for in vain and whose return value nobody looked at. A test of many steps says how long all of them may take:
+`@pytest.mark.lasts(240)`, in seconds; each of its waits is looked at as any other.
 """
 
 import os
@@ -20,7 +21,10 @@ def pytest_runtest_makereport(item, call):
     report = yield
     late = waiting.long_waits[:]
     waiting.long_waits.clear()
-    if call.duration > waiting.LONG_PART * waiting.PATIENCE_S:
+    lasts = item.get_closest_marker("lasts")
+    if lasts is not None and call.duration > lasts.args[0]:
+        late.append(f"took {call.duration:.1f} seconds, and its steps may take {lasts.args[0]} together")
+    elif lasts is None and call.duration > waiting.LONG_PART * waiting.PATIENCE_S:
         late.append(f"took {call.duration:.1f} seconds, and no wait may take more than {waiting.PATIENCE_S}")
     if report.passed and late:
         setattr(report, _KEY, late)

@@ -13,6 +13,9 @@ from tests import waiting
 from tests.patience import pytest_runtest_makereport, pytest_terminal_summary
 
 waiting.PATIENCE_S = 4.0
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "lasts(seconds): as in pyproject.toml")
 """
 TESTS = """
 import asyncio, threading, time
@@ -35,6 +38,14 @@ def test_of_a_coroutine():
 def test_of_an_event_that_nobody_looks_at():
     threading.Event().wait(2.1)
 
+@pytest.mark.lasts(9)
+def test_of_many_steps():
+    threading.Event().wait(2.1)
+
+@pytest.mark.lasts(1)
+def test_of_many_steps_that_are_slow():
+    threading.Event().wait(1.1)
+
 @pytest.fixture(scope="module")
 def late():
     eventually(after(0.6), "the set-up", 1)
@@ -51,6 +62,7 @@ LATE = [
     "test_them.py::test_of_a_thread (call): the slow happened after 0.",
     "test_them.py::test_of_an_event_that_nobody_looks_at (call): took 2.1",
     "test_them.py::test_of_its_fixture (setup): the set-up happened after 0.",
+    "test_them.py::test_of_many_steps_that_are_slow (call): took 1.1",
 ]
 
 
@@ -58,9 +70,9 @@ def test_late_tests_are_listed_and_fail_if_strict(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_them.py").write_text(TESTS)
     cases = [
-        ("2", "", "5 passed, 1 failed"),
-        ("2", "1", "1 passed, 4 failed, 1 error"),
-        ("0", "1", "1 passed, 4 failed, 1 error"),
+        ("2", "", "7 passed, 1 failed"),
+        ("2", "1", "2 passed, 5 failed, 1 error"),
+        ("0", "1", "2 passed, 5 failed, 1 error"),
     ]
     running = [
         subprocess.Popen(
@@ -74,7 +86,7 @@ def test_late_tests_are_listed_and_fail_if_strict(tmp_path):
     ]  # side by side, since most of their time they only wait
     for (*_, outcome), one in zip(cases, running, strict=True):
         told, _ = one.communicate()
-        listed = told.partition("passed only after more than half of their patience ==")[2].splitlines()[1:5]
+        listed = told.partition("passed only after more than half of their patience ==")[2].splitlines()[1:6]
         assert [line[: len(late)] for line, late in zip(sorted(listed), LATE, strict=True)] == LATE, told
         counts = told.splitlines()[-1]
         assert {part.strip("= ") for part in counts.partition(" in ")[0].split(",")} == set(outcome.split(", "))

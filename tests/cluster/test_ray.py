@@ -301,6 +301,7 @@ def life(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.lasts(240)
 def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life):
     machine = life.machine()
     what_no_node_has_room_for_is_refused(life, machine)
