@@ -260,7 +260,7 @@ def test_a_model_that_does_not_load_says_so_at_the_with():
         (("nowhere.py",), {}, "there is no file"),
         ((Shout,), {"wokers": 2}, "knows no setting wokers; did you mean workers?"),
         ((Shout,), {"workers": 0}, "workers=0.*no workers can dial in here"),
-        ((Shout,), {"workers": "2"}, "workers='2'.*a whole number from 0 to 1024 or None is needed"),
+        ((Shout,), {"workers": "two"}, "workers='two'.*a whole number from 0 to 1024 is needed, or a range"),
         ((Shout,), {"max_wait_ms": float("nan")}, "max_wait_ms=nan.*at least 0"),
         ((Shout,), {"worker_kind": "fork"}, "worker_kind='fork'.*'inline' or 'process' or 'thread' is needed"),
         ((Shout,), {"port": 1}, "knows no setting port; whoever runs the application"),

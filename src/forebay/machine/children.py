@@ -205,14 +205,17 @@ class RunningChild:
                 self._see_it_end(process)
                 raise EOFError
             said += some
-        self._said = said.partition(b"\n")[0].decode(errors="replace")
+        line, _, beats = said.partition(b"\n")
+        self._said = line.decode(errors="replace")
         self._was_ready = True
         pipe = os.dup(self._pipe)  # the other one is closed by another thread
-        threading.Thread(target=self._see_it_beat, args=(process, pipe), daemon=True).start()
+        threading.Thread(
+            target=self._see_it_beat, args=(process, pipe), kwargs={"has_begun": bool(beats)}, daemon=True
+        ).start()
 
-    def _see_it_beat(self, process: subprocess.Popen[bytes], pipe: int) -> None:
+    def _see_it_beat(self, process: subprocess.Popen[bytes], pipe: int, *, has_begun: bool) -> None:
         """Kill a process that has ceased to beat."""
-        hang_s, missed_s, has_begun = self.child.hang_s, 0.0, False
+        hang_s, missed_s = self.child.hang_s, 0.0
         with os.fdopen(pipe, "rb", buffering=0) as beats:
             while process.returncode is None:
                 if select.select([beats], [], [], BEAT_S)[0]:
