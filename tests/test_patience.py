@@ -60,9 +60,9 @@ def test_that_fails():
 LATE = [
     "test_them.py::test_of_a_coroutine (call): the slower happened after 0.",
     "test_them.py::test_of_a_thread (call): the slow happened after 0.",
-    "test_them.py::test_of_an_event_that_nobody_looks_at (call): took 2.1",
+    "test_them.py::test_of_an_event_that_nobody_looks_at (call): took ",
     "test_them.py::test_of_its_fixture (setup): the set-up happened after 0.",
-    "test_them.py::test_of_many_steps_that_are_slow (call): took 1.1",
+    "test_them.py::test_of_many_steps_that_are_slow (call): took ",
 ]
 
 
