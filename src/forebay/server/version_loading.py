@@ -71,7 +71,10 @@ async def beside(make: Callable[[], T], until: float, what: str, unwanted: Calla
     made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def done(result: Any, error: BaseException | None) -> None:
-        if error is None:
+        if made.done():  # who waited was cancelled in this turn of the loop, and has not dropped the call yet
+            if error is None and unwanted is not None:
+                unwanted(result)
+        elif error is None:
             made.set_result(result)
         else:
             made.set_exception(_late(what) if isinstance(error, Late) else failure_of(error).error)
