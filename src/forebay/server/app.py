@@ -93,9 +93,9 @@ class App:
         self.door: WorkerListener | None = None
         """Where workers attach, and with them endpoints; opened and closed with the app."""
         self.links: list[Links] = []
+        """Connections with other servers; opened and closed with the app."""
         self.cost_log: CostLog | None = None
         """Where it is written what tenants cost; None if nowhere."""
-        """Connections with other servers; opened and closed with the app."""
         self.cluster: Callable[[bool], Awaitable[dict[str, Any]]] | None = None
         """Tells the dashboard of nodes and programs, all of it or what strangers may know; None for a server alone."""
         self.owned: dict[str, str] = {}

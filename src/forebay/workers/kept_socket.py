@@ -30,7 +30,8 @@ async def keep_socket(path: str, listen: Callable[[socket.socket], Awaitable[obj
 
     Args:
         path: The socket.
-        listen: Given the new one, which does not listen yet, has it take the place of the one before.
+        listen: Given the new one, which does not listen yet, has it take the place of the one before; if it raises
+            an `OSError`, another one is made.
     """
     while True:
         await asyncio.sleep(LOOK_S)
@@ -42,5 +43,11 @@ async def keep_socket(path: str, listen: Callable[[socket.socket], Awaitable[obj
         except (OSError, ConfigError) as error:
             log.debug("the socket %s cannot be made again: %s", path, error)
             continue
-        await listen(made)
+        try:
+            await listen(made)
+        except OSError as error:
+            log.debug("nobody can listen at the socket %s: %s", path, error)
+            made.close()
+            Path(path).unlink(missing_ok=True)  # what nobody listens at would pass for one that is kept
+            continue
         log.warning("the socket %s was removed; it is there again", path)
