@@ -48,6 +48,7 @@ async def keep_socket(path: str, listen: Callable[[socket.socket], Awaitable[obj
         except OSError as error:
             log.debug("nobody can listen at the socket %s: %s", path, error)
             made.close()
-            Path(path).unlink(missing_ok=True)  # what nobody listens at would pass for one that is kept
+            # What nobody listens at would pass for one that is kept.
+            Path(path).unlink(missing_ok=True)  # noqa: ASYNC240 - one quick call
             continue
         log.warning("the socket %s was removed; it is there again", path)
