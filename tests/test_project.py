@@ -16,6 +16,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
+DECISIONS = [*(ROOT / "docs" / "decisions").glob("*.md")]
 
 # Run in a child: this process has loaded half of the world already.
 LIST_IMPORTS = """
@@ -180,9 +181,16 @@ def test_the_pages_about_the_tree_name_every_room():
     assert [room for room in rooms if not re.search(rf"`[\w/{{}},]*\b{room.name}\b", architecture)] == []
 
 
+def test_every_decision_has_its_day():
+    undated = [
+        page.name for page in DECISIONS if not re.search(r"^\*\d{4}-\d\d-\d\d\*$", page.read_text(), re.MULTILINE)
+    ]
+    assert (len(DECISIONS) > 20, undated) == (True, ["index.md"])
+
+
 def test_every_module_that_the_pages_name_is_there():
     sources = {path.name for top in ("src/forebay", "tests") for path in (ROOT / top).rglob("*.py")}
-    pages = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
+    pages = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *DECISIONS]
     named = {name for page in pages for name in re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", page.read_text())}
     assert named - sources == set()
 
