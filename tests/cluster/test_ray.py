@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 from forebay.cluster import local_view
 from forebay.cluster.node_folder import folders
+from forebay.observe.cost_files import lines_since, summed
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")
@@ -59,6 +60,7 @@ models:
     ray: {num_cpus: 0.5, num_gpus: 1}
 http: {port: 0}
 attach: {certfile: "%(tls)s/node.pem", cafile: "%(tls)s/ca.pem"}
+cost_log: "%(costs)s"
 """
 
 
@@ -243,7 +245,7 @@ class Life:
     """What the steps share."""
 
     def __init__(self, folder):
-        self.folder, self.tls = folder / "project", folder / "tls"
+        self.folder, self.tls, self.costs = folder / "project", folder / "tls", folder / "costs"
         self.folder.mkdir()
         self.tls.mkdir()
         authority = trustme.CA()
@@ -257,7 +259,7 @@ class Life:
 
     def write(self, version):
         (self.folder / "project.py").write_text(PROJECT % version)
-        (self.folder / "forebay.yaml").write_text(CONFIG % {"tls": self.tls})
+        (self.folder / "forebay.yaml").write_text(CONFIG % {"tls": self.tls, "costs": self.costs})
 
     def machine(self):
         self.machines.append(Machine(self.name))
@@ -311,6 +313,7 @@ def test_a_deployment_lives_through_the_end_of_all_that_it_was_started_with(life
     assert sorted(life.fronts) == sorted(NODES)
     everything_answers_everywhere(life)
     workers_see_what_is_reserved_for_them(life)
+    owners_write_what_their_models_cost(life)
     began = time.monotonic()
     programs_of_different_nodes_call_each_other(life)
     print("programs of different nodes", round(time.monotonic() - began, 1), "s", flush=True)
@@ -361,6 +364,14 @@ def workers_see_what_is_reserved_for_them(life):
         seen for (_, child), pid in life.everything().items() if "worker count" in child for seen in variables(pid)
     ]
     assert [one for one in shown if one.startswith((b"CUDA_VISIBLE", b"RAY_"))] == [b"CUDA_VISIBLE_DEVICES=0"]
+
+
+def owners_write_what_their_models_cost(life):
+    def written():
+        rows = {line.model: line.rows for line in summed(lines_since(life.costs, 0.0))}
+        return rows == {"echo": len(NODES), "count": len(NODES)}  # fronts write nothing
+
+    eventually(written, "the costs of both models")
 
 
 def deploying_it_again_changes_nothing(life, machine):

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--cluster` and `forebay cluster` where there is no cluster, or nothing that could be on one; workers that follow."""
 
+import argparse
+import json
 import secrets
 import time
 
 import pytest
 from tests.integration.test_attached import Worker, door_of
 from tests.ports import free_port
+
+from forebay.cli import serve
+from forebay.errors import ConfigError
+from forebay.surfaces import deployment
 
 MODEL = """
 import forebay
@@ -82,6 +88,38 @@ def test_what_the_cluster_decides_is_refused(cli, project, flags, words):
     status, sentence = told(cli("serve", project / "model.py", "--cluster", "auto", *flags))
     assert status == 2
     assert words in sentence
+
+
+def test_names_of_keys_tenants_and_the_folder_of_costs_go_along(project):
+    (project / "b.txt").write_text("key-b\nsecond-b\n")
+    file = project / "forebay.yaml"
+    file.write_text(
+        "models: [model.py]\ncluster: auto\ncost_log: costs\n"
+        "http: {api_keys: {team-a: key-a}, api_key_files: [team-b=b.txt]}\n"
+        "tenants: {team-a: {weight: 3, class: 0}}\n"
+    )
+    wanted, _ = deployment(None, options_of_command(["--config", str(file)]))
+    assert wanted.front["http"]["api_keys"] == {"team-a": ["key-a"], "team-b": ["key-b", "second-b"]}
+    assert wanted.front["tenants"] == wanted.owner["tenants"]
+    weights = {name: (told["weight"], told["class"]) for name, told in wanted.owner["tenants"].items()}
+    assert weights == {"team-a": (3.0, 0), "team-b": (1.0, 1)}
+    assert wanted.owner["cost_log"] == f"{project}/costs", "beside the copies of the project"
+    for part in (wanted.front, wanted.owner):  # a node reads what it was sent
+        again = project / "again.yaml"
+        again.write_text(json.dumps({**part, "models": ["model.py"]}))
+        assert options_of_command(["--config", str(again)]).tenants["team-a"].weight == 3.0
+    file.write_text("models: [model.py]\ncluster: auto\nhttp: {api_keys: [key-a], api_key_files: [team-b=b.txt]}\n")
+    options = options_of_command(["--config", str(file)])
+    with pytest.raises(ConfigError, match="all or none of them"):
+        deployment(None, options)
+
+
+def options_of_command(arguments):
+    parser = argparse.ArgumentParser()
+    serve.add_options(parser)
+    parsed = parser.parse_args(arguments)
+    parsed.given = arguments
+    return serve.options_of(parsed, {})
 
 
 def test_projects_of_other_servers_are_refused(cli, project):

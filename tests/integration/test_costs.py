@@ -13,6 +13,8 @@ import httpx
 import pytest
 from tests.waiting import eventually
 
+from forebay.cli.server_page import page_of
+from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe import cost_files
 from forebay.observe.cost_files import CostLine, file_of, lines_since, moment, summed
 from forebay.observe.histograms import EndpointMetrics
@@ -30,6 +32,7 @@ def config(models, tmp_path):
     settings = {
         "models": [{"target": str(models / "costly.py"), "workers": 1, "worker_kind": "thread"}],
         "http": {"api_keys": {"team-a": "key-a", "team-b": "key-b"}},
+        "cost_log": "costs",
     }
     path.write_text(json.dumps(settings))
     return path
@@ -41,7 +44,7 @@ def rows_of(text):
 
 def test_a_server_that_is_killed_loses_the_last_second_at_most_and_costs_adds_up(serve, config, cli, tmp_path):
     folder = tmp_path / "costs"
-    options = ["--config", str(config), "--cost-log", str(folder), "--answer-cost"]
+    options = ["--config", str(config), "--answer-cost"]
     server = serve(None, *options)
     said = {"team-a": 0.0, "team-b": 0.0}
     for name, key in [("team-a", "key-a"), ("team-b", "key-b"), ("team-a", "key-a")]:
@@ -74,6 +77,14 @@ def test_a_server_without_such_a_folder_says_so(launch, cli):
     assert shown.returncode == 2
     assert "--cost-log" in shown.stderr
     assert httpx.get(f"{server.url}/costs", params={"since_s": "x"}).status_code == 404
+
+
+def test_no_more_of_an_answer_is_read_than_may_be(launch, monkeypatch):
+    server = launch("costly.py")
+    assert page_of(server.url, "models", None, dict)["models"]
+    monkeypatch.setattr("forebay.cli.server_page.MAX_BYTES", 100)
+    with pytest.raises(ConfigError, match="more than 0 MiB"):
+        page_of(server.url, "models", None, dict)
 
 
 @pytest.mark.parametrize("flags", [["--since", "1"], ["--since", "0h"], ["--by", "key"], ["--by", "model,model"]])
@@ -140,6 +151,12 @@ def test_a_long_file_is_read_from_where_the_time_begins(monkeypatch, tmp_path):
         moment(now + second) for second in range(2990, 3000)
     ]
     assert len(read) < 60
+    assert len(list(lines_since(tmp_path, now + 2990, max_bytes=5000))) == 10  # what is before does not count
+    monkeypatch.setattr("forebay.server.cost_log.MAX_READ_BYTES", 5000)
+    log, _ = a_log(tmp_path)
+    assert [(line.rows, line.worker_s) for line in log.since(now + 2990)] == [(10, 5.0)]
+    with pytest.raises(InvalidRequest, match="ask for less time"):
+        log.since(now)
 
 
 def test_more_pairs_than_are_told_apart_share_the_account_of_the_others():

@@ -8,20 +8,15 @@ import csv
 import re
 import sys
 import time
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib import error, request
 
-import msgspec
-
-from forebay.cli.call import reason_of
 from forebay.cli.numbers import positive
-from forebay.cli.request_head import add_key_flag, key_header, url_of
+from forebay.cli.request_head import add_key_flag
+from forebay.cli.server_page import page_of
 from forebay.cli.trace import aligned
 from forebay.errors import ConfigError
 from forebay.observe.cost_files import CostLine, lines_since, summed
-from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +33,6 @@ examples:
 """
 
 BY: Final = ("tenant", "model", "version")
-TIMEOUT_S: Final = 60.0
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -104,20 +98,8 @@ def _read(folder: Path, since_s: float) -> list[CostLine]:
 
 
 def _asked(parsed: argparse.Namespace) -> list[CostLine]:
-    url = f"{url_of(parsed.source).geturl().rstrip('/')}/costs?since_s={parsed.since:g}"
-    message = request.Request(url, headers=key_header(parsed.api_key))  # noqa: S310 - `url_of` has seen to the scheme
-    try:
-        with request.urlopen(message, timeout=TIMEOUT_S) as answer:  # noqa: S310 - as above
-            return msgspec.json.decode(answer.read(), type=known(list[CostLine]))
-    except error.HTTPError as failure:
-        told = failure.read(2000).decode(errors="replace")
-        raise ConfigError(f"{parsed.source} answers {failure.code}: {told}") from failure
-    except msgspec.DecodeError as failure:
-        raise ConfigError(f"{parsed.source} answers, but is no forebay server: {failure}") from failure
-    except HTTPException as failure:
-        raise ConfigError(f"{parsed.source} answers, but not in HTTP") from failure
-    except (error.URLError, TimeoutError, ConnectionError) as failure:
-        raise ConfigError(f"{parsed.source} does not answer: {reason_of(failure)}") from failure
+    path = f"costs?since_s={parsed.since:.0f}"
+    return page_of(parsed.source, path, parsed.api_key, list[CostLine])
 
 
 def _seconds(text: str) -> float:

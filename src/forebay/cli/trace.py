@@ -205,14 +205,14 @@ def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
         with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - http or https
             return answer.read()
     except error.HTTPError as answer:
-        raise ConfigError(f"{url} answers {answer.code}: {_reason(answer.read())}") from answer
+        raise ConfigError(f"{url} answers {answer.code}: {fault_of(answer.read())}") from answer
     except InvalidURL as failure:
         raise ConfigError(f"{url!r} is not a URL: {failure}") from failure
     except (error.URLError, HTTPException, OSError) as failure:
         raise ConfigError(f"{url} does not answer: {reason_of(failure)}") from failure
 
 
-def _reason(body: bytes) -> str:
+def fault_of(body: bytes) -> str:
     """Return the sentence in an error answer of forebay's, else the beginning of whatever it is."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])

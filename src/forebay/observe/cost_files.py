@@ -8,6 +8,7 @@ such as one that a crash has cut, is skipped.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -24,6 +25,10 @@ END: Final = ".jsonl"
 SKIPPED_BYTES: Final = 1 << 16
 """Where a file is this long or shorter, it is read from its start."""
 MAX_LINE_BYTES: Final = 1 << 14
+
+
+class TooMuch(Exception):
+    """More would have to be read than may be."""
 
 
 class CostLine(msgspec.Struct, frozen=True):
@@ -53,11 +58,12 @@ def file_of(folder: Path, at: str) -> Path:
     return folder / f"{BEGIN}{at[:10]}{END}"
 
 
-def lines_since(folder: Path, seconds: float) -> Iterator[CostLine]:
+def lines_since(folder: Path, seconds: float, max_bytes: float = math.inf) -> Iterator[CostLine]:
     """Read the lines of a moment, in seconds since 1970, and of all later ones.
 
     Raises:
         OSError: If a file cannot be read.
+        TooMuch: If that is more than `max_bytes`.
     """
     at = moment(seconds)
     first = file_of(folder, at).name
@@ -65,7 +71,11 @@ def lines_since(folder: Path, seconds: float) -> Iterator[CostLine]:
         if path.name < first:
             continue
         with path.open("rb") as file:
-            file.seek(_start(file, at))
+            start = _start(file, at)
+            max_bytes -= file.seek(0, 2) - start
+            if max_bytes < 0:
+                raise TooMuch
+            file.seek(start)
             for text in iter(lambda file=file: file.readline(MAX_LINE_BYTES), b""):
                 line = _read(text)
                 if line is not None and line.at >= at:

@@ -37,7 +37,15 @@ class TenantAccount:
     """
 
     __slots__ = (
-        *("__weakref__", "model", "queue_s", "refused", "rows", "tenant", "told_rows", "told_s", "version"),
+        "__weakref__",
+        "model",
+        "queue_s",
+        "refused",
+        "rows",
+        "tenant",
+        "told_rows",
+        "told_s",
+        "version",
         "worker_s",
     )
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ConfigError
-from forebay.observe.cost_files import CostLine, file_of, lines_since, moment, summed
+from forebay.errors import ConfigError, InvalidRequest
+from forebay.observe.cost_files import CostLine, TooMuch, file_of, lines_since, moment, summed
 from forebay.observe.tenant_accounts import Accounts
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ log = logging.getLogger("forebay")
 
 WRITE_S: Final = 1.0
 """How often it is written."""
+MAX_READ_BYTES: Final = 256 << 20
+"""What of the files is read for one request: some seconds of a thread."""
 
 
 class CostLog:
@@ -75,8 +77,16 @@ class CostLog:
         return []
 
     def since(self, seconds: float) -> list[CostLine]:
-        """Add up what was written since a moment, in seconds since 1970; reads files."""
-        return summed(lines_since(self._folder, seconds))
+        """Add up what was written since a moment, in seconds since 1970; reads files.
+
+        Raises:
+            InvalidRequest: If that is more than a server should spend time on.
+        """
+        try:
+            return summed(lines_since(self._folder, seconds, MAX_READ_BYTES))
+        except TooMuch as error:
+            msg = f"the costs of this time have more than {MAX_READ_BYTES >> 20} MiB; ask for less time"
+            raise InvalidRequest(f"{msg}, or add up the files with: forebay costs FOLDER") from error
 
     async def _go_on(self) -> None:
         while True:

@@ -27,6 +27,7 @@ from forebay.surfaces.native.repositories import is_repository, name_of
 from forebay.surfaces.native.servings import serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.settings import declared
+from forebay.types.tenant import ApiKeys, TenantConfig
 from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from forebay.surfaces.contract import Options, Project, TargetEntry
 
+_OF_TENANTS: Final = declared(TenantConfig)
 _OF_OWNERS: Final = (
     *("grace_s", "hang_s", "hello_s", "max_connections", "max_frame_bytes", "max_elements"),
     *TLS_FILES,
@@ -86,8 +88,10 @@ def deployment_of(
         units += [_unit(part, entry, movable) for part in _parts(entry)]
     _require_names(units)
     process = {
-        one.key: getattr(options, name) for name, one in declared(ProcessConfig).items() if _is_told(options, one)
+        one.key: _value(options, name, one) for name, one in declared(ProcessConfig).items() if _is_told(options, one)
     }
+    # Owners write it, and not among the files of the project, of which nodes have copies.
+    log_of_costs = {"cost_log": process.pop("cost_log")} if "cost_log" in process else {}
     log = {key: process.pop(key) for key in ("format", "level") if key in process}
     common = {**process, **({"log": log} if log else {})}
     attach = {one.key: _value(options.attach, name, one) for name, one in declared(AttachConfig).items()}
@@ -95,6 +99,8 @@ def deployment_of(
     if options.attach.grace_s == AttachConfig().grace_s:
         told["grace_s"] = _OWNER_GRACE_S
     http, grpc = (_told(one) for one in (options.http, options.grpc))
+    if tenants := _named_keys(options, http):
+        common["tenants"] = tenants
     front = {**common, "http": http, "attach": {"owner_grace_s": options.attach.owner_grace_s}}
     front |= {"grpc": grpc} if grpc else {}
     repository = _told(options.repository)
@@ -103,7 +109,7 @@ def deployment_of(
         name=options.cluster.deployment,
         code=code,
         front=movable(front),
-        owner=movable(owner),
+        owner=movable(owner) | log_of_costs,
         units=tuple(units),
         load_timeout_s=options.load_timeout_s,
         orphan_grace_s=options.cluster.orphan_grace_s,
@@ -248,6 +254,27 @@ def _told(struct: HttpConfig | GrpcConfig | RepositoryConfig) -> dict[str, Any]:
     """Return what a struct says that is not the default, by the keys of files."""
     its = declared(type(struct)).items()
     return {one.key: _value(struct, name, one) for name, one in its if _is_told(struct, one)}
+
+
+def _named_keys(options: Options, http: dict[str, Any]) -> dict[str, Any]:
+    """Give keys of HTTP the names that they have; returns what each tenant may have, which owners must know.
+
+    Raises:
+        ConfigError: Some keys have names, and others do not.
+    """
+    http.pop("api_key_files", None)  # the keys in them are among the others
+    keys = options.http.api_keys
+    names = keys.names if isinstance(keys, ApiKeys) else ()
+    if not any(names):
+        return {}
+    if not all(names):
+        raise ConfigError("some API keys have a name and others have none; with --cluster all or none of them have one")
+    named: dict[str, list[str]] = {}
+    for name, key in zip(names, keys, strict=True):
+        named.setdefault(name, []).append(key)
+    http["api_keys"] = named
+    told = dict.fromkeys(names, TenantConfig()) | options.tenants
+    return {name: {one.key: getattr(its, field) for field, one in _OF_TENANTS.items()} for name, its in told.items()}
 
 
 def _value(struct: Any, name: str, setting: Any) -> Any:

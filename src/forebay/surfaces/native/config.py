@@ -266,7 +266,8 @@ class _Reader(StructReader):
         if (name == "target" and is_address(found)) or (name == "python" and "/" not in found):
             return found  # a bare interpreter is looked up in PATH
         if setting.written.is_path or name == "target":
-            return self._below(found)
+            below = self._below(found)
+            return Path(below) if isinstance(found, Path) else below
         if name == "api_keys":
             return tuple(map(self._key, found))
         return self._key(found) if name == "secret" else found

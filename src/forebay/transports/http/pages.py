@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from forebay._version import __version__
-from forebay.errors import ForebayError, InvalidRequest, NotFound
+from forebay.errors import Cancelled, ForebayError, InvalidRequest, NotFound
 from forebay.observe.author_metrics import MetricStore
 from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
 from forebay.observe.repository_metrics import RepositoryCollector
@@ -67,6 +67,7 @@ class ServerPages:
         self._changes = 0
         self._created = int(time.time())
         self._describing = asyncio.Lock()
+        self._adding_up = asyncio.Lock()
         app.watch(self._changed)
         self.trace = TracePage(app)
         self.management = Management(app, config)
@@ -167,7 +168,11 @@ class ServerPages:
         text = request.query_params.get("since_s", "3600")
         if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text, re.ASCII) is None:
             raise InvalidRequest(f"since_s is a number of seconds, such as 3600, got {text[:40]!r}")
-        return _json(msgspec.to_builtins(await asyncio.to_thread(cost_log.since, time.time() - float(text))))
+        async with self._adding_up:  # one at a time, in a thread
+            if await request.is_disconnected():
+                raise Cancelled("the client went away")
+            costs = await asyncio.to_thread(cost_log.since, time.time() - float(text))
+        return _json(costs)
 
     async def written_metrics(self, accept: str) -> tuple[list[bytes], str]:
         """Write the Prometheus page, with turns of the loop for others; returns its pieces and its media type."""
