@@ -130,7 +130,7 @@ class Run:
     def unchanged(self):
         """Assert that no virtual time has fallen."""
         if self.fair is not None:
-            for flow in self.fair.flows.values():
+            for flow in {*self.fair.flows.values(), *self.fair.everybody()}:
                 assert flow.v >= self.seen.get(flow, 0.0)
                 self.seen[flow] = flow.v
             for tier, v in self.fair.served.items():
@@ -145,9 +145,15 @@ class Run:
     slots=st.integers(1, 3),
     seconds=SECONDS,
     weights=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.5, 1.0, 3.0])), min_size=2, max_size=5),
+    parents=st.lists(st.sampled_from([None, None, 0, 1]), min_size=5, max_size=5),
 )
-def test_whatever_comes_of_several_tenants_is_refused_or_leaves_or_ends_once(arrivals, config, slots, seconds, weights):
+def test_whatever_comes_of_several_tenants_is_refused_or_leaves_or_ends_once(
+    arrivals, config, slots, seconds, weights, parents
+):
     tenants = [Tenant(str(number), *one) for number, one in enumerate(weights)]
+    for number, parent in zip(range(1, len(tenants)), parents, strict=False):
+        if parent is not None and parent < number and tenants[parent].parent is None:
+            tenants[number] = tenants[parent].have_child(str(number))
     run = Run(config, slots, seconds, tenants).go(arrivals)
     left = [body for _, bodies in run.batches for body in bodies]
     assert len(left) == len(set(left))

@@ -150,7 +150,7 @@ class Deadlines(Policy):
 
     def _ahead(self, flow: Flow, entry: Entry, bucket: int) -> tuple[int, int]:
         """Return how many rows leave up to and with an entry of a flow, and how many wait then."""
-        fair, tenant, size = self._fair, flow.tenant, entry.size
+        fair, tenant, size, key = self._fair, flow.tenant, entry.size, flow.key
         before, count = 0.0, 0
         for line in itertools.islice(flow.lines, LINES):
             lane = line.lanes.get(flow)
@@ -159,9 +159,11 @@ class Deadlines(Policy):
                 before += some
                 count += all_of_it
         own = int(flow.rows * before / count) + size if count else flow.rows + size
+        if key is not flow:
+            own = min(own * (key.children + (not flow.rows)), key.rows + size)
         higher = sum(fair.rows_of[: tenant.tier])
         total = higher + fair.rows_of[tenant.tier] + size
-        share = tenant.weight / (fair.weights_of[tenant.tier] + (0.0 if flow.rows else tenant.weight))
+        share = tenant.weight / (fair.weights_of[tenant.tier] + (0.0 if key.rows else tenant.weight))
         return min(total, int(higher + own / share)), total
 
     def _finish(self, ahead: int, total: int, now: float) -> float:
@@ -182,7 +184,8 @@ class Deadlines(Policy):
             return 0
         over = sum(rows for number, rows in self.rows.items() if 2.0**number <= age * 1000.0)
         over += entry.size - SQUEEZE * queue.slots * queue.most_rows
-        if over <= 0 or (flow.rows + entry.size) / flow.tenant.weight < self._most_of_others(flow):
+        key = flow.key
+        if over <= 0 or (key.rows + entry.size) / key.tenant.weight < self._most_of_others(key):
             return 0
         return over
 

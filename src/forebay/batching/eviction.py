@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose entries leave a queue that is full, so that a tenant that has less in it finds room.
 
-The one that leaves is the latest of the flow that holds most: of those in the least urgent class the one with the most
-rows for its weight. It leaves only if that is more than the flow of the newcomer would hold then. All that has to leave
-is found before anything does.
+The one that leaves is the latest of the tenant that holds most: of those in the least urgent class the one with the
+most rows for its weight, and of its children the one with the most rows. It leaves only if that tenant has more than
+the one of the newcomer would hold then. Else a child of the same tenant may have to, if it has more than that of the
+newcomer. All that has to leave is found before anything does.
 
 A heap has a note for each flow with what it holds, or more; it is there while the queue is full, or was lately.
 
@@ -22,7 +23,7 @@ from forebay.errors import QueueFull, ShareUsed
 from forebay.types.tenant import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from forebay.batching.fair import FairShares
     from forebay.batching.fair_lines import Flow
@@ -36,6 +37,57 @@ LINES: Final = 64
 """Lines of a flow in which its latest entry is looked for."""
 
 WHY: Final = "had to leave the full queue for a request of a tenant that has less in it; try again later"
+
+
+class Fullest:
+    """Finds which of several flows holds most: all tenants of a queue, or all children of a tenant."""
+
+    def __init__(self, flows: Iterable[Flow], fair: FairShares) -> None:
+        """Begin with flows; others are noted once they are given a bound."""
+        self._fair = fair
+        self._notes: list[Note] = []
+        for flow in flows:
+            flow.bound = 0
+            if flow.rows:
+                self.note(flow)
+
+    def note(self, flow: Flow) -> None:
+        """Note what a flow holds, which has become more than its note says, and some more."""
+        notes = self._notes
+        if len(notes) > 2 * self._fair.active + 64:  # most notes do not count any more
+            for _, _, number, one in notes:
+                if number == one.number and not one.rows:
+                    one.bound = 0
+            notes[:] = [note for note in notes if note[2] == note[3].number and note[3].rows]
+            heapq.heapify(notes)
+        flow.bound = flow.rows + (flow.rows >> 3) + 8
+        flow.number = next(self._fair.numbers)
+        tenant = flow.tenant
+        heapq.heappush(notes, (-tenant.tier, -flow.bound / tenant.weight, flow.number, flow))
+
+    def first(self) -> Flow | None:
+        """Return the flow that holds most; None if nothing waits."""
+        notes = self._notes
+        while notes:
+            tier, noted, number, flow = notes[0]
+            rows = -flow.rows / flow.tenant.weight
+            if number != flow.number:
+                heapq.heappop(notes)
+            elif not flow.rows:
+                heapq.heappop(notes)
+                flow.bound = 0
+            elif noted != rows:
+                flow.bound = flow.rows
+                heapq.heapreplace(notes, (tier, rows, number, flow))
+            else:
+                return flow
+        return None
+
+    def check(self, flows: Iterable[Flow]) -> None:
+        """Assert that no flow is noted with less than it holds; tests ask after each step."""
+        notes = {(number, flow): -most for _, most, number, flow in self._notes}
+        for flow in flows:
+            assert not flow.rows or notes[flow.number, flow] >= flow.rows / flow.tenant.weight
 
 
 class Eviction:
@@ -55,15 +107,17 @@ class Eviction:
         self._fair = fair
         self._queue = queue
         self._capacity = capacity
-        self._notes: list[Note] | None = None
+        self._fullest: Fullest | None = None
 
     def refuses(self, flow: Flow) -> bool:
         """Tell whether the queue is full, and nobody would be evicted for one more row of a flow."""
         if self._queue.waiting < self._capacity:
             return False
         self._fair.sort_out()
-        worst = self._worst()
-        return worst is None or not _is_over(worst, worst.rows, flow, 1)
+        worst, key = self._worst(), flow.key
+        if worst is not None and _is_over(worst, worst.rows, key, 1):
+            return False
+        return key is flow or self._worst_child(key).rows <= flow.rows + 1
 
     def make_room(self, flow: Flow, rows: int) -> None:
         """Evict what has to leave so that so many rows of a flow can wait.
@@ -79,7 +133,7 @@ class Eviction:
         victims = self._plan(flow, rows, queue.waiting + rows - self._capacity)
         if victims is None:
             whose = f" of '{flow.tenant.name}'" if flow.tenant.name else ""
-            msg = f"{flow.rows} samples{whose} wait already, its share of a queue that takes {self._capacity}"
+            msg = f"{flow.key.rows} samples{whose} wait already, its share of a queue that takes {self._capacity}"
             raise ShareUsed(f"{msg}; try again later")
         queue.waiting += rows  # nobody else takes the room that they leave
         self.reserved += rows
@@ -92,66 +146,51 @@ class Eviction:
             self.reserved -= rows
 
     def note(self, flow: Flow) -> None:
-        """Note what a flow holds, which has become more than its note says, and some more."""
-        notes = self._notes
-        if notes is None:
-            return
-        if len(notes) > 2 * self._fair.active + 64:  # most notes do not count any more
-            for _, _, number, one in notes:
-                if number == one.number and not one.rows:
-                    one.bound = 0
-            notes[:] = [note for note in notes if note[2] == note[3].number and note[3].rows]
-            heapq.heapify(notes)
-        flow.bound = flow.rows + (flow.rows >> 3) + 8
-        flow.number = next(self._fair.numbers)
-        tenant = flow.tenant
-        heapq.heappush(notes, (-tenant.tier, -flow.bound / tenant.weight, flow.number, flow))
+        """Note what a flow holds, which has become more than its note says."""
+        fullest = self._fullest if flow.key is flow else flow.key.family
+        if fullest is not None:
+            fullest.note(flow)
 
     def has_begun(self, flow: Flow) -> None:
         """Have a new flow noted from its first row on, if any is."""
-        flow.bound = NEVER if self._notes is None else 0
+        fullest = self._fullest if flow.key is flow else flow.key.family
+        flow.bound = NEVER if fullest is None else 0
 
     def rest(self) -> None:
         """Note nothing more, if the queue has room again."""
-        if self._notes is not None and 2 * self._queue.waiting < self._capacity:
+        if self._fullest is not None and 2 * self._queue.waiting < self._capacity:
             self.renew()
 
     def renew(self) -> None:
         """Forget all notes; where they are needed, they are made anew."""
-        self._notes = None
+        self._fullest = None
         for flow in self._fair.everybody():
             flow.bound = NEVER
+            if flow.family is not None:
+                flow.family = None
+                for child in self._fair.children_of(flow):
+                    child.bound = NEVER
 
     def check(self) -> None:
         """Assert that no flow is noted with less than it holds; tests ask after each step."""
-        if self._notes is not None:
-            notes = {(number, flow): -most for _, most, number, flow in self._notes}
-            for flow in self._fair.everybody():
-                assert not flow.rows or notes[flow.number, flow] >= flow.rows / flow.tenant.weight
+        everybody = self._fair.everybody()
+        if self._fullest is not None:
+            self._fullest.check(everybody)
+        for flow in everybody:
+            if flow.family is not None:
+                flow.family.check(self._fair.children_of(flow))
 
     def _worst(self) -> Flow | None:
-        """Return the flow that holds most."""
-        if self._notes is None:
-            self._notes = []
-            for flow in self._fair.everybody():
-                flow.bound = 0
-                if flow.rows:
-                    self.note(flow)
-        notes = self._notes
-        while notes:
-            tier, noted, number, flow = notes[0]
-            rows = -flow.rows / flow.tenant.weight
-            if number != flow.number:
-                heapq.heappop(notes)
-            elif not flow.rows:
-                heapq.heappop(notes)
-                flow.bound = 0
-            elif noted != rows:
-                flow.bound = flow.rows
-                heapq.heapreplace(notes, (tier, rows, number, flow))
-            else:
-                return flow
-        return None
+        """Return the flow of the tenant that holds most."""
+        if self._fullest is None:
+            self._fullest = Fullest(self._fair.everybody(), self._fair)
+        return self._fullest.first()
+
+    def _worst_child(self, key: Flow) -> Flow:
+        """Return the child of a tenant that holds most; the flow of the tenant if it has none."""
+        if key.family is None and key.children:
+            key.family = Fullest(self._fair.children_of(key), self._fair)
+        return (key.family.first() if key.family is not None else None) or key
 
     def _plan(self, flow: Flow, rows: int, lacking: int) -> list[Entry] | None:
         """Return what has to be evicted for so many rows of a flow; None if they have to be refused.
@@ -159,37 +198,68 @@ class Eviction:
         Args:
             lacking: How many rows too many would wait.
         """
-        self._fair.sort_out()
-        worst = self._worst()
-        if worst is None or not _is_over(worst, worst.rows, flow, rows):
-            return None
+        key = flow.key
         victims: list[Entry] = []
         planned: set[int] = set()
-        left = {worst: worst.rows}
-        latest = {worst: _latest(worst)}
+        left: dict[Flow, int] = {}
+        latest: dict[Flow, Iterator[Entry]] = {}
         others: list[Note] | None = None
-        while True:
-            freed = 0
-            for entry in latest[worst]:
-                if id(entry) not in planned and (ended := self.together(entry)):
-                    victims.append(entry)
-                    planned.update(map(id, ended))
-                    freed = sum(one.size for one in ended if not one.taken)
-                    break
+        worst = self._worst()
+        while lacking > 0 and worst is not None and _is_over(worst, left.setdefault(worst, worst.rows), key, rows):
+            if worst not in latest:
+                latest[worst] = self._latest(worst)
+            freed = self._add_to(victims, planned, latest[worst])
             lacking -= freed
-            if lacking <= 0:
-                return victims
             left[worst] = left[worst] - freed if freed else 0  # nothing else of it may be evicted
-            if others is None:
+            if others is not None:
+                heapq.heapreplace(others, _note(worst, left[worst], others[0][2]))
+            elif lacking > 0:
                 others = [_note(one, left.get(one, one.rows), n) for n, one in enumerate(self._fair.everybody())]
                 heapq.heapify(others)
-            else:
-                heapq.heapreplace(others, _note(worst, left[worst], others[0][2]))
-            worst = others[0][3]
-            if not _is_over(worst, left.setdefault(worst, worst.rows), flow, rows):
+            worst = others[0][3] if others else None
+        siblings = self._latest(key, flow.rows + rows) if key is not flow else iter(())
+        while lacking > 0:
+            freed = self._add_to(victims, planned, siblings)
+            if not freed:
                 return None
-            if worst not in latest:
-                latest[worst] = _latest(worst)
+            lacking -= freed
+        return victims
+
+    def _add_to(self, victims: list[Entry], planned: set[int], latest: Iterator[Entry]) -> int:
+        """Add the next entry that may be evicted to what has to leave, and return how many rows leave with it."""
+        for entry in latest:
+            if id(entry) not in planned and (ended := self.together(entry)):
+                victims.append(entry)
+                planned.update(map(id, ended))
+                return sum(one.size for one in ended if not one.taken)
+        return 0
+
+    def _latest(self, key: Flow, most: int = 0) -> Iterator[Entry]:
+        """Go through what waits of a tenant, the latest first of the child that holds most.
+
+        Args:
+            key: The flow of the tenant.
+            most: How many rows each child keeps, more or less.
+        """
+        child = self._worst_child(key)
+        if child is key:
+            yield from _latest(key)
+            return
+        if child.rows <= most:
+            return
+        yield from itertools.islice(_latest(child), 1)  # most often that is enough
+        children = enumerate(self._fair.children_of(key))
+        left = [(-one.rows, number, _latest(one)) for number, one in children if one.rows > most]
+        heapq.heapify(left)
+        while left:
+            rows, number, latest = left[0]
+            entry = next(latest, None)
+            if entry is not None:
+                yield entry
+            if entry is None or -rows - entry.size <= most:
+                heapq.heappop(left)
+            else:
+                heapq.heapreplace(left, (rows + entry.size, number, latest))
 
 
 def _note(flow: Flow, rows: int, number: int) -> Note:

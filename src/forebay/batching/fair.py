@@ -7,6 +7,9 @@ charged when it is taken; once it is answered, each flow has paid its part of wh
 was away begins where the others are (`served`), so that being away earns nothing. Who leaves a queue that is full, so
 that others find room, `eviction.py` says.
 
+A tenant may have children, which a header names. They share its part: it has a flow of its own, which is charged what
+they are, and one of the children is chosen when it is its turn. So a tenant gains nothing by inventing some.
+
 A part of a batch is by rows, weighted with what a row of the flow costs beside those of others (`cost`). That is
 learned from how far batches are off. Every `PROBE`th batch is left to one flow, where one can fill it: costs that
 always come together could not be told apart.
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 MAX_FLOWS: Final = 4096
 """Flows that a queue tells apart; where none of them is idle, a newcomer shares the one of the others in its class."""
 
+MOST_WITH_CHILDREN: Final = MAX_FLOWS - 256
+"""Where a queue has so many flows, children get no more of their own: other tenants find room in any case."""
+
 UNKNOWN_ROW_S: Final = 0.001
 """What a row is charged while nothing is known of the model."""
 
@@ -79,8 +85,8 @@ class FairShares(Policy):
 
     Attributes:
         is_ranked: Whether entries of one flow leave by their ranks.
-        flows: By their tenants.
-        active: Flows of which something waits and is sorted.
+        flows: Those that pay for entries, by their tenants and children.
+        active: How many of these have something that waits and is sorted.
         rows_of: Samples of these, by class.
         weights_of: The sum of their weights, by class.
         curve: What batches take by their size.
@@ -122,8 +128,12 @@ class FairShares(Policy):
         return self.flows.get(tenant or NOBODY) or self._new_flow(tenant or NOBODY)
 
     def everybody(self) -> list[Flow]:
-        """Return all flows."""
-        return [*self.flows.values(), *self._others.values()]
+        """Return the flows of all tenants, those of children not among them."""
+        return [*dict.fromkeys(flow.key for flow in self.flows.values()), *self._others.values()]
+
+    def children_of(self, key: Flow) -> list[Flow]:
+        """Return the flows of the children of a tenant."""
+        return [flow for flow in self.flows.values() if flow.key is key is not flow]
 
     def waiting(self) -> dict[str, int]:
         """Return the samples of each tenant that wait, by its name."""
@@ -137,22 +147,33 @@ class FairShares(Policy):
     # What comes, and what goes without having run
 
     def begins(self, flow: Flow) -> None:
-        """Note a flow of which something waits again."""
+        """Note a flow of which something waits again; its rows are not counted yet."""
         self.active += 1
-        tier = flow.tenant.tier
-        self.weights_of[tier] += flow.tenant.weight
-        flow.begin_at(self.served.get(tier, 0.0))
-        if not flow.time_number:
-            self._note_time(flow)
+        key = flow.key
+        if key is not flow:
+            key.children += 1
+            flow.begin_at(key.served)
+            if key.rows:
+                return
+        tier = key.tenant.tier
+        self.weights_of[tier] += key.tenant.weight
+        key.begin_at(self.served.get(tier, 0.0))
+        if not key.time_number:
+            self._note_time(key)
 
     def left(self, flow: Flow, rows: int) -> None:
         """Note rows that wait no more."""
         flow.rows -= rows
         tier = flow.tenant.tier
         self.rows_of[tier] -= rows
+        key = flow.key
+        if key is not flow:
+            key.rows -= rows
         if not flow.rows:
             self.active -= 1
-            self.weights_of[tier] = self.weights_of[tier] - flow.tenant.weight if self.rows_of[tier] else 0.0
+            key.children -= key is not flow
+        if not key.rows:
+            self.weights_of[tier] = self.weights_of[tier] - key.tenant.weight if self.rows_of[tier] else 0.0
 
     def has_newcomers(self, since: float, now: float) -> bool:
         """Tell whether tenants have come since a moment that had nothing in the queue then, nor were just answered."""
@@ -213,7 +234,7 @@ class FairShares(Policy):
                 continue
             for line in itertools.islice(flow.lines, LOOKED_AT):
                 looked_at += 1
-                if line.key is not ALONE and line.has(flow) and since(line) <= now:
+                if isinstance(line, FairLine) and line.key is not ALONE and line.has(flow) and since(line) <= now:
                     found = line
                     del flow.lines[line]
                     flow.lines[line] = None
@@ -228,8 +249,8 @@ class FairShares(Policy):
 
     def goes_alone(self, alone: Entry, line: Line, since: float) -> bool:
         """Tell whether an entry that runs alone goes before a line that may leave since then."""
-        mine: Flow = alone.payer
-        other: Flow = line.head().payer
+        mine: Flow = alone.payer.key
+        other: Flow = line.head().payer.key
         if mine is other:
             return alone.arrived <= since
         return (mine.tenant.tier, mine.time, alone.arrived) <= (other.tenant.tier, other.time, since)
@@ -257,11 +278,14 @@ class FairShares(Policy):
         own_s = self._own(batch)
         for flow, charge in charges.items():
             part = row_s * charge.rows * self._row_cost(flow, rows, known) + own_s.get(flow, 0.0)
-            before = flow.time
+            key = flow.key
+            before, key_before = flow.time, key.time
             flow.charge(part - charge.seconds)
             flow.answered_at = now
             if flow.time < before:
                 self._note_fallen(flow)
+            if key is not flow and key.time < key_before:
+                self._note_fallen(key)
         if batch.has_streamed or own_s:  # beside others, or one by one
             return
         seconds = batch.model_s or seconds
@@ -296,15 +320,20 @@ class FairShares(Policy):
             if entry.payer is not None:
                 rows[entry.payer] = rows.get(entry.payer, 0) + entry.size
         everybody = self.everybody()
-        assert rows == {flow: flow.rows for flow in everybody if flow.rows}
+        paying = [*self.flows.values(), *self._others.values()]
+        assert rows == {flow: flow.rows for flow in paying if flow.rows}
         assert self.active == len(rows)
+        for key in everybody:
+            children = [flow for flow in paying if flow.key is key is not flow]
+            assert key.children == sum(flow.rows > 0 for flow in children)
+            assert not children or key.rows == sum(flow.rows for flow in children)
         rows_of, weights_of = self._sums()
         assert self.rows_of == rows_of
         assert all(abs(one - other) < 1e-6 for one, other in zip(self.weights_of, weights_of, strict=True))
         assert len(self.flows) <= MAX_FLOWS
-        assert all(flow.credit >= 0.0 for flow in everybody)
+        assert all(flow.credit >= 0.0 for flow in (*everybody, *paying))
         noted = {(number, flow): time for _, time, number, flow in self._times}
-        assert all(noted[flow.time_number, flow] <= flow.time for flow in rows)
+        assert all(noted[flow.time_number, flow] <= flow.time for flow in everybody if flow.rows)
         assert self.charged is None
         self.eviction.check()
 
@@ -326,22 +355,57 @@ class FairShares(Policy):
         return deadlines
 
     def _new_flow(self, tenant: Tenant) -> Flow:
-        """Make the flow of a tenant; where there is no room, let idle ones go that owe least."""
-        if len(self.flows) >= MAX_FLOWS:
-            idle = [flow for flow in self.flows.values() if not flow.rows]
-            if not idle:
-                found = self._others.get(tenant.tier)
-                if found is None:
-                    found = self._others[tenant.tier] = Flow(Tenant("other", tenant.tier))
-                    self.eviction.has_begun(found)
-                return found
-            idle.sort(key=lambda flow: (flow.v > self.served.get(flow.tenant.tier, 0.0), flow.answered_at))
-            for flow in idle[: MAX_FLOWS // 8]:  # many at once: to find them takes a look at all
-                del self.flows[flow.tenant]
-            self._renew_times()
-        flow = self.flows[tenant] = Flow(tenant)
+        """Make the flow of a tenant or a child; where there is no room, return the one that it shares."""
+        rest = None if tenant.parent is None else self._rest_of(tenant.parent)
+        most = MAX_FLOWS if rest is None else MOST_WITH_CHILDREN
+        if len(self.flows) >= most and (rest is None or len(self.flows) - self.active > MAX_FLOWS // 16):
+            self._forget(are_children=rest is not None)  # for children not each time, as clients name them
+        if len(self.flows) >= most:
+            if rest is not None:
+                return rest
+            found = self._others.get(tenant.tier)
+            if found is None:
+                found = self._others[tenant.tier] = Flow(Tenant("other", tenant.tier))
+                self.eviction.has_begun(found)
+            return found
+        flow = self.flows[tenant] = Flow(tenant, None if rest is None else rest.key)
         self.eviction.has_begun(flow)
         return flow
+
+    def _rest_of(self, tenant: Tenant) -> Flow:
+        """Return the flow of what a tenant has beside its named children, which have flows of their own from now on."""
+        key = self.flow_of(tenant)
+        if key.key is not key or key.tenant is not tenant:
+            return key
+        rest = self.flows[tenant] = Flow(tenant, key)
+        rest.rows, rest.cost, rest.answered_at = key.rows, key.cost, key.answered_at
+        rest.missed = key.missed
+        key.children = int(key.rows > 0)
+        for line in key.lines:
+            assert isinstance(line, FairLine)
+            line.divide(key, rest)
+        self.eviction.has_begun(rest)
+        return rest
+
+    def _forget(self, *, are_children: bool) -> None:
+        """Let idle flows go: children first, then tenants that owe nothing, then the longest quiet.
+
+        Args:
+            are_children: Whether none but children may go.
+        """
+        flows = self.flows.values()
+        idle = [flow for flow in flows if not flow.rows and flow.tenant.parent is not None]
+        if not are_children:
+            idle += [flow for flow in flows if not flow.key.rows and flow.tenant.parent is None]
+        idle.sort(key=self._is_missed)
+        for flow in idle[: MAX_FLOWS // 8]:  # many at once: to find them takes a look at all
+            del self.flows[flow.tenant]
+        self._renew_times()
+
+    def _is_missed(self, flow: Flow) -> tuple[bool, bool, float]:
+        """Sort idle flows by what is lost with them, the least first."""
+        key = flow.key
+        return flow.tenant.parent is None, key.v > self.served.get(key.tenant.tier, 0.0), flow.answered_at
 
     def _note_fallen(self, flow: Flow) -> None:
         """Note that the virtual time of a flow is less than it was."""
@@ -389,10 +453,19 @@ class FairShares(Policy):
                 charge = charges.get(flow)
                 if charge is None:
                     charge = charges[flow] = Charge()
-                    if not flow.rows and not is_sorted:
-                        flow.begin_at(self.served.get(flow.tenant.tier, 0.0))
+                    key = flow.key
+                    if not key.rows and not is_sorted:
+                        key.begin_at(self.served.get(key.tenant.tier, 0.0))
+                    if key is not flow and not flow.rows and not is_sorted:
+                        flow.begin_at(key.served)
             charge.rows += entry.size
-        self.serve(min(charges, key=_turn))
+        self.serve(min(charges, key=_turn).key)
+        least: dict[Flow, float] = {}
+        for flow in charges:
+            if flow.key is not flow:
+                least[flow.key] = min(least.get(flow.key, flow.time), flow.time)
+        for key, time in least.items():
+            key.served = max(key.served, time)
         unit_s = self.unit_s(batch.rows)
         for flow, charge in charges.items():
             charge.seconds = charge.rows * flow.cost * unit_s
@@ -428,4 +501,4 @@ class FairShares(Policy):
 
 
 def _turn(flow: Flow) -> tuple[int, float]:
-    return flow.tenant.tier, flow.time
+    return flow.tenant.tier, flow.key.time

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from forebay.batching.deadlines import Deadlines
+    from forebay.batching.eviction import Fullest
     from forebay.batching.fair import FairShares
     from forebay.types.batch import Entry
     from forebay.types.tenant import Tenant
@@ -33,16 +34,25 @@ TURNS: Final = 8
 
 
 class Flow:
-    """What a queue knows of one tenant in one class.
+    """What a queue knows of one tenant in one class, or of a child of it.
+
+    A tenant of which children are known has a flow that no entry has: `key` of those that its children have, and of one
+    more for what names no child. What these are charged, it is charged as well. Lines and queues choose between such
+    flows and those of other tenants, and then one of the children, which have equal parts.
 
     Attributes:
         tenant: Whose it is.
+        key: The flow of the tenant, if this is the flow of a child; else itself.
+        children: How many children have something that waits and is sorted.
+        served: How far the children have come: the virtual time of the one that was served last.
+        family: Notes which of the children holds most (`eviction.py`); None while it is not asked.
         v: Worker seconds that it was charged, divided by its weight; it never falls.
         credit: Worker seconds of these that were too many; they are used up before further ones count.
         time: Its virtual time: `v`, less what it has credit for. Of two flows the one whose time is less goes first.
         cost: What one of its rows costs, beside those of others.
         rows: Samples that wait, as far as they are sorted.
-        lines: The lines in which entries of it were sorted, the one whose turn is next first.
+        lines: The lines, or places of its key in lines, in which entries of it were sorted; the one whose turn is next
+            is the first.
         answered_at: When a batch with rows of it was answered last.
         missed: When something of it was too late last, by the bucket of its time (`deadlines.py`).
         time_number: That of the note of its virtual time that counts; 0 if there is none.
@@ -53,25 +63,33 @@ class Flow:
     __slots__ = (
         "answered_at",
         "bound",
+        "children",
         "cost",
         "credit",
+        "family",
+        "key",
         "lines",
         "missed",
         "number",
         "rows",
+        "served",
         "tenant",
         "time",
         "time_number",
         "v",
     )
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, key: Flow | None = None) -> None:
         self.tenant = tenant
+        self.key = self if key is None else key
+        self.children = 0
+        self.served = 0.0
+        self.family: Fullest | None = None
         self.v = self.time = 0.0
         self.credit = 0.0
         self.cost = 1.0
         self.rows = 0
-        self.lines: dict[FairLine, None] = {}
+        self.lines: dict[Lanes, None] = {}
         self.answered_at = -NEVER
         self.missed: dict[int, float] = {}
         self.time_number = 0
@@ -87,6 +105,8 @@ class Flow:
             self.v += (seconds - self.credit) / weight
             self.credit = 0.0
         self.time = self.v - self.credit / weight
+        if self.key is not self:
+            self.key.charge(seconds)
 
     def begin_at(self, time: float) -> None:
         """Let it have no more to its credit than others that have come as far as this."""
@@ -133,13 +153,167 @@ class Lane(deque["Entry"]):
         return (entry for entry in reversed(self) if not entry.taken)
 
 
-class FairLine(Line):
+class Lanes:
+    """Lanes of several flows, of which the one that had least is served first."""
+
+    __slots__ = ()
+
+    lanes: dict[Flow, Lane | DueLane | ChildLanes]
+    _fair: FairShares
+    _notes: list[tuple[int, float, int, Flow]]
+    """A heap with a note for each lane: class and virtual time of its flow, or less, a number, the flow."""
+
+    def keep(self, deadlines: Deadlines) -> None:
+        """Have entries leave by their deadlines from now on."""
+        for flow, lane in self.lanes.items():
+            if isinstance(lane, ChildLanes):
+                lane.keep(deadlines)
+            else:
+                kept = self.lanes[flow] = deadlines.lane(lane)
+                kept.number = lane.number
+
+    def note(self, flow: Flow) -> None:
+        """Note the virtual time of a flow with a lane, which is new, or whose time has fallen."""
+        lane = self.lanes[flow]
+        lane.number = next(self._fair.numbers)
+        heapq.heappush(self._notes, (flow.tenant.tier, flow.time, lane.number, flow))
+        if len(self._notes) > 2 * len(self.lanes) + 64:  # most notes do not count any more
+            self.renew()
+
+    def renew(self) -> None:
+        """Note all flows anew: their classes may have changed."""
+        self._notes = [(flow.tenant.tier, flow.time, lane.number, flow) for flow, lane in self.lanes.items()]
+        heapq.heapify(self._notes)
+        for lane in self.lanes.values():
+            if isinstance(lane, ChildLanes):
+                lane.renew()
+
+    def least(self) -> Flow | None:
+        """Return the flow with sorted entries here whose turn it is."""
+        notes = self._notes
+        while notes:
+            tier, noted, number, flow = notes[0]
+            lane = self.lanes.get(flow)
+            if lane is None or lane.number != number:
+                heapq.heappop(notes)
+                continue
+            while lane and lane[0].taken:
+                lane.popleft()
+            if not lane:
+                heapq.heappop(notes)
+                del self.lanes[flow]
+                flow.lines.pop(self, None)
+            elif noted < flow.time:
+                heapq.heapreplace(notes, (tier, flow.time, number, flow))
+            else:
+                return flow
+        return None
+
+    def latest(self, flow: Flow) -> Iterator[Entry]:
+        """Go through what waits of a flow, the latest first."""
+        lane = self.lanes.get(flow)
+        return iter(()) if lane is None or isinstance(lane, ChildLanes) else lane.latest()
+
+    def put(self, flow: Flow, group: list[Entry]) -> None:
+        """Put entries into the lane of the flow that pays for them."""
+        lane, fair = self.lanes.get(flow), self._fair
+        if lane is None:
+            self.lanes[flow] = Lane(group) if fair.deadlines is None else fair.deadlines.lane(group)
+            flow.lines[self] = None
+            self.note(flow)
+        elif fair.is_ranked and isinstance(lane, Lane):
+            for entry in group:
+                put_by_rank(lane, entry)
+        elif not isinstance(lane, ChildLanes):
+            lane.extend(group)
+
+    def check_notes(self) -> None:
+        """Assert that each lane is noted, with a virtual time that is not too high; tests ask after each step."""
+        assert all(self in flow.lines for flow in self.lanes)
+        notes = {(number, flow): time for _, time, number, flow in self._notes}
+        assert all(notes[lane.number, flow] <= flow.time for flow, lane in self.lanes.items())
+        for lane in self.lanes.values():
+            if isinstance(lane, ChildLanes):
+                assert all(flow.key is not flow for flow in lane.lanes)
+                lane.check_notes()
+
+    def clear(self) -> None:
+        """Let go of the lanes; nothing waits in them any more."""
+        for flow, lane in self.lanes.items():
+            flow.lines.pop(self, None)
+            if isinstance(lane, ChildLanes):
+                lane.clear()
+        self.lanes.clear()
+        self._notes.clear()
+
+
+class ChildLanes(Lanes):
+    """The lanes of the children of a tenant, in the place of its own lane in a line.
+
+    Attributes:
+        number: That of its note that counts.
+        lanes: By flow.
+    """
+
+    __slots__ = ("_fair", "_notes", "lanes", "number")
+
+    number: int
+
+    def __init__(self, fair: FairShares) -> None:
+        self.lanes: dict[Flow, Lane | DueLane | ChildLanes] = {}
+        self._fair = fair
+        self._notes: list[tuple[int, float, int, Flow]] = []
+
+    def popleft(self) -> Entry:
+        """Take the entry that leaves first; there must be one."""
+        flow = self.least()
+        assert flow is not None
+        return self.lanes[flow].popleft()
+
+    def lead(self, flow: Flow) -> float:
+        """Return how far the virtual time of a child, whose turn it is, is behind the next one's here."""
+        return min((note[1] for note in self._notes[1:3]), default=NEVER) - flow.time
+
+    def cancel(self, entry: Entry) -> None:
+        """Let an entry stand that was cancelled; it is dropped later."""
+        self.lanes[entry.payer].cancel(entry)
+
+    def purge(self) -> None:
+        """Drop what was cancelled."""
+        for lane in self.lanes.values():
+            lane.purge()
+
+    def heads(self) -> Iterator[Entry]:
+        """Go through the entries that are first in their lanes."""
+        return (lane[0] for lane in self.lanes.values() if lane)
+
+    def appendleft(self, entry: Entry) -> None:
+        """Put back what was taken just now."""
+        self.lanes[entry.payer].appendleft(entry)
+
+    def __getitem__(self, place: int) -> Entry:
+        """Return the entry that leaves first, which is the only one that is asked for."""
+        flow = self.least()
+        assert flow is not None
+        return self.lanes[flow][0]
+
+    def __bool__(self) -> bool:
+        return self.least() is not None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes.values()))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return itertools.chain.from_iterable(self.lanes.values())
+
+
+class FairLine(Lanes, Line):
     """The entries that wait under one key; those of the flow that had least leave first.
 
     Attributes:
         entries: What is not sorted yet.
         dead: How many of those were cancelled, and one more while there are lanes: it cannot be taken as it stands.
-        lanes: Those that are, by flow.
+        lanes: Those that are, by the flow of their tenant.
     """
 
     __slots__ = ("_cancelled", "_fair", "_notes", "_oldest", "lanes")
@@ -148,12 +322,11 @@ class FairLine(Line):
         super().__init__(key)
         if fair.is_ranked:
             self.entries = RankedEntries()
-        self.lanes: dict[Flow, Lane | DueLane] = {}
+        self.lanes: dict[Flow, Lane | DueLane | ChildLanes] = {}
         self._fair = fair
         self._cancelled = 0
         """Entries in lanes that were cancelled since these were made."""
         self._notes: list[tuple[int, float, int, Flow]] = []
-        """A heap with a note for each lane: class and virtual time of its flow, or less, a number, the flow."""
         self._oldest: Entry | None = None
         """The one in a lane that came first; to be looked for if that has left."""
 
@@ -176,7 +349,7 @@ class FairLine(Line):
         if not self.lanes:
             return super().head().arrived
         if self._oldest is None or self._oldest.taken:
-            first = [lane[0] for flow, lane in self.lanes.items() if self.has(flow)]
+            first = [entry for flow, lane in self.lanes.items() if self.has(flow) for entry in _heads(lane)]
             self._oldest = min(first, key=_arrived, default=None)
         return super().head().arrived if self._oldest is None else self._oldest.arrived
 
@@ -189,7 +362,7 @@ class FairLine(Line):
         else:
             self.rows -= entry.size
             self._fair.left(entry.payer, entry.size)
-            self.lanes[entry.payer].cancel(entry)
+            self.lanes[entry.payer.key].cancel(entry)
             self._cancelled += 1
             if self._cancelled > 32 and self._cancelled * 2 > sum(map(len, self.lanes.values())):
                 for lane in self.lanes.values():
@@ -218,88 +391,64 @@ class FairLine(Line):
         self.dead = 1 if self.lanes else 0
 
     def _sort_in(self, flow: Flow, group: list[Entry]) -> None:
-        """Put entries of a flow into its lane."""
-        fair = self._fair
+        """Put entries into the lane of the flow that pays for them."""
+        fair, key = self._fair, flow.key
         if not flow.rows:
             fair.begins(flow)
         rows = group[0].size if len(group) == 1 else sum(map(_size, group))
-        flow.rows += rows
-        fair.rows_of[flow.tenant.tier] += rows
-        if flow.rows > flow.bound:
-            fair.eviction.note(flow)
+        key.rows += rows
+        fair.rows_of[key.tenant.tier] += rows
         for entry in group:
             entry.payer = flow
-        lane = self.lanes.get(flow)
-        if lane is None:
-            self.lanes[flow] = Lane(group) if fair.deadlines is None else fair.deadlines.lane(group)
-            flow.lines[self] = None
-            self.note(flow)
-        elif fair.is_ranked and isinstance(lane, Lane):
-            for entry in group:
-                put_by_rank(lane, entry)
-        else:
-            lane.extend(group)
+        if key.rows > key.bound:
+            fair.eviction.note(key)
+        if key is flow:
+            self.put(flow, group)
+            return
+        flow.rows += rows
+        if flow.rows > flow.bound:
+            fair.eviction.note(flow)
+        children = self.lanes.get(key)
+        if children is None:
+            children = self.lanes[key] = ChildLanes(fair)
+            key.lines[self] = None
+            self.note(key)
+        assert isinstance(children, ChildLanes)
+        children.put(flow, group)
+
+    def divide(self, key: Flow, rest: Flow) -> None:
+        """Give what waits of a tenant, of which children become known, to the one that has no name."""
+        lane, children = self.lanes[key], ChildLanes(self._fair)
+        assert not isinstance(lane, ChildLanes)
+        children.number = lane.number
+        self.lanes[key] = children
+        for entry in lane:
+            if not entry.taken:
+                entry.payer = rest
+        children.lanes[rest] = lane
+        rest.lines[children] = None
+        children.note(rest)
 
     def begin(self, line: Line) -> None:
         """Take over what waits in a line of a queue that nobody shared until now."""
         self.entries, self.rows, self.dead, self.full_since = line.entries, line.rows, line.dead, line.full_since
 
-    def keep(self, deadlines: Deadlines) -> None:
-        """Have entries leave by their deadlines from now on."""
-        for flow, lane in self.lanes.items():
-            kept = self.lanes[flow] = deadlines.lane(lane)
-            kept.number = lane.number
-
-    def note(self, flow: Flow) -> None:
-        """Note the virtual time of a flow with a lane, which is new, or whose time has fallen."""
-        lane = self.lanes[flow]
-        lane.number = next(self._fair.numbers)
-        heapq.heappush(self._notes, (flow.tenant.tier, flow.time, lane.number, flow))
-        if len(self._notes) > 2 * len(self.lanes) + 64:  # most notes do not count any more
-            self.renew()
-
-    def renew(self) -> None:
-        """Note all flows anew: their classes may have changed."""
-        self._notes = [(flow.tenant.tier, flow.time, lane.number, flow) for flow, lane in self.lanes.items()]
-        heapq.heapify(self._notes)
-
-    def least(self) -> Flow | None:
-        """Return the flow with sorted entries here whose turn it is."""
-        notes = self._notes
-        while notes:
-            tier, noted, number, flow = notes[0]
-            lane = self.lanes.get(flow)
-            if lane is None or lane.number != number:
-                heapq.heappop(notes)
-                continue
-            while lane and lane[0].taken:
-                lane.popleft()
-            if not lane:
-                heapq.heappop(notes)
-                del self.lanes[flow]
-                flow.lines.pop(self, None)
-            elif noted < flow.time:
-                heapq.heapreplace(notes, (tier, flow.time, number, flow))
-            else:
-                return flow
-        return None
-
     def has(self, flow: Flow) -> bool:
         """Tell whether something sorted of a flow waits here."""
-        lane = self.lanes.get(flow)
+        lane = self.lane_of(flow)
         while lane and lane[0].taken:
             lane.popleft()
         return bool(lane)
 
-    def latest(self, flow: Flow) -> Iterator[Entry]:
-        """Go through what waits of a flow, the latest first."""
-        lane = self.lanes.get(flow)
-        return iter(()) if lane is None else lane.latest()
+    def lane_of(self, flow: Flow) -> Lane | DueLane | ChildLanes | None:
+        """Return the lane of the flow of a tenant or a child."""
+        lane = self.lanes.get(flow.key)
+        return lane.lanes.get(flow) if flow.key is not flow and isinstance(lane, ChildLanes) else lane
 
     def cut(
         self, room: int, now: float, divide: Callable[[Entry, int], Entry | None] | None
     ) -> tuple[list[Entry], int, bool]:
-        """Take as many entries as fit, each of the flow whose turn it is; see `Line.cut`.
+        """Take as many entries as fit, each of the tenant and the child whose turn it is; see `Line.cut`.
 
         Where deadlines are kept, what is late takes no room.
         """
@@ -314,21 +463,29 @@ class FairLine(Line):
         alone: Flow | None = None
         left, gone = room, 0
         is_late, fits = False, True
-        while fits and left and (flow := self.least()) is not None:
+        while fits and left and (key := self.least()) is not None:
             if not taken:
-                fair.serve(flow)
+                fair.serve(key)
+            flow, lane, children = key, self.lanes[key], None
+            if isinstance(lane, ChildLanes):
+                children, flow = lane, lane.least() or key
+                lane = lane.lanes[flow]
+                key.served = max(key.served, flow.time)
             if probes:
                 if alone is None:
                     alone = flow if flow.rows >= room else None
                 elif self.has(alone):
-                    flow = alone
-            row_v = flow.cost * unit_s / flow.tenant.weight
-            v = flow.time
+                    flow, lane = alone, self.lane_of(alone)
+                    key = flow.key
+            row_v = flow.cost * unit_s / key.tenant.weight
+            v = key.time
             upto = NEVER  # it goes on until another one has had less, and for a turn at least
             if flow is not alone and len(notes) > 1:
                 tier, upto, *_ = min(notes[1:3])
-                upto = max(upto, v + turn * row_v) if tier == flow.tenant.tier else NEVER
-            lane, rows, late = self.lanes[flow], 0, 0
+                upto = max(upto, v + turn * row_v) if tier == key.tenant.tier else NEVER
+            if children is not None and flow is not alone:
+                upto = min(upto, v + max(children.lead(flow), turn * row_v))
+            rows = late = 0
             while lane and left and v <= upto:
                 entry = lane.popleft()
                 if entry.taken:
@@ -375,16 +532,11 @@ class FairLine(Line):
         """Assert what holds between any two steps; tests ask after each."""
         assert self.dead == sum(bool(entry.taken) for entry in self.entries) + bool(self.lanes)
         assert all(entry.payer is None for entry in self.entries)
-        assert all(self in flow.lines for flow in self.lanes)
-        notes = {(number, flow): time for _, time, number, flow in self._notes}
-        assert all(notes[lane.number, flow] <= flow.time for flow, lane in self.lanes.items())
+        self.check_notes()
 
     def _clear(self) -> None:
         """Let go of the lanes of a line of which nothing waits."""
-        for flow in self.lanes:
-            flow.lines.pop(self, None)
-        self.lanes.clear()
-        self._notes.clear()
+        self.clear()
         self.entries.clear()
         self.dead = self._cancelled = 0
         self._oldest = None
@@ -406,7 +558,7 @@ class FairAlone(FairLine):
     def popleft(self) -> Entry:
         """Take the entry that leaves first; the caller marks it."""
         entry = self.head()
-        self.lanes[entry.payer].popleft()
+        self.lanes[entry.payer.key].popleft()
         self._fair.left(entry.payer, entry.size)
         self.rows -= entry.size
         if self.rows == 0:
@@ -431,6 +583,10 @@ class FairAlone(FairLine):
 def is_over(entry: Entry, now: float, last_due: float) -> bool:
     """Tell whether an entry is too late, or would be that states a deadline up to the last that cannot be held."""
     return entry.deadline <= now or entry.due <= last_due
+
+
+def _heads(lane: Lane | DueLane | ChildLanes) -> Iterable[Entry]:
+    return lane.heads() if isinstance(lane, ChildLanes) else (lane[0],)
 
 
 _arrived: Final = operator.attrgetter("arrived")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Annotated, Final, Protocol, Self, final
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 from msgspec import Meta
@@ -33,28 +33,52 @@ LEAST_URGENT: Final = 3
 
 @final
 class Tenant:
-    """One tenant in one class: the same object for all of its requests, so that it is told by its identity.
+    """One tenant in one class, or a child of it: the same object for all of its requests, told by its identity.
 
     Attributes:
-        name: Its name; empty for requests without a tenant.
+        name: Its name; empty for requests without a tenant. A child has that of its key.
+        child: The name of a child; empty for the tenant itself.
+        parent: The tenant of whose part a child has its own; None for a tenant.
         tier: Its class: 0 is the most urgent. A class is served when those above it wait for nothing.
         weight: Its part of the workers beside others of its class. Both may change while requests wait.
         deadline_s: How long its requests may take that do not say so themselves; infinity if there is no such limit.
     """
 
-    __slots__ = ("deadline_s", "name", "tier", "weight")
+    __slots__ = ("__weakref__", "_all", "child", "deadline_s", "name", "parent", "tier", "weight")
 
     def __init__(
-        self, name: str, tier: int = USUAL_CLASS, weight: float = 1.0, deadline_s: float = float("inf")
+        self,
+        name: str,
+        tier: int = USUAL_CLASS,
+        weight: float = 1.0,
+        deadline_s: float = float("inf"),
+        tenants: Tenants | None = None,
     ) -> None:
         self.name = name
         self.tier = tier
         self.weight = weight
         self.deadline_s = deadline_s
+        self.child = ""
+        self.parent: Tenant | None = None
+        self._all = tenants
 
     def __repr__(self) -> str:
         """Print what it is called, and its class."""
-        return f"Tenant({self.name!r}, {self.tier})"
+        return f"Tenant({'/'.join(filter(None, (self.name, self.child)))!r}, {self.tier})"
+
+    def wishing(self, wish: int) -> Tenant:
+        """Return the same tenant or child in the class that a request wishes for, if that is less urgent than its own.
+
+        Args:
+            wish: 0 to 3.
+        """
+        return self if wish <= self.tier or self._all is None else self._all.of(self.name, wish, self.child)
+
+    def have_child(self, name: str) -> Tenant:
+        """Make a child of a tenant."""
+        child = Tenant(self.name, self.tier, self.weight, self.deadline_s, self._all)
+        child.child, child.parent = name, self
+        return child
 
 
 NOBODY: Final = Tenant("")
@@ -100,6 +124,8 @@ class Tenants:
         self.are_told_apart = are_named or bool(configs)
         self._configs: Mapping[str, TenantConfig] = configs or {}
         self._known: dict[tuple[str, int], Tenant] = {}
+        self._children: WeakValueDictionary[tuple[Tenant, str], Tenant] = WeakValueDictionary()
+        """Those that a queue or a request still knows; queues forget them when they have too many."""
         self._shared: WeakSet[SharedQueue] = WeakSet()
 
     def configure(self, configs: Mapping[str, TenantConfig]) -> None:
@@ -109,6 +135,9 @@ class Tenants:
             config = self._config(name)
             tenant.weight, tenant.tier = config.weight, max(config.tier, wish)
             tenant.deadline_s = config.deadline_s
+        for child in list(self._children.values()):
+            if (parent := child.parent) is not None:
+                child.weight, child.tier, child.deadline_s = parent.weight, parent.tier, parent.deadline_s
         for shared in self._shared:
             shared.renew()
 
@@ -116,16 +145,35 @@ class Tenants:
         """Tell what is shared between tenants of such changes."""
         self._shared.add(shared)
 
-    def of(self, name: str, wish: int = 0) -> Tenant:
-        """Return a tenant by its name, in its class or in a less urgent one that a request wishes for."""
-        found = self._known.get((name, wish))
-        if found is None:
-            if len(self._known) >= MAX_TENANTS:
-                name, wish = OTHER, 0
-            config = self._config(name)
-            new = Tenant(name, max(config.tier, wish), config.weight, config.deadline_s)
-            found = self._known.setdefault((name, wish), new)
-        return found
+    def of(self, name: str, wish: int = 0, child: str = "") -> Tenant:
+        """Return a tenant by its name, in its class or in a less urgent one that a request wishes for.
+
+        Args:
+            name: Of the tenant.
+            wish: A class, 0 to 3.
+            child: If not empty, the tenant's child of this name is returned.
+        """
+        usual = self._known.get((name, 0)) or self._new(name, 0)
+        found = usual
+        if wish > usual.tier:
+            found = self._known.get((name, wish)) or self._new(name, wish)
+        if not child:
+            return found
+        one = self._children.get((found, child))
+        if one is None:
+            one = self._children[found, child] = found.have_child(child)
+        return one
+
+    def _new(self, name: str, wish: int) -> Tenant:
+        """Make a tenant, or return one of those that share its place."""
+        if len(self._known) >= MAX_TENANTS:
+            found = self._known.get((name, 0)) or self._known.get((OTHER, 0))
+            if found is not None:
+                return found
+            name, wish = OTHER, 0
+        config = self._config(name)
+        new = Tenant(name, max(config.tier, wish), config.weight, config.deadline_s, self)
+        return self._known.setdefault((name, wish), new)
 
     def _config(self, name: str) -> TenantConfig:
         return self._configs.get(name, _USUAL)
