@@ -265,7 +265,7 @@ def unused(text: str) -> str:
 
 up = forebay.node(Up, max_batch_size=3)
 
-@forebay.compose(timeout_ms=7000)
+@forebay.compose(timeout_ms=7000, deadline_ms=800)
 def shout(text: str):
     return {"text": up(text), "pid": pid(text)}
 """
@@ -322,7 +322,8 @@ def test_functions_run_in_processes_where_the_person_says_so(serve, file):
     answer = server.call("shout", "hey").json()
     assert answer["text"] == "HEY"
     assert answer["pid"] != server.process.pid
-    assert server.client.get("/models/shout").json()["timeout_ms"] == 9000
+    about = server.client.get("/models/shout").json()
+    assert (about["timeout_ms"], about["deadline_ms"]) == (9000, 800)
 
 
 def test_another_interpreter_cannot_compose(cli, file):

@@ -163,24 +163,29 @@ def test_what_would_be_late_is_refused_before_its_time_is_over(served, headers):
 
 def test_a_deadline_goes_along_to_the_owner_of_a_model(serve, tmp_path):
     socket_path = f"unix:{tmp_path}/owner.socket"
-    owner = serve("shared.py", "--attach", socket_path, "--worker-kind", "thread", "--workers", "1")
+    owner = serve(
+        "shared.py", "--attach", socket_path, "--worker-kind", "thread", "--workers", "1", "--deadline-ms", "20"
+    )
     front = serve(None, "--owner", socket_path)
     gate = str(tmp_path / "gate")
 
-    def ask(sample, time_ms):
-        return front.client.post("/models/gate", json=sample, headers={"x-request-timeout-ms": str(time_ms)})
+    def ask(sample, **headers):
+        return front.client.post("/models/gate", json=sample, headers=headers)
 
-    def refused():
-        answer = ask("late", 20)
+    def refused(**headers):
+        answer = ask("late", **headers)
         assert answer.status_code in {503, 504}
         return answer.status_code == 503 and answer
 
-    assert ask("usual", 60_000).status_code == 200
+    assert front.client.get("/models/gate").json()["deadline_ms"] == 20
+    assert ask("usual", **{"x-request-timeout-ms": "60000"}).status_code == 200  # longer than the model's, and it holds
     with httpx.Client(base_url=owner.url, timeout=PATIENCE_S) as holder:
         thread = threading.Thread(target=holder.post, args=["/models/gate"], kwargs={"json": gate})
         thread.start()
         eventually(Path(gate + ".begun").exists, "the worker is at the gate")
-        assert "after the deadline" in eventually(refused, "the owner refuses one at once").text
+        for headers in ({"x-request-timeout-ms": "20"}, {}):
+            answer = eventually(lambda headers=headers: refused(**headers), "the owner refuses one at once")
+            assert "after the deadline" in answer.text
         Path(gate).touch()
         thread.join(PATIENCE_S)
 

@@ -39,11 +39,11 @@ def wrong_texts(setting):
     if setting.kind is int:
         found.append("1.5")
     if setting.lowest is not None:
-        found.append(f"{setting.lowest - 1:g}")
+        found.append(f"{setting.lowest - 1:.15g}")
     if setting.above is not None:
         found += [f"{setting.above:g}", "-1"]
     if setting.highest is not None:
-        found.append(f"{setting.highest + 1:g}")
+        found.append(f"{setting.highest + 1:.15g}")
     return found
 
 

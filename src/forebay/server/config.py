@@ -19,6 +19,7 @@ from forebay.types.ray_needs import RayNeeds
 from forebay.types.settings import (
     Checked,
     Count,
+    DeadlineMilliseconds,
     Milliseconds,
     Seconds,
     SomeMilliseconds,
@@ -289,6 +290,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         max_wait_ms: Wait this long for a batch to fill while a worker is free.
         idle: What a free worker does with a batch that is not full: gather clients that return, go, or wait.
         timeout_ms: Time a request has if it names none itself.
+        deadline_ms: How long a request may take that names no time itself, or less if its tenant has a shorter
+            `deadline_ms`. One that would take longer is refused at once.
         max_timeout_ms: Longest time a request may ask for; more counts as this. `timeout_ms` may not be more.
         max_queue: Samples that may wait; one more is refused with 429.
         stuck_s: A worker that goes on for this time with a batch that nobody waits for is replaced; a thread, which
@@ -323,6 +326,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_ms: Annotated[Milliseconds | None, Written("--max-wait-ms", "MS", "only for returning clients")] = None
     idle: Annotated[Literal["gather", "go", "wait"] | None, Written("--idle", usual="gather")] = None
     timeout_ms: Annotated[Count | None, Written("--timeout-ms", "MS", str(Model.timeout_ms))] = None
+    deadline_ms: Annotated[DeadlineMilliseconds | None, Written("--deadline-ms", "MS")] = None
     max_timeout_ms: Annotated[Count, Written("--max-timeout-ms", "MS")] = 3_600_000
     max_queue: Annotated[Count | None, Written("--max-queue", "N", str(Model.max_queue))] = None
     stuck_s: Annotated[SomeSeconds, Written("--stuck-s", "S")] = STUCK_S

@@ -22,6 +22,7 @@ def facts_of(one: Served) -> dict[str, Any]:
         "streams": one.contract.streams,
         "batchable": one.contract.batchable,
         "timeout_ms": round(endpoint.config.timeout_s * 1000),
+        "deadline_ms": endpoint.config.deadline_ms,
         **_facts(endpoint),
     }
     if one.methods:

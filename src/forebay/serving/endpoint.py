@@ -79,6 +79,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
         version: Version of what it serves, for metrics and answers.
         timeout_s: Time a request has if it names none itself.
         max_timeout_s: Longest time a request may ask for.
+        deadline_ms: Deadline of a request that names no time itself, in milliseconds; None if it has none.
         split: Whether a request with more samples than a batch takes is cut in slices; otherwise it is refused.
         streams: Whether answers come in parts.
         is_mixed: Whether others come whole all the same.
@@ -88,6 +89,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     version: str = "1"
     timeout_s: float = 30.0
     max_timeout_s: float = 3600.0
+    deadline_ms: float | None = None
     split: bool = True
     streams: bool = False
     is_mixed: bool = False
@@ -129,6 +131,7 @@ class Endpoint:
         self._why_closed = "is still being loaded; try again later"
         self._timeout_s = config.timeout_s
         self._max_timeout_s = config.max_timeout_s
+        self._deadline_s = _NEVER if config.deadline_ms is None else config.deadline_ms / 1000
         self._max_size = batching.max_rows
         self._capacity = batching.capacity
         self._runs_one_by_one = batching.bundle_s > 0
@@ -221,6 +224,14 @@ class Endpoint:
         self._is_in_order = False
         tenants.watch(fair)
 
+    def _set_usual_due(self, request: Request, now: float) -> float:
+        """Give a request the deadline that its model or its tenant has, the shorter one; return when it ends."""
+        tenant = request.tenant
+        lives_s = self._deadline_s if tenant is None else min(tenant.deadline_s, self._deadline_s)
+        if lives_s != _NEVER:
+            request.deadline = request.due = min(request.deadline, now + lives_s)
+        return request.deadline
+
     def _keep_deadline(self, request: Request) -> None:
         """Have the queue keep the deadline that a request states, where it knows what is ahead and what that takes."""
         request.due = request.deadline
@@ -304,8 +315,8 @@ class Endpoint:
         deadline = request.deadline
         if deadline == _NEVER:
             deadline = request.deadline = now + self._timeout_s
-            if (tenant := request.tenant) is not None and tenant.deadline_s != _NEVER:
-                deadline = request.deadline = request.due = min(deadline, now + tenant.deadline_s)
+            if request.tenant is not None or self._deadline_s != _NEVER:
+                deadline = self._set_usual_due(request, now)
         elif deadline > now + self._max_timeout_s:
             deadline = request.deadline = now + self._max_timeout_s
         if request.due != _NEVER:
@@ -367,6 +378,7 @@ class Endpoint:
             not self.accepting
             or batcher is None
             or self._keys_of is not None
+            or self._deadline_s != _NEVER
             or (self._sleeper is not None and not self.pool.idle)
             or self._queue.waiting + len(requests) > self._capacity
         ):

@@ -44,6 +44,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 Milliseconds = Annotated[float, Meta(ge=0)]
 SomeSeconds = Annotated[float, Meta(gt=0)]
 SomeMilliseconds = Annotated[float, Meta(gt=0)]
+DeadlineMilliseconds = Annotated[float, Meta(ge=1.0, le=86_400_000.0)]
 
 _UNITS: Final = {"_bytes_per_s": "bytes a second", "_ms": "milliseconds", "_s": "seconds", "_bytes": "bytes"}
 _YES: Final = frozenset({"true", "1", "yes", "on"})

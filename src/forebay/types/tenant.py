@@ -13,7 +13,7 @@ from weakref import WeakSet, WeakValueDictionary
 import msgspec
 from msgspec import Meta
 
-from forebay.types.settings import Written
+from forebay.types.settings import DeadlineMilliseconds, Written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -96,7 +96,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
     tier: Annotated[int, Meta(ge=0, le=LEAST_URGENT), Written(key="class")] = USUAL_CLASS
-    deadline_ms: Annotated[float, Meta(ge=1.0, le=86_400_000.0)] | None = None
+    deadline_ms: DeadlineMilliseconds | None = None
 
     @property
     def deadline_s(self) -> float:

@@ -11,6 +11,7 @@ import logging
 import pytest
 
 from forebay.arrays.tensor_rows import STEP_ELEMENTS
+from forebay.batching.lines import NEVER
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, RunnerFailed
 from forebay.serving import slices
@@ -19,6 +20,7 @@ from forebay.serving.stream_delivery import PATIENCE_S, WINDOW_BYTES
 from forebay.serving.tensor_face import TensorRequest
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Failure, Request
+from forebay.types.tenant import Tenant
 from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
 from forebay.workers.runner import Runner, RunnerSpec
@@ -46,9 +48,9 @@ class Echo(Runner):
 class Desk:
     """An endpoint, its pool, and what was answered."""
 
-    def __init__(self, slots=1, timeout_s=30.0, pool=None, split=True, streams=False, **batching):
+    def __init__(self, slots=1, timeout_s=30.0, pool=None, split=True, streams=False, deadline_ms=None, **batching):
         self.pool = pool or ManualPool(slots)
-        config = EndpointConfig(name="desk", timeout_s=timeout_s, split=split, streams=streams)
+        config = EndpointConfig(name="desk", timeout_s=timeout_s, split=split, streams=streams, deadline_ms=deadline_ms)
         self.endpoint = Endpoint(config, BatchConfig(**{"idle": "go", "max_size": 4, **batching}), self.pool)
         self.replies = {}
         self.order = []
@@ -321,6 +323,32 @@ async def test_a_request_asks_for_no_more_than_the_longest_time(clock):
     async with Desk() as desk:
         late = desk.submit("late", deadline=clock.now + 1e9)
         assert late.deadline == clock.now + EndpointConfig(name="x").max_timeout_s
+
+
+# F45: a default deadline per model and tenant
+@pytest.mark.parametrize(
+    "tenant_s, stated_s, given_s",
+    [(None, None, 1.0), (2.0, None, 1.0), (0.5, None, 0.5), (NEVER, None, 1.0), (0.5, 3.0, 3.0)],
+)
+@clocked
+async def test_a_model_and_a_tenant_have_a_deadline_for_what_states_none(clock, tenant_s, stated_s, given_s):
+    """The shorter one holds, and what is stated holds instead of both."""
+    tenant = None if tenant_s is None else Tenant("a", deadline_s=tenant_s)
+    async with Desk(deadline_ms=1000.0) as desk:
+        due = NEVER if stated_s is None else clock.now + stated_s
+        request = desk.submit("a", tenant=tenant, deadline=due, due=due)
+        assert request.due == request.deadline == clock.now + given_s
+        await asyncio.sleep(given_s + 0.01)
+        assert desk.answer("a") == Code.DEADLINE_EXCEEDED
+
+
+@clocked
+async def test_requests_of_one_turn_have_the_deadline_of_their_model_as_well(clock):
+    async with Desk(deadline_ms=1000.0) as desk:
+        requests = [Request(body=name, reply=desk._reply, id=name) for name in "ab"]
+        desk.replies |= {"a": [], "b": []}
+        desk.endpoint.submit_all(requests, clock.now)
+        assert {request.due for request in requests} == {clock.now + 1.0}
 
 
 @clocked

@@ -41,7 +41,7 @@ from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
 from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, kebab, load_module
 from forebay.types.names import endpoint_name, version_name
-from forebay.types.settings import Checked, checked
+from forebay.types.settings import Checked, DeadlineMilliseconds, checked
 from forebay.workers.user_code import user_code
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, Checked(endpoint_name)]
     version: Annotated[str, Checked(version_name)]
     timeout_ms: Count
+    deadline_ms: DeadlineMilliseconds | None
     max_in_flight: Count
     max_queue: Count
     check_outputs: bool
@@ -163,17 +164,19 @@ def compose(
     name: str | None = None,
     version: str = "1",
     timeout_ms: int = 30_000,
+    deadline_ms: float | None = None,
     max_in_flight: int = 64,
     max_queue: int = 1024,
     check_outputs: bool = True,
 ) -> Callable[[Callable[..., Any]], Composition]: ...
-def compose(
+def compose(  # noqa: PLR0913 - its settings
     function: Callable[..., Any] | None = None,
     /,
     *,
     name: str | None = None,
     version: str = "1",
     timeout_ms: int = 30_000,
+    deadline_ms: float | None = None,
     max_in_flight: int = 64,
     max_queue: int = 1024,
     check_outputs: bool = True,
@@ -186,6 +189,7 @@ def compose(
         name: What it is served as; the function's name in kebab-case if None.
         version: Version reported in metrics.
         timeout_ms: Time a request has if it names none itself.
+        deadline_ms: How long a request may take that names no time; one that would take longer is refused at once.
         max_in_flight: Requests inside the graph at a time.
         max_queue: Requests that may wait for that; one more is refused with 429.
         check_outputs: Whether an answer that is not of the type the function declares is an error.
@@ -205,6 +209,7 @@ def compose(
             name=kebab(function.__name__) if name is None else name,
             version=str(version),
             timeout_ms=timeout_ms,
+            deadline_ms=deadline_ms,
             max_in_flight=max_in_flight,
             max_queue=max_queue,
             check_outputs=check_outputs,

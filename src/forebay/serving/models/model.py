@@ -27,7 +27,15 @@ from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
 from forebay.types.names import NAME, VERSION, endpoint_name, version_name
-from forebay.types.settings import Checked, Count, Milliseconds, SomeMilliseconds, checked, declared
+from forebay.types.settings import (
+    Checked,
+    Count,
+    DeadlineMilliseconds,
+    Milliseconds,
+    SomeMilliseconds,
+    checked,
+    declared,
+)
 from forebay.types.signature import as_written, signature_of
 from forebay_target import TargetSpec, package_of
 
@@ -80,6 +88,8 @@ class Model:
             most of the workers within it. None leaves both to the settings above.
         latency_objective_ms: The time that 95 of 100 requests are to be answered in.
         timeout_ms: Time a request has if it names none itself (`X-Request-Timeout-Ms`).
+        deadline_ms: How long a request may take that names no time itself; one that would take longer is refused at
+            once. `timeout_ms` refuses none.
         max_queue: Samples that may wait; one more is refused with 429.
         batchable: Whether a request's body is an array of samples, and its answer the array of their results.
         split: Whether a request of more samples than a batch takes is cut and joined again; otherwise it is refused.
@@ -105,6 +115,7 @@ class Model:
     max_batch_size: ClassVar[Count] = 64
     max_wait_ms: ClassVar[Milliseconds | None] = None
     timeout_ms: ClassVar[Count] = 30_000
+    deadline_ms: ClassVar[DeadlineMilliseconds | None] = None
     max_queue: ClassVar[Count] = 4096
     batchable: ClassVar[bool] = False
     split: ClassVar[bool] = True
@@ -149,6 +160,7 @@ class PlainSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: Literal["auto"] | None
     latency_objective_ms: _WireTime | None
     timeout_ms: _WireCount
+    deadline_ms: DeadlineMilliseconds | None = None
     max_queue: _WireCount
     batchable: bool
     split: bool

@@ -406,6 +406,7 @@ def endpoint_of(
         version=settings.version,
         timeout_s=timeout_s,
         max_timeout_s=max_timeout_s,
+        deadline_ms=overrides.deadline_ms or settings.deadline_ms,
         split=settings.split,
         streams=settings.streams or any(method.streams for method in settings.methods),
         is_mixed=bool(settings.methods),

@@ -114,6 +114,7 @@ def serve_composition(target: GraphTarget) -> Served:
         version=target.overrides.version or settings.version,
         max_timeout_s=max_timeout_s,
         timeout_s=timeout_s,
+        deadline_ms=overrides.deadline_ms or settings.deadline_ms,
         streams=graph.streams,
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)

@@ -101,6 +101,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         version=overrides.version or "1",
         timeout_s=timeout_s,
         max_timeout_s=max_timeout_s,
+        deadline_ms=overrides.deadline_ms,
         streams=streams,
     )
     keys = _Keys(options.batch_keys) if has_keys else None

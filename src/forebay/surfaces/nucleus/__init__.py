@@ -422,7 +422,11 @@ def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> End
     timeout_s = NEVER_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000
     return Endpoint(
         EndpointConfig(
-            name=config.project_dir.name or "nucleus", timeout_s=timeout_s, max_timeout_s=timeout_s, streams=True
+            name=config.project_dir.name or "nucleus",
+            timeout_s=timeout_s,
+            max_timeout_s=timeout_s,
+            deadline_ms=overrides.deadline_ms,
+            streams=True,
         ),
         BatchConfig(
             max_size=max_size,
@@ -438,7 +442,7 @@ def _endpoint(config: NucleusConfig, options: Options, pool: ProcessPool) -> End
 
 def _ignored(config: NucleusConfig, options: Options) -> list[str]:
     """Say which of the given options do nothing here."""
-    follows = {"workers", "timeout_ms", "max_queue"}
+    follows = {"workers", "timeout_ms", "deadline_ms", "max_queue"}
     if config.post_batching is not None:
         follows |= {"max_batch_size", "max_wait_ms"}
     if options.overrides.worker_kind == "process":

@@ -104,6 +104,7 @@ def serve_graph(
         version=VERSION,
         timeout_s=TIMEOUT_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000,
         max_timeout_s=float("inf"),
+        deadline_ms=overrides.deadline_ms,
         split=False,
         streams=True,
         is_mixed=True,

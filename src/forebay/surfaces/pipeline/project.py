@@ -296,6 +296,7 @@ def _ignored(config: PipelineConfig, options: Options) -> list[str]:
         "max_wait_ms",
         "idle",
         "timeout_ms",
+        "deadline_ms",
         "max_queue",
     }
     overrides |= {"policy", "latency_objective_ms", "isolate_errors", "stuck_s"}

@@ -182,7 +182,7 @@ def _endpoint(name: str, options: Options, pool: ProcessPool) -> Endpoint:
     timeout_s = TIMEOUT_S if overrides.timeout_ms is None else overrides.timeout_ms / 1000
     wait_ms = overrides.max_wait_ms
     return Endpoint(
-        EndpointConfig(name=name, timeout_s=timeout_s),
+        EndpointConfig(name=name, timeout_s=timeout_s, deadline_ms=overrides.deadline_ms),
         BatchConfig(
             max_size=overrides.max_batch_size or BATCH,
             max_wait_s=(wait_ms or 0.0) / 1000,
