@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from tests.checked_queue import CheckedQueue
 from forebay.batching.bill import divide
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Unavailable
+from forebay.observe.tenant_accounts import Accounts
 from forebay.types.call import ALONE, Failure, Request, Slice
 from forebay.types.tenant import Tenant
 from forebay.workers.seating import Seating
@@ -24,9 +26,10 @@ def nothing(*_):
     pass
 
 
-@pytest.fixture(autouse=True)
-def _billed(monkeypatch):
-    monkeypatch.setattr(Seating, "is_billed", True)
+def billed(seats, clock):
+    accounts = Accounts()
+    accounts.are_kept = True
+    return Seating(seats, nothing, nothing, clock, accounts)
 
 
 class World:
@@ -70,13 +73,22 @@ class World:
     def ran(self, batch):
         """Divide what a batch has cost."""
         self.batches += 1
+        self.pay(batch)
+        self.queue.answered(batch, self.now)
+
+    def stepped(self, batch):
+        """Divide what a round has cost."""
+        self.pay(batch)
+        self.fair.stepped(batch)
+        batch.billed_s = batch.worker_s
+
+    def pay(self, batch):
         parts = divide(batch, self.fair)
         assert min(parts) >= 0.0
-        assert sum(parts) == pytest.approx(batch.worker_s, abs=1e-9)
+        assert sum(parts) == pytest.approx(batch.worker_s - batch.billed_s, abs=1e-9)
         self.paid_s += sum(parts)
         for entry, part in zip(batch.entries, parts, strict=True):
             self.tenants_paid[entry.tenant] += part
-        self.queue.answered(batch, self.now)
 
     def seconds(self, batch):
         return 0.002 + 0.001 * sum(entry.size * self.cost[self.tenants.index(entry.tenant)] for entry in batch.entries)
@@ -84,7 +96,7 @@ class World:
 
 def run(world, batch, done, retries=1):
     """Run a batch in a worker that may die on the way, and then as a pool does that isolates what ends workers."""
-    seats = Seating(0, nothing, nothing, lambda: world.now)
+    seats = billed(0, lambda: world.now)
     sitting = seats.join(batch, done)
     seconds = world.seconds(batch)
     if world.luck.random() < 0.2:
@@ -123,15 +135,19 @@ def test_the_parts_of_all_batches_add_up_to_what_the_workers_were_busy(seed):
 def test_streams_divide_the_rounds_of_their_worker_and_a_paused_one_pays_nothing(seed):
     world = World(seed)
     luck = world.luck
-    seats = Seating(24, nothing, nothing, lambda: world.now)
+    seats = billed(24, lambda: world.now)
     held = {}  # of each batch that sits, what its clients are to take yet
 
     def join():
         while seats.free >= 8 and luck.random() < 0.7:
             batch = world.take()
             held[batch] = []
-            batch.on_steps = lambda steps, release, batch=batch: held[batch].append(release)
+            batch.on_steps = functools.partial(step, batch)
             seats.join(batch, lambda batch, outcomes: world.ran(batch))
+
+    def step(batch, steps, release):
+        held[batch].append(release)
+        world.stepped(batch)
 
     def take():
         for one in seats.open.values():

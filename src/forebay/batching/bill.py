@@ -3,7 +3,8 @@
 
 A part is by rows, weighted with what a row of the tenant costs beside those of others where that is known (`fair.py`).
 What an entry needed by itself, as it was run again alone, it pays alone. The parts of a batch add up to the seconds
-that workers were busy with it. Whoever is gone by then pays as well: its rows ran.
+that workers were busy with it. Whoever is gone by then pays as well: its rows ran. A batch
+of streams is charged after each round, for the time since the one before.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def divide(batch: EntryBatch, fair: FairShares | None) -> Sequence[float]:
-    """Return the worker seconds that each entry of a batch pays, before the queue hears that it was answered."""
-    seconds, entries = batch.worker_s, batch.entries
+    """Return the worker seconds that each entry of a batch is to pay now, before the queue hears of them."""
+    seconds, entries = batch.worker_s - batch.billed_s, batch.entries
     if len(entries) == 1:
         return [seconds]
     units = [entry.size for entry in entries]

@@ -270,17 +270,15 @@ class FairShares(Policy):
         charges = self._running.pop(batch, None)
         if charges is None:  # it left before the queue was shared
             return
-        seconds = batch.worker_s or now - batch.entries[0].taken
+        seconds = batch.worker_s - batch.billed_s if batch.worker_s else now - batch.entries[0].taken
         rows = batch.rows
         units = sum(charge.rows * flow.cost for flow, charge in charges.items())
-        known = self._costs.a + self._costs.b * units
-        row_s = (seconds - sum(batch.own_s)) / rows
         own_s = self._own(batch)
-        for flow, charge in charges.items():
-            part = row_s * charge.rows * self._row_cost(flow, rows, known) + own_s.get(flow, 0.0)
+        parts = self._parts(charges, units, rows, seconds - sum(batch.own_s))
+        for (flow, charge), part in zip(charges.items(), parts, strict=True):
             key = flow.key
             before, key_before = flow.time, key.time
-            flow.charge(part - charge.seconds)
+            flow.charge(part + own_s.get(flow, 0.0) - charge.seconds)
             flow.answered_at = now
             if flow.time < before:
                 self._note_fallen(flow)
@@ -296,6 +294,18 @@ class FairShares(Policy):
         self._costs.learn(units, seconds)
         if self._costs.b > 0.0 and len(self.flows) > 1:
             self._learn_costs(charges, units, seconds - self._costs.a - self._costs.b * units)
+
+    def stepped(self, batch: EntryBatch) -> None:
+        """Charge what rounds of a batch that goes on have cost, once that is more than was expected of all of it."""
+        charges = self._running.get(batch)
+        if charges is None:
+            return
+        units = sum(charge.rows * flow.cost for flow, charge in charges.items())
+        parts = self._parts(charges, units, batch.rows, batch.worker_s - batch.billed_s)
+        for (flow, charge), part in zip(charges.items(), parts, strict=True):
+            expected = min(part, charge.seconds)
+            charge.seconds -= expected
+            flow.charge(part - expected)
 
     def row_costs(self, batch: EntryBatch) -> list[float]:
         """Return what a row of each entry of a batch that is not answered yet costs, beside those of the others."""
@@ -431,6 +441,12 @@ class FairShares(Policy):
     def _row_cost(self, flow: Flow, rows: int, known: float) -> float:
         """Return what a row of a flow costs beside the mean in a batch of so many that is known to cost so much."""
         return (self._costs.a + self._costs.b * rows * flow.cost) / known if known else 1.0
+
+    def _parts(self, charges: dict[Flow, Charge], units: float, rows: int, seconds: float) -> list[float]:
+        """Divide seconds of a batch among the flows in it."""
+        known = self._costs.a + self._costs.b * units
+        row_s = seconds / rows
+        return [row_s * charge.rows * self._row_cost(flow, rows, known) for flow, charge in charges.items()]
 
     def _own(self, batch: EntryBatch) -> dict[Flow, float]:
         """Return what flows pay for runs of their entries alone."""

@@ -65,12 +65,14 @@ class Accounts:
     """The accounts of a server.
 
     Attributes:
+        are_kept: Whether anything asks what batches cost; until then no worker's time is divided.
         is_asked: Whether answers say what they cost, also where nobody tells tenants apart.
         due: Those with costs that the files do not have yet; None where no files are written.
     """
 
     def __init__(self) -> None:
         """Begin without any."""
+        self.are_kept = False
         self.is_asked = False
         self.due: dict[TenantAccount, None] | None = None
         self._all: WeakSet[TenantAccount] = WeakSet()

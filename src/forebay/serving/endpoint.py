@@ -44,7 +44,6 @@ from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.types.tenant import Tenants
-from forebay.workers.seating import Seating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -205,7 +204,7 @@ class Endpoint:
             self._share(tenants)
         if tenants.are_told_apart or accounts.is_asked or accounts.due is not None:
             self._accounts = accounts
-            Seating.is_billed = True
+            accounts.are_kept = True
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
         name, version = self.config.name, self.config.version
@@ -530,10 +529,18 @@ class Endpoint:
             entry.root().cost_s += part
             account = accounts.of(self.metrics, self._called, entry.tenant)
             account.worker_s += part
-            account.rows += entry.size
-            account.queue_s.observe(entry.taken - entry.arrived)
+            if not batch.billed_s:
+                account.rows += entry.size
+                account.queue_s.observe(entry.taken - entry.arrived)
             if accounts.due is not None:
                 accounts.due[account] = None
+
+    def _bill_round(self, batch: EntryBatch, accounts: Accounts) -> None:
+        """Charge what a round has cost to the streams that it stepped, so that shares hold while they run."""
+        self._bill(batch, accounts)
+        if self._queue.fair is not None:
+            self._queue.fair.stepped(batch)
+        batch.billed_s = batch.worker_s
 
     def _count_refused(self, tenant: Tenant | None, error: ForebayError, times: int = 1) -> None:
         """Count requests that were refused for want of room or time to their tenant."""
@@ -618,6 +625,8 @@ class Endpoint:
     def _steps(self, batch: EntryBatch, steps: Sequence[Sequence[Any]], release: Callable[[], object]) -> None:
         """Hand steps of a streamed answer to its clients; `release` is called once all of them have room again."""
         assert self._windows is not None
+        if self._accounts is not None and batch.worker_s > batch.billed_s:
+            self._bill_round(batch, self._accounts)
         handed: list[tuple[Request, Sequence[Any]]] = []
         for place, entry in enumerate(batch.entries):
             if entry.done:

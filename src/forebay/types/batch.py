@@ -60,6 +60,7 @@ class EntryBatch(msgspec.Struct, eq=False):
         model_s: Seconds the runner took, as measured next to it; of a stream, how long it sat.
         busy_s: Seconds that workers were busy with it, crashed runs and its part of shared steps among them; 0 where
             `model_s` says that.
+        billed_s: Of these, those that were charged while it streamed.
         own_s: The part of these that each entry needed by itself, if the batch was taken apart.
         has_streamed: Whether parts of its answers have left the worker.
         cancelled: True once nobody waits for any of its entries.
@@ -76,6 +77,7 @@ class EntryBatch(msgspec.Struct, eq=False):
     unread: int = 0
     model_s: float = 0.0
     busy_s: float = 0.0
+    billed_s: float = 0.0
     own_s: list[float] = []
     has_streamed: bool = False
     cancelled: bool = False

@@ -280,7 +280,8 @@ class Conversation:
         about = frames.told_in_hello(message)
         self._abilities = frozenset(name for name in _ABILITIES if about.get(name) is True)
         if self._seats and "seats" in self._abilities:
-            self.seating = Seating(self._seats + self._ahead, self._allow, self._leave_seat, self.seating.clock)
+            had, seats = self.seating, self._seats + self._ahead
+            self.seating = Seating(seats, self._allow, self._leave_seat, had.clock, had.accounts)
         self._barred.add("ready" if self.seating.seats else "sit")
         self.worker = str(about.get("worker"))[:8]
         self.pid = msgspec.convert(about.get("pid", 0), int)

@@ -87,7 +87,7 @@ class InlinePool(Pool):
         self._run = run = runner.run_async
         self.idle = self._seats or self._slots
         if self._seats:
-            self._streams = InlineStreams(self._seats, run, self._voice, self._seats_freed)
+            self._streams = InlineStreams(self._seats, run, self._voice, self._seats_freed, self.accounts)
 
     @property
     def room(self) -> int | None:

@@ -22,6 +22,7 @@ from forebay.workers.seats import Seats
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.observe.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.seating import Sitting
     from forebay.workers.seats import Round
@@ -42,7 +43,12 @@ class InlineStreams:
     """
 
     def __init__(
-        self, seats: int, run: Callable[[Any], Any], voice: Voice | None, freed: Callable[[int], object]
+        self,
+        seats: int,
+        run: Callable[[Any], Any],
+        voice: Voice | None,
+        freed: Callable[[int], object],
+        accounts: Accounts,
     ) -> None:
         """Begin with all seats free.
 
@@ -51,8 +57,9 @@ class InlineStreams:
             run: A runner's.
             voice: Writes what the model logs.
             freed: Called when so many seats became free.
+            accounts: Those of its server.
         """
-        self.seating = Seating(seats, self._allow, self._leave, time.monotonic)
+        self.seating = Seating(seats, self._allow, self._leave, time.monotonic, accounts)
         self._run = run
         self._voice = voice
         self._freed = freed

@@ -27,6 +27,7 @@ from forebay.workers.untaken import untaken_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.observe.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.slot_pool import Rebuke
 
@@ -49,6 +50,11 @@ class JobRefused(ValidationError):
 
 class Crew(Protocol):
     """The pool a slot belongs to."""
+
+    @property
+    def accounts(self) -> Accounts:
+        """Those of its server."""
+        ...
 
     def ready(self, slot: JobSlot, before: Callable[[], None] | None = None) -> None:
         """The slot asks for work; `before` hands over its last answers."""
@@ -84,7 +90,7 @@ class JobSlot(asyncio.Protocol):
         self._heard: list[tuple[dict[str, bytes], list[str]]] = []
         """What was answered to those before."""
         self._sent = self._began = 0.0
-        self.seating = Seating(0, _cannot_be_told, _cannot_be_told, time.monotonic)
+        self.seating = Seating(0, _cannot_be_told, _cannot_be_told, time.monotonic, pool.accounts)
         self.worker: object = object()
 
     @property

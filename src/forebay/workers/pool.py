@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError
+from forebay.observe.tenant_accounts import Accounts
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +100,7 @@ class Pool:
         is_elsewhere: Whether another server batches what it is given, and counts batches, queue and workers.
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
+        accounts: Those of the server that it was made for.
         bounds: Within which the number of its workers follows the load; None where it is fixed.
     """
 
@@ -110,6 +113,7 @@ class Pool:
     def __init__(self) -> None:
         """Begin without a slot."""
         self.idle: int = 0
+        self.accounts = here(Accounts)
         self._on_idle: Callable[[], None] = lambda: None
 
     @property

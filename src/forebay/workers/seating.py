@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
+from forebay.observe.tenant_accounts import Accounts
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ PORTION: Final = 8
 
 names: Final = itertools.count(1)
 """What batches are called in workers."""
+
+_UNKEPT: Final = Accounts()
 
 
 class Sitting:
@@ -73,12 +76,10 @@ class Seating:
     """Who sits in one worker.
 
     Attributes:
-        is_billed: Whether anything in this process asks what batches cost; until then nobody's time is divided.
+        accounts: Those of its server; while they are not kept, time is not divided.
         clock: Gives the time.
         paid_at: Until when what the worker was busy with is divided among those who sat there.
     """
-
-    is_billed: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Seating:
         allow: Callable[[Sitting, int], object],
         leave: Callable[[Sitting], object],
         clock: Callable[[], float] = lambda: 0.0,
+        accounts: Accounts | None = None,
     ) -> None:
         """Begin with all seats free.
 
@@ -94,12 +96,14 @@ class Seating:
             allow: Tells the worker that it may make so many more steps of a batch.
             leave: Tells it to end one.
             clock: Gives the time; one that stands still bills nothing.
+            accounts: See the attribute; None where none are kept.
         """
         self.seats = self.free = seats
         self.open: dict[int, Sitting] = {}
         self.allow = allow
         self.paid_at = 0.0
         self.clock = clock
+        self.accounts = accounts or _UNKEPT
         self._leave = leave
 
     @property
@@ -109,7 +113,7 @@ class Seating:
 
     def join(self, batch: EntryBatch, done: Done, name: int | None = None) -> Sitting:
         """Seat a batch, by the next name if it has none; the caller tells the worker."""
-        if self.is_billed and not self.is_stepping:
+        if self.accounts.are_kept and not self.is_stepping:
             self.paid_at = self.clock()
         sitting = Sitting(batch, done, self, next(names) if name is None else name)
         self.open[sitting.name] = sitting
@@ -125,7 +129,7 @@ class Seating:
         sitting.batch.on_cancel = None
         if seconds is not None:
             sitting.batch.model_s = seconds
-        if self.is_billed and not self.seats:
+        if self.accounts.are_kept and not self.seats:
             sitting.batch.busy_s += sitting.batch.model_s
         return sitting
 
@@ -166,7 +170,7 @@ class Seating:
         for name, _, seconds in ended:
             sitting = over[name] = self.end(name, seconds)
             rows += sitting.batch.rows
-        if self.is_billed and self.seats:
+        if self.accounts.are_kept and self.seats:
             self._pay([*(one for name in made if (one := self.open.get(name)) is not None), *over.values()])
         is_awaited = False
         if over:
@@ -209,7 +213,7 @@ class Seating:
     def clear(self, spared: Container[int] = ()) -> list[Sitting]:
         """Take everybody out but those of these names: the worker is gone, or given up."""
         left = [sitting for name, sitting in self.open.items() if name not in spared]
-        if self.is_billed:
+        if self.accounts.are_kept:
             self._pay([one for one in left if one.room > 0])
         for sitting in left:
             del self.open[sitting.name]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from forebay.observe.model_log import LocalOrigin
+    from forebay.observe.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.runner import Runner
     from forebay.workers.seating import Sitting
@@ -43,6 +44,7 @@ class ThreadSlot:
         say: Callable[..., None],
         freed: Callable[[int], object],
         called_off: Callable[[ThreadSlot, int], object],
+        accounts: Accounts,
     ) -> None:
         """Make a slot without a thread.
 
@@ -51,8 +53,9 @@ class ThreadSlot:
             say: Has the loop call something.
             freed: Called on the loop when so many seats became free.
             called_off: Called on the loop with this and the name of a batch that nobody waits for any more.
+            accounts: Those of its server.
         """
-        self.seating = Seating(seats, self._allow, self._leave, time.monotonic)
+        self.seating = Seating(seats, self._allow, self._leave, time.monotonic, accounts)
         self.is_given_up = False
         self.in_hand: Sequence[Any] | None = None
         self._say = say

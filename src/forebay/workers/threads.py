@@ -219,7 +219,7 @@ class ThreadPool(Pool):
         )
 
     def _begin(self, worker: _Worker, number: int) -> ThreadSlot:
-        slot = ThreadSlot(self._seats, self._say, self._seats_freed, self._called_off)
+        slot = ThreadSlot(self._seats, self._say, self._seats_freed, self._called_off, self.accounts)
         thread = threading.Thread(
             target=self._serve,
             args=(worker, slot),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.observe.author_metrics import MetricStore
+    from forebay.observe.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.conversation import Shared
     from forebay.workers.seating import Seating
@@ -66,6 +67,11 @@ class Dialled(Protocol):
     @property
     def metrics(self) -> MetricStore:
         """Keeps what its workers tell of them."""
+        ...
+
+    @property
+    def accounts(self) -> Accounts:
+        """Those of its server."""
         ...
 
     @property
@@ -150,6 +156,7 @@ class WorkerSlot(asyncio.Protocol):
             max_elements,
             time.monotonic,
         )
+        self.seating.accounts = pool.accounts
         self._speaks = False
         self.worker: Any = None
         self._kept: list[Any] = []

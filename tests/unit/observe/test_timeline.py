@@ -19,6 +19,7 @@ from tests.unit.observe.chrome_trace import check
 from forebay.batching.queue import BatchConfig
 from forebay.errors import InvalidRequest
 from forebay.observe import capacity
+from forebay.observe.tenant_accounts import Accounts
 from forebay.observe.timeline import BatchRecord, Recording, Step, Timeline
 from forebay.observe.trace_format import chrome_trace
 from forebay.observe.trace_summary import summarise
@@ -403,6 +404,7 @@ class Pool:
 
     def __init__(self):
         self.answers = []
+        self.accounts = Accounts()
 
     def greeted(self, slot, about):
         slot.worker = about["worker"]
