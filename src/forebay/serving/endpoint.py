@@ -203,7 +203,7 @@ class Endpoint:
         if tenants.are_told_apart:
             self._share(tenants)
         if tenants.are_told_apart or accounts.is_asked or accounts.due is not None:
-            self._accounts = accounts
+            self._accounts = self.pool.accounts = accounts
             accounts.are_kept = True
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher

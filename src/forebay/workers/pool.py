@@ -100,7 +100,7 @@ class Pool:
         is_elsewhere: Whether another server batches what it is given, and counts batches, queue and workers.
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
-        accounts: Those of the server that it was made for.
+        accounts: Those of its server; of that which starts it, if it was made outside of any.
         bounds: Within which the number of its workers follows the load; None where it is fixed.
     """
 
