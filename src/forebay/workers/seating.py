@@ -22,12 +22,12 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
-from forebay.observe.tenant_accounts import Accounts
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
+    from forebay.observe.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Outcome
 
@@ -36,9 +36,6 @@ PORTION: Final = 8
 
 names: Final = itertools.count(1)
 """What batches are called in workers."""
-
-_UNKEPT: Final = Accounts()
-
 
 class Sitting:
     """A batch in its seats.
@@ -76,7 +73,7 @@ class Seating:
     """Who sits in one worker.
 
     Attributes:
-        accounts: Those of its server; while they are not kept, time is not divided.
+        accounts: Those of its server; None where none are kept.
         clock: Gives the time.
         paid_at: Until when what the worker was busy with is divided among those who sat there.
     """
@@ -96,15 +93,20 @@ class Seating:
             allow: Tells the worker that it may make so many more steps of a batch.
             leave: Tells it to end one.
             clock: Gives the time; one that stands still bills nothing.
-            accounts: See the attribute; None where none are kept.
+            accounts: See the attribute.
         """
         self.seats = self.free = seats
         self.open: dict[int, Sitting] = {}
         self.allow = allow
         self.paid_at = 0.0
         self.clock = clock
-        self.accounts = accounts or _UNKEPT
+        self.accounts = accounts
         self._leave = leave
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether anything asks what batches cost; else time is not divided."""
+        return self.accounts is not None and self.accounts.are_kept
 
     @property
     def is_stepping(self) -> bool:
@@ -113,7 +115,7 @@ class Seating:
 
     def join(self, batch: EntryBatch, done: Done, name: int | None = None) -> Sitting:
         """Seat a batch, by the next name if it has none; the caller tells the worker."""
-        if self.accounts.are_kept and not self.is_stepping:
+        if self.is_billed and not self.is_stepping:
             self.paid_at = self.clock()
         sitting = Sitting(batch, done, self, next(names) if name is None else name)
         self.open[sitting.name] = sitting
@@ -129,7 +131,7 @@ class Seating:
         sitting.batch.on_cancel = None
         if seconds is not None:
             sitting.batch.model_s = seconds
-        if self.accounts.are_kept and not self.seats:
+        if self.is_billed and not self.seats:
             sitting.batch.busy_s += sitting.batch.model_s
         return sitting
 
@@ -170,7 +172,7 @@ class Seating:
         for name, _, seconds in ended:
             sitting = over[name] = self.end(name, seconds)
             rows += sitting.batch.rows
-        if self.accounts.are_kept and self.seats:
+        if self.is_billed and self.seats:
             self._pay([*(one for name in made if (one := self.open.get(name)) is not None), *over.values()])
         is_awaited = False
         if over:
@@ -213,7 +215,7 @@ class Seating:
     def clear(self, spared: Container[int] = ()) -> list[Sitting]:
         """Take everybody out but those of these names: the worker is gone, or given up."""
         left = [sitting for name, sitting in self.open.items() if name not in spared]
-        if self.accounts.are_kept:
+        if self.is_billed:
             self._pay([one for one in left if one.room > 0])
         for sitting in left:
             del self.open[sitting.name]
