@@ -37,6 +37,7 @@ PORTION: Final = 8
 names: Final = itertools.count(1)
 """What batches are called in workers."""
 
+
 class Sitting:
     """A batch in its seats.
 
