@@ -48,7 +48,7 @@ class InlineStreams:
         run: Callable[[Any], Any],
         voice: Voice | None,
         freed: Callable[[int], object],
-        accounts: Accounts,
+        accounts: Accounts | None,
     ) -> None:
         """Begin with all seats free.
 

@@ -52,7 +52,7 @@ class Crew(Protocol):
     """The pool a slot belongs to."""
 
     @property
-    def accounts(self) -> Accounts:
+    def accounts(self) -> Accounts | None:
         """Those of its server."""
         ...
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError
-from forebay.observe.tenant_accounts import Accounts
-from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forebay.observe.tenant_accounts import Accounts
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.worker_range import WorkerRange
     from forebay.workers.landing import Places
@@ -100,10 +99,11 @@ class Pool:
         is_elsewhere: Whether another server batches what it is given, and counts batches, queue and workers.
         can_rest: Whether its workers use the cores of this process, and `rest` hears them.
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
-        accounts: Those of its server; of that which starts it, if it was made outside of any.
+        accounts: Those of its server; None until an endpoint of one that keeps them starts it.
         bounds: Within which the number of its workers follows the load; None where it is fixed.
     """
 
+    accounts: Accounts | None = None
     bounds: WorkerRange | None = None
     places: Places | None = None
     is_elsewhere: ClassVar[bool] = False
@@ -113,7 +113,6 @@ class Pool:
     def __init__(self) -> None:
         """Begin without a slot."""
         self.idle: int = 0
-        self.accounts = here(Accounts)
         self._on_idle: Callable[[], None] = lambda: None
 
     @property

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, Ty
 
 from forebay.errors import Unavailable, WorkerLost
 from forebay.observe.author_metrics import MetricStore
+from forebay.observe.tenant_accounts import Accounts
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure
 from forebay.types.server_state import here
@@ -121,6 +122,7 @@ class SlotPool(Pool, Generic[S]):
         self.model = ""
         self.labels = {}
         self.metrics = here(MetricStore)
+        self.accounts = here(Accounts)  # its workers may come before it is started
         self.log_level = None
         self._hands_on = hands_on
         self._isolates = isolates

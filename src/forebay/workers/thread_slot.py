@@ -44,7 +44,7 @@ class ThreadSlot:
         say: Callable[..., None],
         freed: Callable[[int], object],
         called_off: Callable[[ThreadSlot, int], object],
-        accounts: Accounts,
+        accounts: Accounts | None,
     ) -> None:
         """Make a slot without a thread.
 

@@ -70,7 +70,7 @@ class Dialled(Protocol):
         ...
 
     @property
-    def accounts(self) -> Accounts:
+    def accounts(self) -> Accounts | None:
         """Those of its server."""
         ...
 
