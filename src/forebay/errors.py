@@ -34,6 +34,7 @@ or from a class where it is finer, to its own status: no transport's number stan
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any, ClassVar, cast
 
@@ -74,6 +75,11 @@ class ForebayError(Exception):
     def kind(self) -> str:
         """The name under which this error crosses a process or machine border; that of its base if it is a user's."""
         return known_kind(self)
+
+
+def milliseconds_until(retry_at: float, now: float) -> int:
+    """Return the milliseconds, at least 1, until a client should try again; 1000 if the moment is not known (0)."""
+    return max(math.ceil((retry_at - now) * 1000), 1) if retry_at else 1000
 
 
 class RequestError(ForebayError):
@@ -125,9 +131,22 @@ class Cancelled(RequestError):
 
 
 class CapacityError(ForebayError):
-    """The server cannot answer now; trying again later may help."""
+    """The server cannot answer now; trying again later may help.
+
+    Where it is known when, its detail says so, `{"retry_after_s": 3}`, or `retry_at`.
+
+    Attributes:
+        retry_at: When that is, on the clock of `time.monotonic()`; 0 if it is not known.
+    """
 
     code = Code.UNAVAILABLE
+    retry_at = 0.0
+
+    def retry_ms(self, now: float) -> int:
+        """Return the milliseconds after which trying again may help."""
+        detail = cast("dict[str, Any]", self.detail) if isinstance(self.detail, dict) else {}
+        seconds = detail.get("retry_after_s")
+        return seconds * 1000 if type(seconds) is int and seconds > 0 else milliseconds_until(self.retry_at, now)
 
 
 class QueueFull(CapacityError):
@@ -147,21 +166,19 @@ class DeadlineExceeded(CapacityError):
 
 
 class Unavailable(CapacityError):
-    """Loading, draining, or the worker that held the request died.
-
-    Where it is known when trying again may help, its detail says so: `{"retry_after_s": 3}`.
-    """
-
-    @property
-    def retry_after_s(self) -> int:
-        """Whole seconds after which trying again may help."""
-        detail = cast("dict[str, Any]", self.detail) if isinstance(self.detail, dict) else {}
-        seconds = detail.get("retry_after_s")
-        return seconds if type(seconds) is int and seconds > 0 else 1
+    """Loading, draining, or the worker that held the request died."""
 
 
 class TooLate(Unavailable):
-    """The answer would come after the deadline of the request: it is refused before it has cost anything."""
+    """The answer would come after the deadline of the request: it is refused before it has cost anything.
+
+    Args:
+        after_s: Seconds after which an equal request would not be refused, if nothing else came.
+    """
+
+    def __init__(self, message: str, *, detail: Any = None, after_s: float = 0.0) -> None:
+        super().__init__(message, detail=detail)
+        self.after_s = after_s
 
 
 class WorkerLost(Unavailable):

@@ -101,15 +101,17 @@ class Deadlines(Policy):
         flow = self._fair.flow_of(entry.tenant)
         bucket = bucket_of(due - now)
         ahead, total = self._ahead(flow, entry, bucket)
-        if self._finish(ahead, total, now) > due:
+        finish = self._finish(ahead, total, now)
+        if finish > due:
             if is_free and now - self._tried_at >= TRY_S:
                 self._tried_at = now
                 entry.due = NEVER
                 return
             flow.missed[bucket] = now
-            raise TooLate(WHY)
-        if flow.missed and self._over(flow, entry, bucket, now) > 0:
-            raise TooLate(WHY)
+            raise TooLate(WHY, after_s=finish - due)
+        if flow.missed and (over := self._over(flow, entry, bucket, now)) > 0:
+            full_s = self.lasts_s(queue.most_rows) / (queue.most_rows * queue.slots)
+            raise TooLate(WHY, after_s=over * full_s / self._fair.share_of(flow))
 
     def missed(self, entry: Entry, now: float) -> None:
         """Note an entry that was too late while it waited."""
@@ -163,8 +165,7 @@ class Deadlines(Policy):
             own = min(own * (key.children + (not flow.rows)), key.rows + size)
         higher = sum(fair.rows_of[: tenant.tier])
         total = higher + fair.rows_of[tenant.tier] + size
-        share = tenant.weight / (fair.weights_of[tenant.tier] + (0.0 if key.rows else tenant.weight))
-        return min(total, int(higher + own / share)), total
+        return min(total, int(higher + own / fair.share_of(key))), total
 
     def _finish(self, ahead: int, total: int, now: float) -> float:
         """Return when the last of so many rows would be answered, of all that wait then."""

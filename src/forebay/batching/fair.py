@@ -127,6 +127,13 @@ class FairShares(Policy):
         """Return the flow of a tenant."""
         return self.flows.get(tenant or NOBODY) or self._new_flow(tenant or NOBODY)
 
+    def share_of(self, flow: Flow) -> float:
+        """Return the share of a flow among those of its class of which something waits."""
+        key = flow.key
+        weight = key.tenant.weight
+        share = weight / (self.weights_of[key.tenant.tier] + (0.0 if key.rows else weight))
+        return share if key is flow else share / (key.children + (not flow.rows))
+
     def everybody(self) -> list[Flow]:
         """Return the flows of all tenants, those of children not among them."""
         return [*dict.fromkeys(flow.key for flow in self.flows.values()), *self._others.values()]

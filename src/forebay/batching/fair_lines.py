@@ -55,6 +55,7 @@ class Flow:
             is the first.
         answered_at: When a batch with rows of it was answered last.
         missed: When something of it was too late last, by the bucket of its time (`deadlines.py`).
+        ticket: When the client of it that was refused last is to try again (`tickets.py`).
         time_number: That of the note of its virtual time that counts; 0 if there is none.
         number: That of the note of its rows that counts (`eviction.py`).
         bound: Up to how many rows that note is not too low; none is needed while it is `NEVER`.
@@ -74,6 +75,7 @@ class Flow:
         "rows",
         "served",
         "tenant",
+        "ticket",
         "time",
         "time_number",
         "v",
@@ -92,6 +94,7 @@ class Flow:
         self.lines: dict[Lanes, None] = {}
         self.answered_at = -NEVER
         self.missed: dict[int, float] = {}
+        self.ticket = 0.0
         self.time_number = 0
         self.number = 0
         self.bound: float = NEVER

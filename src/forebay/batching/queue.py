@@ -39,6 +39,7 @@ from forebay.batching.gather import Curve, Gather
 from forebay.batching.lines import NEVER, Line, LineOrder, RankedLine
 from forebay.batching.policies import Bundles, LongestWait, MostRunning, Policy, SizeOfKey
 from forebay.batching.shares import Shares
+from forebay.batching.tickets import Tickets
 from forebay.errors import QueueFull, TooLarge
 from forebay.types.batch import EntryBatch
 from forebay.types.call import ALONE
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from forebay.batching.deadlines import Deadlines
     from forebay.batching.gather import GatherRule
     from forebay.types.batch import Entry
+    from forebay.types.tenant import Tenant
 
 LOOKED_AT: Final = 64
 """Lines of which it is noted at a time that they wait beside a free slot: the oldest, which are due next."""
@@ -137,6 +139,8 @@ class BatchQueue:
         self._alone: deque[Entry] | FairAlone = deque()
         self.fair: FairShares | None = None
         """The rule that shares the queue between tenants; None while nobody tells them apart."""
+        self.tickets: Tickets | None = None
+        """Says when clients that were refused should try again; None while none was."""
         self._slots = 1
         self.auto = None if config.objective_s is None else Auto(config.objective_s, config.max_size)
         self.gather: GatherRule | None = None
@@ -159,6 +163,8 @@ class BatchQueue:
         named = self._size_of_key, self._bundles, self.gather, self._wait, self.auto, self._most_running, self.fair
         if self.fair is not None:
             named = self.deadlines, *named, self.fair.keys  # it refuses before another has noted anything
+        elif self.gather is None:  # nothing else learns what batches take
+            named = *named, self.tickets
         rules = [rule for rule in named if rule is not None]
         self._arrived = [rule.arrived for rule in rules if type(rule).arrived is not Policy.arrived]
         self._due = [rule.due for rule in rules if type(rule).due is not Policy.due]
@@ -267,6 +273,13 @@ class BatchQueue:
         """
         if self.deadlines is not None:
             self.deadlines.admit(entry, now)
+
+    def next_ticket(self, tenant: Tenant | None, size: int, now: float, after_s: float = 0.0) -> float:
+        """Return the moment at which a client that is refused now should try again; see `Tickets.next`."""
+        if self.tickets is None:
+            self.tickets = Tickets(self, self._capacity)
+            self.compose()
+        return self.tickets.next(tenant, size, now, after_s)
 
     def offer_all(self, entries: Sequence[Entry], now: float) -> None:
         """Add entries of one sample each, without key or rank, that arrived now; there are some, and room for all."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
-from forebay.errors import InvalidRequest, TooLarge, Unavailable
+from forebay.errors import CapacityError, InvalidRequest, TooLarge, Unavailable
 from forebay.observe.tenant_accounts import Accounts
 from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
@@ -50,6 +50,7 @@ from forebay.workers.untaken import untaken_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from forebay.errors import ForebayError
     from forebay.owners.apart import Apart
     from forebay.server.byte_budget import ByteBudget
     from forebay.transports.state_table import State
@@ -244,7 +245,8 @@ class _Desk(ReplyToAll):
         cost_s = cost_s if self._link.says_cost else 0.0
         if type(outcome) is Failure:
             error = outcome.error
-            self.ended.append(EndedSeat(seat, None, (error.kind, error.message, _plain(error.detail)), name, cost_s))
+            failure = error.kind, error.message, _plain(error.detail)
+            self.ended.append(EndedSeat(seat, None, failure, name, cost_s, _retry_s(error)))
             self.results.append(None)
         elif type(outcome) is Media:
             self.ended.append(EndedSeat(seat, outcome.type, cost_s=cost_s))
@@ -829,6 +831,12 @@ def _submit(arrived: list[_Seat | _TensorSeat], now: float) -> None:
 
 _REPLACED: Final = Failure(Unavailable("the model was replaced while the request was on its way; try again"))
 _UNREADABLE: Final = Failure(Unavailable("the request lies in memory that its owner cannot read now; try again"))
+
+
+def _retry_s(error: ForebayError) -> float:
+    """Return the seconds after which the client of a request that failed should try again; 0 if that is not known."""
+    retry_at = error.retry_at if isinstance(error, CapacityError) else 0.0
+    return max(retry_at - time.monotonic(), 0.001) if retry_at else 0.0
 
 
 def _plain(detail: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, TooLarge, Unavailable, revive
+from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable, revive
 from forebay.observe.trace_context import TraceContexts
 from forebay.owners.apart import (
     FOLLOWING_BYTES,
@@ -574,7 +574,10 @@ def _outcome(told: EndedSeat | int, result: Any) -> Any:
         return result
     if told.failure is not None:
         kind, message, detail = told.failure
-        return Failure(revive(kind, message, detail))
+        error = revive(kind, message, detail)
+        if told.retry_s and isinstance(error, CapacityError):
+            error.retry_at = time.monotonic() + told.retry_s
+        return Failure(error)
     if type(result) is Failure:  # it could not be read
         return result
     return result if told.media is None else Media(result, told.media)

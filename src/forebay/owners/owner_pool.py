@@ -262,7 +262,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
             elif left is not None:
                 waiting = self._capacity - max(slot.credit, 0)
                 text = f"{waiting} samples wait already, the queue takes {self._capacity}; try again later"
-                refused = [Failure(QueueFull(text))] * len(left.entries)
+                refused = [Failure(QueueFull(text)) for _ in left.entries]  # each says when to try again
                 asyncio.get_running_loop().call_soon(done, left, refused)
                 return
 

@@ -125,6 +125,7 @@ class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
         failure: Kind, message and detail of an error.
         id: What the owner has called a request that failed, and that came without a name.
         cost_s: Seconds that workers were busy for it, where the owner's answers say what they cost.
+        retry_s: Seconds after which its client should try again, if it was refused and that is known.
     """
 
     seat: int
@@ -132,6 +133,7 @@ class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failure: tuple[str, str, Any] | None = None
     id: _OwnId = ""
     cost_s: _Seconds = 0.0
+    retry_s: _Seconds = 0.0
 
 
 class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -344,7 +344,11 @@ _RETRY_AFTER: Final[Json] = {
     "Retry-After": {
         "description": "Seconds to wait before trying again",
         "schema": {"type": "integer", "minimum": 0},
-    }
+    },
+    "Retry-After-Ms": {
+        "description": "The same in milliseconds",
+        "schema": {"type": "integer", "minimum": 1},
+    },
 }
 
 # By status: the name of the component, what it means, its headers.
@@ -359,7 +363,7 @@ _ERRORS: Final[Mapping[str, tuple[str, str, Json]]] = {
     "422": ("Invalid", "The body can be read but does not fit the declared type", {}),
     "429": ("TooManyRequests", "The queue is full; try again later", _RETRY_AFTER),
     "500": ("Failed", "The model or the server failed", {}),
-    "503": ("Unavailable", "Loading, draining, or the worker was lost", {}),
+    "503": ("Unavailable", "Loading, draining, or the worker was lost", _RETRY_AFTER),
     "504": ("DeadlineExceeded", "The time of the request was over before its answer was ready", {}),
 }
 

@@ -477,11 +477,23 @@ class Endpoint:
         return request.place() + (self.pool.whereabouts(running[0]) or "while it ran")
 
     def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
-        """Count requests that a protocol refused before they could be submitted."""
+        """Count requests that a protocol refused before they could be submitted; a full queue says until when."""
+        if isinstance(error, QueueFull):
+            error.retry_at = self.next_ticket(tenant)
         self._count_refused(tenant, error, times)
         self.metrics.failed(error, times=times)
         if self.metrics.own is not None:
             self.metrics.own.failed(error, times=times)
+
+    def next_ticket(self, tenant: Tenant | None = None, size: int = 1, after_s: float = 0.0) -> float:
+        """Return the moment at which a client that is refused now should try again; see `Tickets.next`."""
+        return self._queue.next_ticket(tenant, size, time.monotonic(), after_s)
+
+    def _say_when(self, request: Request, error: ForebayError) -> None:
+        """Have an error say when its client should try again, where this queue refused it."""
+        if isinstance(error, QueueFull | TooLate) and not error.retry_at:
+            after_s = error.after_s if isinstance(error, TooLate) else 0.0
+            error.retry_at = self.next_ticket(request.tenant, request.size, after_s)
 
     def _submit_by_key(self, request: Request, keys: Sequence[Hashable], batcher: Batcher, now: float) -> None:
         """Queue a request under the keys of its samples, in slices if they differ or are too many."""
@@ -667,8 +679,10 @@ class Endpoint:
                 self._batcher.abandon(entry)
         if self._fed:
             self._slices.feed()
-        if has_waited and type(outcome) is Failure:
-            self._count_refused(request.tenant, outcome.error)
+        if type(outcome) is Failure:
+            self._say_when(request, outcome.error)
+            if has_waited:
+                self._count_refused(request.tenant, outcome.error)
         for metrics in self._counting(request):
             if type(outcome) is Failure:
                 metrics.failed(outcome.error, request.root().id)
@@ -688,6 +702,7 @@ class Endpoint:
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
+        self._say_when(request, error)
         self._count_refused(request.tenant, error)
         for metrics in self._counting(request):
             metrics.failed(error, request.root().id)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.errors import TooSlow, error_headers
+from forebay.transports.http.error_answers import error_headers
+from forebay.transports.http.errors import TooSlow
 from forebay.types.call import Failure, Request
 from forebay.workers.job_slot import JobRefused
 

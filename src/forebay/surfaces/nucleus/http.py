@@ -22,7 +22,7 @@ from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
-from forebay.transports.http.errors import error_headers
+from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.reading_turns import in_turns
 from forebay.types.call import ALONE, Failure, Request

@@ -16,6 +16,7 @@ from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_lar
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.error_answers import error_headers
 from forebay.types.call import ALONE, EMPTY
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ HEALTH: Final[Mapping[str, Any]] = {"verb": "health"}
 """Params of the request that has the worker check its example."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
-_CAPACITY: Final[dict[type[ForebayError], tuple[int, bytes]]] = {
-    DeadlineExceeded: (408, b"Timeout!"),
-    QueueFull: (429, b"Too many requests are waiting; try again later."),
-    Unavailable: (503, b"The model cannot answer now; try again later."),
+_CAPACITY: Final[dict[type[ForebayError], tuple[int, str, bytes]]] = {
+    DeadlineExceeded: (408, _TEXT, b"Timeout!"),
+    QueueFull: (429, _TEXT, b"Too many requests are waiting; try again later."),
+    Unavailable: (503, _TEXT, b"The model cannot answer now; try again later."),
 }
 
 
@@ -137,4 +138,6 @@ class VentuHttp:
 
 def _failure(error: ForebayError) -> Reply:
     known = next((reply for kind, reply in _CAPACITY.items() if isinstance(error, kind)), None)
-    return broken() if known is None else Reply(known[0], _TEXT, known[1])
+    if known is None:
+        return broken()
+    return Reply(*known, more={name.decode(): value.decode() for name, value in error_headers(error)})

@@ -60,6 +60,7 @@ class OpenCall:
         started: When it began, if that is to be told.
         status: How it ended; None if its client called it off.
         refusal: Why it is refused, if it came to a full queue.
+        retry_at: When its client should try again then; 0 if that is not known.
         sent_bytes: Of its messages, if they are counted.
         cost: The field of its trailers that says what it has cost; empty if they do not.
         on_leave: Called once when the server is about to stop; a stream that may rest sets it.
@@ -76,6 +77,7 @@ class OpenCall:
     outgoing: Outgoing | None = None
     cost = b""
     refusal: CallRefusal | None = None
+    retry_at = 0.0
     _answered: EndedCall | None = None
     _inbox: MessageBuffer | None = None
     _task: asyncio.Task[None] | None = None
@@ -143,14 +145,20 @@ class OpenCall:
         if self.state.is_done:
             return
         if isinstance(error, QueueFull | TooLate):
-            self.refuse(refusals.same(*statuses.of_error(error, own)))
+            self.refuse(refusals.same(*statuses.of_error(error, own)), error.retry_at)
         else:
             self.end(*statuses.of_error(error, own))
 
-    def refuse(self, refusal: CallRefusal) -> None:
-        """Tell the client, in turn, that it came to a full queue; `RefusalLine` decides when."""
+    def refuse(self, refusal: CallRefusal, retry_at: float = 0.0) -> None:
+        """Tell the client, in turn, that it came to a full queue; `RefusalLine` decides when.
+
+        Args:
+            refusal: Why.
+            retry_at: When it should try again; 0 if that is not known.
+        """
         self.on_cancel = None
         self.refusal = refusal
+        self.retry_at = retry_at
         self._connection.port.refusals.refuse(self)
 
     def tell_refused(self) -> None:
@@ -158,7 +166,8 @@ class OpenCall:
         refusal = self.refusal
         assert refusal is not None
         self.decide(refusal.status)
-        self._connection.end(self, refusal.trailers)
+        when = refusals.pushback(self.retry_at, self.deadline, time.monotonic()) if self.retry_at else b""
+        self._connection.end(self, refusal.trailers + when)
 
     # How it ends
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from forebay.errors import milliseconds_until
 from forebay.transports.grpc import statuses
+from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,3 +37,9 @@ class CallRefusal:
 
 same: Callable[[Status, str], CallRefusal] = functools.lru_cache(16)(CallRefusal)
 """Return one refusal for all calls that are told the same."""
+
+
+def pushback(retry_at: float, deadline: float, now: float) -> bytes:
+    """Return the field of trailers that says in how many milliseconds to try again; -1 if the call were over then."""
+    milliseconds = milliseconds_until(retry_at, now) if retry_at < deadline else -1
+    return literal(b"grpc-retry-pushback-ms", b"%d" % milliseconds)

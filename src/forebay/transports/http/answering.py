@@ -31,7 +31,7 @@ from forebay.transports.http.connection_state import (
     SETTLED,
     ConnectionState,
 )
-from forebay.transports.http.errors import error_answer
+from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.transports.intake import PIPELINE, Intake
@@ -79,6 +79,7 @@ class AnsweringConnection(HttpToolsProtocol):
         request: What was submitted of that; None before, and once it was answered.
         arrived: A remembered request that came as a whole, until it is submitted together with others.
         refusal: Why it is refused, if that is not the common reason.
+        retry_at: When the client of what is refused for the common reason should try again.
         send: Writes to the client.
         seen: When something was read last, in sweeps of the port.
         release: See `Origin`.
@@ -102,6 +103,7 @@ class AnsweringConnection(HttpToolsProtocol):
         "release",
         "reply_method",
         "request",
+        "retry_at",
         "seen",
         "send",
         "stalled",
@@ -116,6 +118,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self.send: Callable[[bytes], None] = nowhere
         self.reply_method = self.reply
         self.release = 0
+        self.retry_at = 0.0
         self.seen = lane.epoch
         self.arrived = b""
         self._body = ArrivingBody(lane, self)
@@ -333,6 +336,7 @@ class AnsweringConnection(HttpToolsProtocol):
             assert route is not None
             # Now, for its client may leave before it is told.
             route.endpoint.reject(route.is_full_error, tenant=head.tenant)
+            self.retry_at = route.is_full_error.retry_at
             self._lane.refusals.refuse(self)
             return
         problem = head.problem
@@ -449,7 +453,10 @@ class AnsweringConnection(HttpToolsProtocol):
             return
         route = head.route
         assert route is not None
-        error, self.refusal = self.refusal or route.is_full_error, None
+        error, self.refusal = self.refusal, None
+        if error is None:
+            error = route.is_full_error
+            error.retry_at = self.retry_at
         lane.tell(error, self.client)
         self._fail(head, error)
 

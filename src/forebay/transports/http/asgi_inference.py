@@ -14,11 +14,8 @@ from forebay.observe.ids import next_id
 from forebay.protocols import native
 from forebay.transports.http.asgi_calls import HELD, TOLD, failed, id_of
 from forebay.transports.http.bodies import BodyTooLong, CountedReceive, left, read_body
-from forebay.transports.http.errors import (
-    ForeignPage,
-    MethodNotAllowed,
-    error_answer,
-)
+from forebay.transports.http.error_answers import error_answer
+from forebay.transports.http.errors import ForeignPage, MethodNotAllowed
 from forebay.transports.http.forms_and_gzip import packed
 from forebay.transports.reading_turns import in_turns
 from forebay.types.call import Failure
@@ -86,7 +83,7 @@ class Predict:
             return
         except ForebayError as error:
             if answer is None or answer.request is None:
-                route.endpoint.reject(error)
+                route.endpoint.reject(error, tenant=head.tenant)
             request_id = (head.id if answer is None else answer.id) or next_id()
             failed(scope, error, request_id)
             await send_answer(send, *route.fault(error, request_id))

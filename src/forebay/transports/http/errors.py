@@ -1,20 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HTTP itself refuses: errors with a status and a code of their own, beside those every protocol has.
-
-The answer to any error is written here, too.
-"""
+"""What HTTP itself refuses: errors with a status and a code of their own, beside those every protocol has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from forebay.errors import QueueFull, Unavailable
-from forebay.observe.ids import next_id
-from forebay.protocols import native
 from forebay.protocols.native import Refusal, UnsupportedMedia
-
-if TYPE_CHECKING:
-    from forebay.errors import ForebayError
 
 
 class Unauthorized(Refusal, status=401, word="unauthenticated"):
@@ -63,29 +52,3 @@ class NotHttp(Refusal):
 
 class NotImplementedHere(Refusal, status=501, word="not_implemented"):
     """The request asks for a part of HTTP that is not spoken here."""
-
-
-def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
-    """Return the headers that belong to an error."""
-    if isinstance(error, Unavailable):
-        return [(b"retry-after", b"%d" % error.retry_after_s)]
-    if isinstance(error, QueueFull):
-        return [(b"retry-after", b"1")]
-    if isinstance(error, Unauthorized):
-        return [(b"www-authenticate", b"Bearer")]
-    if isinstance(error, MethodNotAllowed):
-        return [(b"allow", error.allow)]
-    if isinstance(error, UnsupportedEncoding):
-        return [(b"accept-encoding", error.takes)]
-    return []
-
-
-def error_answer(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an error answer."""
-    request_id = request_id or next_id()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"x-request-id", request_id.encode()),
-        *error_headers(error),
-    ]
-    return native.status_of(error), headers, native.error_body(error, request_id)

@@ -22,7 +22,7 @@ import httptools
 from forebay.errors import Unavailable
 from forebay.transports.http.asgi_calls import failed, id_of, path_of
 from forebay.transports.http.asgi_inference import send_answer
-from forebay.transports.http.errors import error_answer
+from forebay.transports.http.error_answers import error_answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection

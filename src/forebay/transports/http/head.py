@@ -14,7 +14,7 @@ import msgspec
 from forebay.protocols import native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from forebay.errors import ForebayError
     from forebay.transports.http.route import Route
@@ -51,7 +51,7 @@ class Head(msgspec.Struct, eq=False):
         mailbox: Where its requests wait to be submitted together; None if each is submitted by itself.
         prefix: The answer's head up to the variable part of the request id, as of the second `stamp`.
         stamp: The sweep in which `prefix` was written.
-        refusal: The answer of a full queue, without the places where the number of the request stands.
+        refusal: The answer of a full queue as a format, with what differs among those who get it.
         refusal_stamp: The sweep in which `refusal` was written.
     """
 
@@ -78,7 +78,7 @@ class Head(msgspec.Struct, eq=False):
     mailbox: Mailbox | None = None
     prefix: bytes = b""
     stamp: int = -1
-    refusal: Sequence[bytes] = ()
+    refusal: bytes = b""
     refusal_stamp: int = -1
 
     @property

@@ -27,7 +27,7 @@ from forebay.protocols.kserve import rest
 from forebay.protocols.kserve.calls import InferRequest, InferResponse, timeout_of
 from forebay.server.served import StandIn
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
-from forebay.transports.http.errors import error_headers
+from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import Head
 from forebay.transports.http.route import Route
 from forebay.types.call import EMPTY, Request

@@ -24,7 +24,7 @@ from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.serving.models.methods import CALL
-from forebay.transports.http.errors import error_headers
+from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import NEVER
 from forebay.transports.http.route import Route
 from forebay.types.call import Failure, Request
@@ -161,7 +161,7 @@ class OpenAiModels:
                 raise _full(served.endpoint.name)
             call = _Call(self, request, asked, served.endpoint, contract)
         except ForebayError as error:
-            reject(error)
+            reject(error, tenant=request.tenant)
             request.reply(request, Failure(error))
             return
         self._calls[request] = call

@@ -18,7 +18,8 @@ from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
 from forebay.transports.http.asgi_calls import telling
-from forebay.transports.http.errors import NotHttp, error_answer
+from forebay.transports.http.error_answers import error_answer
+from forebay.transports.http.errors import NotHttp
 from forebay.transports.http.head import HeadMemory
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.http.same_turn import Mailbox, SameTurn, TakesMany
@@ -28,7 +29,7 @@ from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from starlette.types import ASGIApp
 
@@ -45,6 +46,8 @@ SWEEP_S: Final = 1.0
 """How often connections are looked at."""
 MAX_HEADS: Final = 1024
 """Heads that are remembered; when there are more, all are forgotten and learned anew."""
+_WHEN: Final = {b"retry-after": b"\0s", b"retry-after-ms": b"\0ms"}
+"""Stand for the values of these headers; no other has such bytes."""
 
 
 class HttpPort:
@@ -207,18 +210,20 @@ class HttpPort:
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    def write_refusal(self, head: Head) -> Sequence[bytes]:
-        """Write what surrounds the number of an answer to a request without an id that came to a full queue.
+    def write_refusal(self, head: Head) -> bytes:
+        """Write the answer to a request without an id that came to a full queue, but for what differs among them.
 
-        It is the answer that everybody else would get, cut where its request id ends; it holds for this second.
+        It is the answer that everybody else would get, with its `number`, and seconds (`s`) and milliseconds (`ms`)
+        until the client should try again, as a format; it holds for this second.
         """
         assert head.route is not None
         number = b"%08x" % 0
         request_id = self._ids + b"-" + number
-        answer = self.write_answer(*head.route.fault(head.route.is_full_error, request_id.decode()), keep_alive=True)
-        first, *others = answer.split(request_id)
-        begin = self._ids + b"-"
-        head.refusal = [first + begin, *(piece + begin for piece in others[:-1]), others[-1]]
+        status, headers, body = head.route.fault(head.route.is_full_error, request_id.decode())
+        headers = [(name, _WHEN.get(name, value)) for name, value in headers]
+        answer = self.write_answer(status, headers, body, keep_alive=True).replace(b"%", b"%%")
+        answer = answer.replace(request_id, self._ids + b"-%(number)08x")
+        head.refusal = answer.replace(b"\0ms", b"%(ms)d").replace(b"\0s", b"%(s)d")
         head.refusal_stamp = self.epoch
         return head.refusal
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
+from forebay.errors import milliseconds_until
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.connection_state import DUE, IDLE
 from forebay.transports.refusal_pacing import tell_each
@@ -63,6 +65,10 @@ class TakesMany(Protocol):
         """Queue requests of one sample each and without a key, that arrived now and have the usual time."""
         ...
 
+    def next_ticket(self) -> float:
+        """Return when a client that is refused now should try again."""
+        ...
+
 
 class Mailbox(list["AnsweringConnection"]):
     """Connections whose requests, all with one remembered head, have arrived in this turn of the loop.
@@ -94,12 +100,15 @@ class Mailbox(list["AnsweringConnection"]):
             self._submit(arrived, now)
 
     def _refuse(self) -> None:
-        lane, arrived = self._reply.lane, self[:]
+        lane, arrived, error = self._reply.lane, self[:], self._route.is_full_error
         self.clear()
+        self._route.endpoint.reject(error, len(arrived))
+        retry_at = error.retry_at
         for connection in arrived:
             connection.arrived = b""
             connection.seen = lane.epoch
-        self._route.endpoint.reject(self._route.is_full_error, len(arrived))
+            connection.retry_at = retry_at or self._endpoint.next_ticket()
+            retry_at = 0.0
         lane.refusals.refuse_all(arrived)
 
     def _submit(self, arrived: Sequence[AnsweringConnection], now: float) -> None:
@@ -184,13 +193,20 @@ class SameTurn(ReplyToAll):
                 continue
             assert head.route is not None
             lane.tell(head.route.is_full_error, together[0].client, len(together))
-            pieces = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
+            refusal = head.refusal if head.refusal_stamp == lane.epoch else lane.write_refusal(head)
+            now = time.monotonic()
             for client in together:
                 client.worked()  # its body may have been counted meanwhile
                 client.active = None
                 client.talk.state = IDLE  # SETTLED
-            _write([client.send for client in together], [(b"%08x" % next(answers)).join(pieces) for _ in together])
+            texts = [_refused(refusal, client.retry_at, now) for client in together]
+            _write([client.send for client in together], texts)
         tell_each(others)
+
+
+def _refused(refusal: bytes, retry_at: float, now: float) -> bytes:
+    milliseconds = milliseconds_until(retry_at, now)
+    return refusal % {b"s": -(-milliseconds // 1000), b"ms": milliseconds, b"number": next(answers)}
 
 
 def _write(sends: Iterable[Callable[[bytes], None]], texts: Iterable[bytes]) -> None:

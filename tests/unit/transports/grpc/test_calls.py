@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -48,6 +50,7 @@ class Queue:
     def reject(self, error, times=1, tenant=None):
         assert isinstance(error, QueueFull)
         self.counted += 1
+        error.retry_at = time.monotonic() + 1000.0 * self.counted
 
 
 def opened(stream):
@@ -221,6 +224,8 @@ def test_calls_to_a_full_queue_do_not_begin_and_are_counted_also_where_they_are_
             answered = b""
             while answered.count(refused) < 3:
                 answered += await reader.read(1 << 16)
+            told = [int(text) for text in re.findall(rb"grpc-retry-pushback-ms.(\d+)", answered)]
+            assert [-(-milliseconds // 1_000_000) for milliseconds in told] == [1, 3, 4]  # the second was called off
             queue.has_room = True
             writer.write(asked(9))
             await until(lambda: begun)

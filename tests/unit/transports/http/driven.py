@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from forebay.batching.queue import BatchConfig
+from forebay.errors import QueueFull
 from forebay.protocols.native import Contract
 from forebay.server.config import HttpConfig
 from forebay.server.served import StandIn
@@ -32,6 +33,7 @@ class Endpoint:
         self.gone = []
         self.rejected = []
         self.bringers = []
+        self.ticket = self.step_s = 0.0
 
     def submit(self, request):
         self.asked.append(request)
@@ -71,6 +73,12 @@ class Endpoint:
 
     def reject(self, error, times=1, tenant=None):
         self.rejected += [error] * times
+        if isinstance(error, QueueFull):
+            error.retry_at = self.next_ticket()
+
+    def next_ticket(self):
+        self.ticket += self.step_s
+        return self.ticket
 
 
 class Transport(asyncio.Transport):

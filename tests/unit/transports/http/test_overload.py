@@ -92,6 +92,26 @@ def test_a_late_refusal_is_the_answer_that_a_client_with_its_own_id_gets(doors):
     assert [type(each) for each in door.alpha.rejected] == [QueueFull] * 4
 
 
+def when(answer):
+    seconds, milliseconds = re.findall(rb"\r\nretry-after: (\d+)\r\nretry-after-ms: (\d+)\r\n", answer)[0]
+    assert int(seconds) == -(-int(milliseconds) // 1000)
+    return int(milliseconds)
+
+
+def test_each_client_is_told_when_it_should_try_again_less_the_time_in_line(doors, monkeypatch):  # F69
+    door = doors()
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    door.alpha.ticket, door.alpha.step_s = now + 1.0, 0.25
+    fill(door)
+    many = [door.connect().send(request("alpha", b"1")) for _ in range(3)]
+    named = door.connect().send(request("alpha", b"1", "x-request-id: mine"))
+    now += 1.375  # they have waited in line
+    door.lane.refusals.tell()
+    assert [when(one.transport.written) for one in many] == [1, 125, 375]
+    assert when(named.transport.written) == 625
+
+
 def test_every_refusal_has_an_id_of_its_own(doors):
     door = doors()
     fill(door)

@@ -24,7 +24,8 @@ from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Peer, Predict
-from forebay.transports.http.errors import Unauthorized, error_headers
+from forebay.transports.http.error_answers import error_headers
+from forebay.transports.http.errors import Unauthorized
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route
 from forebay.types.call import Failure
@@ -49,6 +50,8 @@ MAX_ROUTES: Final = 1024
 """Paths that are remembered; any client can name new ones."""
 
 _PATH: Final = re.compile(rb"/([A-Za-z0-9_.~-]{1,128})/([A-Za-z0-9_.~-]{1,128})")
+_TOLD: Final = frozenset({b"www-authenticate", b"retry-after", b"retry-after-ms"})
+"""Headers of errors."""
 _IGNORED: Final = frozenset({b"content-type", b"accept", b"content-encoding", b"origin"})
 _CONTRACT: Final = Contract(raw_input=False, raw_output=False, batchable=False, streams=False)
 _OPEN_PAGES: Final = frozenset({"/healthz", "/readyz"})
@@ -205,7 +208,7 @@ class _GatewayRoute(Route):
             if status == 400:
                 status = status_of(error) if status_of(error) in {408, 421, 431} else 400
         headers = [_JSON, (b"x-request-id", request_id.encode())]
-        return status, [*headers, *(pair for pair in error_headers(error) if pair[0] == b"www-authenticate")], body
+        return status, [*headers, *(pair for pair in error_headers(error) if pair[0] in _TOLD)], body
 
 
 class PipelineHttp:
