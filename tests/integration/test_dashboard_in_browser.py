@@ -9,7 +9,7 @@ import threading
 import httpx
 import pytest
 from tests.browser import PROGRAM, Browser
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
 
@@ -622,3 +622,47 @@ def test_a_cluster_is_shown_with_its_nodes_and_programs(browser, launch, tmp_pat
         assert "it cannot be reached" in text
         assert "3 programs with servings; 2 of them are not listed" in text
         assert page.eval("window.hacked ?? null") is None
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_tenants_are_shown_with_what_they_got_and_were_refused(
+    browser, launch, models, tmp_path_factory, width, scheme
+):
+    file = tmp_path_factory.mktemp("tenants") / "all.yaml"
+    keys = {"team-a": "key-a", "team-b": "key-b"}
+    file.write_text(
+        json.dumps(
+            {
+                "models": [{"target": str(models / "costly.py"), "worker_kind": "thread"}],
+                "http": {"api_keys": keys, "worker_second_price": 100.0},
+                "tenants": {"team-a": {"weight": 3}},
+            }
+        )
+    )
+    server = launch(None, "--config", str(file))
+    assert server.client.get("/ui/tenants").status_code == 401
+    assert server.client.get("/ui/tenants", headers={"x-api-key": "key-a"}).json() == {"price": 100.0, "tenants": []}
+    with browser.page(width, media=[("prefers-color-scheme", scheme)]) as page:
+        page.open(f"{server.url}/ui").until("document.querySelector('#login').open")
+        page.write("#login-key", "key-a")
+        page.click("#login button")
+        page.until("document.querySelector('#tenants .teach')?.checkVisibility()")
+        assert "No tenant has called" in page.text("#tenants")
+        for name, key in keys.items():
+            assert server.client.post("/models/costly", json=1, headers={"x-api-key": key}).status_code == 200, name
+        late = {"x-api-key": "key-b", "x-request-timeout-ms": "1"}
+        eventually(lambda: server.client.post("/models/costly", json=1, headers=late).status_code == 503)
+        page.until("document.querySelector('#tenants').textContent.includes('too late')")
+        rows = page.eval(
+            "[...document.querySelectorAll('#tenants tbody tr')].map(row => Object.fromEntries("
+            "[['name', row.querySelector('b').textContent],"
+            " ...[...row.querySelectorAll('td')].map(one => [one.className, one.textContent])]))"
+        )
+        shown = {row["name"]: row for row in rows}
+        assert [shown[name]["promised"] for name in sorted(keys)] == ["75\u202f%", "25\u202f%"]
+        assert sum(int(shown[name]["got"].partition("\u202f")[0]) for name in keys) in {99, 100, 101}
+        assert "too late" in shown["team-b"]["refused"]
+        assert shown["team-a"]["refused"] == "0"
+        assert float(shown["team-a"]["cost"]) > 0.0
+        assert page.eval("document.documentElement.scrollWidth") <= width
+        assert all("401" in line for line in page.said)

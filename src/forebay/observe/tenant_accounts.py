@@ -94,3 +94,7 @@ class Accounts:
             found = metrics.tenants[name] = TenantAccount(*endpoint, name)
             self._all.add(found)
         return found
+
+    def every(self) -> list[TenantAccount]:
+        """Return all accounts that there are."""
+        return list(self._all)

@@ -165,6 +165,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
         answer_cost: Whether each answer says what it has cost, in the header `Forebay-Cost` or in trailers of gRPC.
+        worker_second_price: What a second of a worker costs, in any currency; the dashboard shows what tenants come to.
         manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
         dashboard: Whether `/ui` shows what the server does.
         shared_memory: Whether clients may name POSIX shared memory for tensors (KServe v2). They can then read and
@@ -198,6 +199,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False
     answer_cost: Annotated[bool, Written("--answer-cost")] = False
+    worker_second_price: Annotated[Annotated[float, Meta(gt=0.0)] | None, Written("--worker-second-price", "P")] = None
     manage: Annotated[bool | None, Written("--manage", usual="on where requests need a key")] = None
     dashboard: Annotated[bool, Written("--dashboard")] = True
     shared_memory: Annotated[bool, Written("--shared-memory")] = False

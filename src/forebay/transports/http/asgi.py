@@ -173,6 +173,7 @@ def _dashboard(board: Dashboard) -> list[PathRoute]:
         PathRoute(PREFIX, Methods(get=board.file)),
         PathRoute(f"{PREFIX}/events", Methods(get=board.events)),
         PathRoute(f"{PREFIX}/nodes", Methods(get=board.nodes)),
+        PathRoute(f"{PREFIX}/tenants", Methods(get=board.tenants)),
         PathRoute(f"{PREFIX}/graph/{{name:path}}", Methods(get=board.graph)),
         PathRoute(f"{PREFIX}/{{file:path}}", Methods(get=board.file)),
     ]

@@ -20,15 +20,16 @@ from starlette.responses import Response
 from forebay._version import __version__
 from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
-from forebay.observe.exposition import finish_in_turns
+from forebay.observe.exposition import SLICE, finish_in_turns
 from forebay.observe.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
+from forebay.transports.http.dashboard.tenant_watch import TenantWatch
 from forebay.transports.http.foreign_page import refuse_foreign_page
 from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from starlette.requests import Request
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
 
 PREFIX: Final = "/ui"
-_GUARDED: Final = (f"{PREFIX}/events", f"{PREFIX}/graph/", f"{PREFIX}/nodes")
+_GUARDED: Final = frozenset({"events", "graph", "nodes", "tenants"})
+"""What needs an API key of the paths below it, where there are keys."""
 
 _ROOM: Final = "\N{NO-BREAK SPACE}" * 25
 """A line in the box of each node, which the page fills."""
@@ -58,7 +60,8 @@ _HEADERS: Final = {
 
 def is_public(path: str) -> bool:
     """Tell whether this is a path of the page that needs no API key."""
-    return path == PREFIX or (path.startswith(f"{PREFIX}/") and not path.startswith(_GUARDED))
+    below = path.removeprefix(f"{PREFIX}/")
+    return path == PREFIX or (below != path and below.partition("/")[0] not in _GUARDED)
 
 
 def wants_page(request: Request) -> bool:
@@ -105,6 +108,10 @@ class Dashboard:
         self._has_keys = bool(config.api_keys)
         self._pulse = Pulse(sources, read)
         self._audience = Audience(self._make, self._pulse.stop, lambda: app.is_draining)
+        self._sources, self._read = sources, read
+        self._price = config.worker_second_price
+        self._watch = TenantWatch(app)
+        app.links.append(self._watch)
         self._changes = 0
         app.watch(self._changed)
 
@@ -145,6 +152,7 @@ class Dashboard:
             "started_s": self._app.started_s,
             "tells_all": is_trusted,
             "has_cluster": self._app.cluster is not None,
+            "has_tenants": self._watch.tenants.are_told_apart,
             "is_beside": request.scope.get("root_path", "").endswith(PREFIX),
             "faults": faults if is_trusted else for_strangers(faults),
             "standing": standing,
@@ -163,6 +171,30 @@ class Dashboard:
             raise NotFound("this server has no peers, and is no front of a deployment")
         told = await self._app.cluster(self._has_keys or _is_from_here(request))
         return Response(msgspec.json.encode(told), media_type="application/json", headers=_HEADERS)
+
+    async def tenants(self, request: Request) -> Response:
+        """Return what each tenant has had of late, of the busiest ones.
+
+        Raises:
+            ForeignPage: If a page of somebody else asks.
+            NotFound: If tenants are not told apart here.
+        """
+        refuse_foreign_page(request.headers)
+        if not self._watch.tenants.are_told_apart:
+            raise NotFound("API keys have no names here, so there are no tenants; name them: http: {api_keys: {...}}")
+        waiting = await finish_in_turns(self._waiting())
+        told = {"price": self._price, "tenants": await self._watch.rows(waiting)}
+        return Response(msgspec.json.encode(told), media_type="application/json", headers=_HEADERS)
+
+    def _waiting(self) -> Generator[None, None, dict[str, int]]:
+        """Return the samples of each tenant in queues, in turns."""
+        waiting: dict[str, int] = {}
+        for number, source in enumerate(list(self._sources()), 1):
+            for name, rows in self._read(source).tenants_waiting.items():
+                waiting[name] = waiting.get(name, 0) + rows
+            if number % SLICE == 0:
+                yield
+        return waiting
 
     async def graph(self, request: Request) -> Response:
         """Return the drawing of a graph.

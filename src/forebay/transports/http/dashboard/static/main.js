@@ -9,6 +9,7 @@ import { ALL, History } from "./history.js";
 import { Models } from "./models.js";
 import { Repositories } from "./repositories.js";
 import { hasKey, listen, read, setKey, whenKeyIsNeeded } from "./server.js";
+import { Tenants } from "./tenants.js";
 import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
 import { TryIt } from "./tryit.js";
@@ -22,10 +23,12 @@ let seconds = Number(kept.get("localStorage", "seconds")) || 300;
 let changes = null;
 let asked = 0;
 let hasCluster = false;
+let hasTenants = false;
 let mayDiffer = false; // what the models take and how graphs are wired, since they were last read
 
 const tiles = new Tiles($("tiles"));
 const table = new Models($("models"), (name) => choose(name === chosen && models.length > 1 ? ALL : name));
+const tenants = new Tenants($("tenants"));
 const repositories = new Repositories($("repositories"));
 const cluster = new Cluster($("cluster"));
 const detail = new Detail($("detail"), history, () => choose(ALL));
@@ -57,6 +60,7 @@ async function learn() {
     const told = await (await read("models")).json();
     models = told.models;
     repositories.learn(told);
+    if (hasTenants) tenants.learn(await (await read("ui/tenants")).json());
     if (hasCluster) cluster.learn(await (await read("ui/nodes")).json());
     say($("notices"), told.problem ? `The project could not be read anew; what was there before serves on.\n${told.problem}` : "");
   } catch (problem) {
@@ -78,6 +82,7 @@ function take(kind, data) {
   if (kind === "hello") {
     history.began(data.bounds, data.standing);
     hasCluster = data.has_cluster;
+    hasTenants = data.has_tenants;
     mark(document.body, "data-beside", data.is_beside ? "" : null); // a project has all other paths for itself
     mayDiffer = true;
     faults.hear(data.now);
