@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from forebay.observe.exposition import finish_in_turns
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
     from forebay.observe.tenant_history import TenantRow
     from forebay.server.app import App
-
-log = logging.getLogger("forebay")
 
 
 class TenantWatch:
@@ -60,7 +57,4 @@ class TenantWatch:
     async def _go_on(self) -> None:
         while True:
             await asyncio.sleep(STEP_S)
-            try:
-                await finish_in_turns(self._history.look())
-            except Exception:
-                log.exception("what tenants have had could not be read")
+            await finish_in_turns(self._history.look())
