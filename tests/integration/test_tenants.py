@@ -20,6 +20,7 @@ from forebay.cli.main import main
 from forebay.protocols.kserve.messages import SERVICE
 
 CAPACITY = 320
+HEADER = "x-gateway-inference-fairness-id"
 KEYS = {
     "one": "key-1",
     "two": "key-2",
@@ -37,7 +38,7 @@ def served(serve, models, tmp_path):
     (tmp_path / "light.txt").write_text("# two keys\nkey-l\nkey-m\n")
     config = {
         "models": [{"target": str(models / "shared.py"), "workers": 1, "worker_kind": "thread"}],
-        "http": {"api_keys": {**KEYS, "light": "@light.txt"}},
+        "http": {"api_keys": {**KEYS, "light": "@light.txt"}, "tenant_header": HEADER},
         "tenants": {"two": {"weight": 2}, "five": {"weight": 5.0}, "light": {"class": 1}, "hasty": {"deadline_ms": 20}},
     }
     path = tmp_path / "forebay.yaml"
@@ -70,8 +71,8 @@ def client(server):
     return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits)
 
 
-def asked(http, name, count):
-    headers = {"x-api-key": KEYS[name]}
+def asked(http, name, count, **headers):
+    headers = {"x-api-key": KEYS[name]} | {one.replace("_", "-"): value for one, value in headers.items()}
     return [asyncio.ensure_future(http.post("/models/gate", json=name, headers=headers)) for _ in range(count)]
 
 
@@ -236,6 +237,118 @@ def test_calls_over_grpc_are_those_of_their_keys_tenants(served):
         assert "had to leave" in evicted.details()
         opened(served)
         assert light.result().outputs
+
+
+def test_a_child_that_a_header_names_makes_room_for_another_one_of_its_key_and_has_no_class_of_its_own(served):
+    async def run():
+        async with client(served) as http:
+            flood = asked(http, "one", CAPACITY, x_gateway_inference_fairness_id="heavy")
+            await until_waiting(served, CAPACITY)
+            quiet = asked(http, "one", 20, x_gateway_inference_fairness_id="quiet")
+            await reached(lambda: sum(one.done() for one in flood) == 20, "20 had to leave")
+            unnamed = asked(http, "one", 5)
+            await reached(lambda: sum(one.done() for one in flood) == 25, "5 had to leave")
+            await asyncio.to_thread(opened, served)
+            codes = [one.status_code for one in await asyncio.gather(*quiet, *unnamed)]
+            await asyncio.gather(*flood)
+            return codes
+
+    held(served)
+    assert asyncio.run(run()) == [200] * 25
+    page = served.client.get("/metrics", headers={"x-api-key": "key-1"}).text
+    assert "heavy" not in page
+    assert 'tenant="one"' in page
+
+
+@pytest.mark.parametrize(
+    "values, told",
+    [
+        (["x" * 129], "has 129 bytes"),
+        (["\u00e4".encode()], "has other characters"),
+        (["a\tb"], "has other characters"),
+        (["a", "b"], "is there 2 times"),
+        (["a", "a"], "is there 2 times"),
+    ],
+)
+def test_a_header_that_names_no_child_is_an_error_of_the_protocol(served, values, told):
+    headers = [("x-api-key", "key-1"), *((HEADER, value) for value in values)]
+    answer = served.client.post("/models/gate", json="x", headers=headers)
+    assert answer.status_code == 400
+    assert told in answer.text
+    if isinstance(values[0], str) and "\t" not in values[0]:
+        with grpc.insecure_channel(address(served)) as channel:
+            rpc = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            with pytest.raises(grpc.RpcError) as error:
+                rpc(b"", metadata=tuple(headers), timeout=PATIENCE_S)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert told in error.value.details()
+
+
+def test_triton_s_priority_is_a_class_and_none_above_that_of_the_key(served):
+    tensor = {"name": "input", "shape": [1], "datatype": "BYTES"}
+    answers = []
+
+    async def run():
+        async with client(served) as http:
+
+            async def ask(name, priority):
+                body = {"inputs": [{**tensor, "data": [name]}], "parameters": {"priority": priority}}
+                answer = await http.post("/v2/models/gate/infer", json=body, headers={"x-api-key": "key-1"})
+                answers.append((name, answer.status_code))
+
+            asked = []
+            for number, (name, priority) in enumerate([("last", 4), ("later", 3), ("usual", 0), ("urgent", 1)]):
+                asked += [asyncio.ensure_future(ask(name, priority)) for _ in range(8)]
+                await until_waiting(served, 8 * (number + 1))
+            await asyncio.to_thread(opened, served)
+            await asyncio.gather(*asked)
+            wrong = [
+                await http.post(
+                    "/v2/models/gate/infer",
+                    json={"inputs": [{**tensor, "data": ["x"]}], "parameters": {"priority": one}},
+                    headers={"x-api-key": "key-1"},
+                )
+                for one in (-1, "high", 1.5)
+            ]
+            return [(one.status_code, "the parameter priority is" in one.text) for one in wrong]
+
+    held(served)
+    assert asyncio.run(run()) == [(400, True)] * 3
+    names = [name for name, _ in answers]
+    assert {code for _, code in answers} == {200}
+    assert set(names[:16]) == {"usual", "urgent"}  # the class of the key is 1, whatever a client wishes
+    assert names[16:] == ["later"] * 8 + ["last"] * 8
+
+
+def test_a_child_goes_along_to_the_owner_of_a_model(serve, tmp_path):
+    socket_path = f"unix:{tmp_path}/owner.socket"
+    config = tmp_path / "owner.yaml"
+    config.write_text(json.dumps({"tenants": {"one": {"weight": 1}}}))
+    owner = serve(
+        "shared.py", "--config", str(config), "--attach", socket_path, "--worker-kind", "thread", "--workers", "1"
+    )
+    (tmp_path / "one.txt").write_text("key-1")
+    front = serve(None, "--owner", socket_path, "--api-key-file", f"one={tmp_path}/one.txt", "--tenant-header", HEADER)
+    gate = str(tmp_path / "gate")
+
+    async def run():
+        async with client(front) as http:
+            heavy = asked(http, "one", 64, x_gateway_inference_fairness_id="heavy")
+            await reached(lambda: owner.client.get("/models/gate").json()["waiting"] == 64, "they wait")
+            quiet = asked(http, "one", 4, x_gateway_inference_fairness_id="quiet")
+            await reached(lambda: owner.client.get("/models/gate").json()["waiting"] == 68, "they wait")
+            await asyncio.to_thread(Path(gate).touch)
+            found = [one.json() for one in await asyncio.gather(*quiet)]
+            every = [one.json() for one in await asyncio.gather(*heavy)]
+            return {int(one[0]) for one in found}, sorted({int(one[0]) for one in every})
+
+    with httpx.Client(base_url=owner.url, timeout=PATIENCE_S) as holder:
+        thread = threading.Thread(target=holder.post, args=["/models/gate"], kwargs={"json": gate})
+        thread.start()
+        eventually(Path(gate + ".begun").exists, "the worker is at the gate")
+        quiet, heavy = asyncio.run(run())
+        thread.join(PATIENCE_S)
+    assert max(quiet) <= heavy[2], (quiet, heavy)  # though all of the others came before
 
 
 def test_weights_and_classes_change_without_a_restart(served):

@@ -710,7 +710,7 @@ class CallerLink(asyncio.Protocol):
         if told.trace:
             request.trace = told.trace
         if told.tenant:
-            request.tenant = self._tenants.of(told.tenant, told.tier)
+            request.tenant = self._tenants.of(told.tenant, told.tier, told.child)
         if told.is_due:
             request.due = request.deadline
         return request
@@ -810,7 +810,7 @@ class CallerLink(asyncio.Protocol):
             counts_elsewhere=self._are_counted,
         )
         if told.tenant:
-            request.tenant = self._tenants.of(told.tenant, told.tier)
+            request.tenant = self._tenants.of(told.tenant, told.tier, told.child)
         if told.is_due:
             request.due = request.deadline
         if callee.streams:

@@ -353,7 +353,8 @@ class OwnerLink(asyncio.Protocol):
                 slot.joins.append(told)  # as `HandedOn`
             else:
                 whose, tier = ("", 0) if tenant is None else (tenant.name, tenant.tier)
-                slot.joins.append((*told, whose, tier, request.due != NEVER))
+                child = () if tenant is None or not tenant.child else (tenant.child,)
+                slot.joins.append((*told, whose, tier, request.due != NEVER, *child))
             slot.bodies.append(body)
             self._new[slot] = None
             self._new_bytes += size

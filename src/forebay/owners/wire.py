@@ -12,12 +12,13 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from forebay.observe.trace_context import MAX_CHARACTERS
-from forebay.types.tenant import LEAST_URGENT, MAX_NAME
+from forebay.types.tenant import LEAST_URGENT, MAX_CHILD, MAX_NAME
 from forebay.workers.heartbeat import BEAT
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+_Child = Annotated[str, msgspec.Meta(max_length=MAX_CHILD)]
 _Class = Annotated[int, msgspec.Meta(ge=0, le=LEAST_URGENT)]
 _Samples = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 _Trace = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
@@ -51,6 +52,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
         tenant: The name of the tenant; empty for a request without one.
         tier: The class of the request.
         is_due: Whether what is left of its time is a deadline that its client has stated, or that its tenant has.
+        child: Of which child of the tenant the request is; empty if of none.
     """
 
     seat: _Count
@@ -63,6 +65,7 @@ class HandedOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: _Name = ""
     tier: _Class = 0
     is_due: bool = False
+    child: _Child = ""
 
 
 class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -70,6 +70,29 @@ def _named_files(given: tuple[str, ...]) -> tuple[str, ...]:
     return given
 
 
+def _tenant_header(name: str) -> str:
+    """Return the name of a header that may name children of tenants, in lower case.
+
+    Raises:
+        ValueError: If it is none, or one that means something else.
+    """
+    found = name.lower()
+    if re.fullmatch(r"[a-z0-9-]{1,64}", found, re.ASCII) is None or found in _MEANT or found.endswith("-bin"):
+        raise ValueError(_TENANT_HEADER)
+    return found
+
+
+_TENANT_HEADER: Final = "the name of a header is needed that means nothing else, as x-gateway-inference-fairness-id"
+_MEANT: Final = frozenset(
+    {
+        *("accept", "authorization", "connection", "content-encoding", "content-length", "content-type", "expect"),
+        *("grpc-timeout", "host", "origin", "request-timeout", "te", "traceparent", "transfer-encoding", "upgrade"),
+        *("x-api-key", "x-request-id", "x-request-timeout-ms"),
+    }
+)
+"""Headers that have a meaning of their own."""
+
+
 def _origins(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return origins that pages may have, as browsers write them: in lower case.
 
@@ -160,6 +183,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             with one key in each line; lines that begin with # are comments. Without keys, any client may call.
             In a configuration file it may be a mapping of names to keys, which makes each name a tenant.
         api_key_files: Files with the keys of a tenant, which gets this name; see `tenants`.
+        tenant_header: Header that names a child of the tenant whose key a request shows, also over gRPC; the children
+            share what the tenant has. Gateways send `x-gateway-inference-fairness-id` or
+            `x-llm-d-inference-fairness-id`. Needs API keys with names.
         allowed_hosts: Host names that requests may use beside `localhost` and addresses, `*` for any. Default: no other
             names when bound to loopback without keys, otherwise any.
         cors_origins: Origins whose pages may call, `*` allows all.
@@ -195,6 +221,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     keyfile: Annotated[str | None, Written("--keyfile", "PEM", is_path=True)] = None
     api_keys: Annotated[tuple[str, ...], Written("--api-key", "KEY", is_secret=True)] = ()
     api_key_files: Annotated[tuple[str, ...], Written("--api-key-file", "NAME=FILE"), Checked(_named_files)] = ()
+    tenant_header: Annotated[
+        str | None, Written("--tenant-header", "NAME"), Checked(_tenant_header, _TENANT_HEADER)
+    ] = None
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME"), Checked(_hosts)] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False

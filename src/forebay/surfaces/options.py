@@ -76,7 +76,11 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         teller(HttpConfig, "api_key_files"),
     )
     tenants = Tenants(told[ProcessConfig].get("tenants"), are_named=any(name for name, _ in keys))
-    http["api_keys"] = ApiKeys(keys, tenants)
+    header = http.get("tenant_header")
+    if header and not any(name for name, _ in keys):
+        where = teller(HttpConfig, "tenant_header")
+        raise ConfigError(f"{where}: a header names children of tenants, and no API key has a name; see --api-key-file")
+    http["api_keys"] = ApiKeys(keys, tenants, header or "")
     attach["secret"] = read_secret(attach.get("secret"), teller(AttachConfig, "secret"))
     rest = None if found is not None else target
     entries: list[TargetEntry] = []

@@ -24,6 +24,9 @@ MAX_NAME: Final = 64
 MAX_TENANTS: Final = 4096
 """Tenants, in all classes together, that a server tells apart; later ones share a place."""
 
+MAX_CHILD: Final = 128
+"""Characters of the name of a child."""
+
 OTHER: Final = "other"
 """Whom those share with that are too many."""
 
@@ -185,17 +188,22 @@ class ApiKeys(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slots of 
     Attributes:
         names: The tenant of each; empty for a key without a name.
         tenants: All tenants of the server.
+        child_header: The header, in lower case, that names a child of the tenant; empty if none does.
     """
 
     names: tuple[str, ...]
     tenants: Tenants
+    child_header: str
 
-    def __new__(cls, keys: Iterable[tuple[str, str]] = (), tenants: Tenants | None = None) -> Self:
+    def __new__(
+        cls, keys: Iterable[tuple[str, str]] = (), tenants: Tenants | None = None, child_header: str = ""
+    ) -> Self:
         """Put together names and keys."""
         pairs = list(keys)
         made = super().__new__(cls, (key for _, key in pairs))
         made.names = tuple(name for name, _ in pairs)
         made.tenants = Tenants(are_named=any(made.names)) if tenants is None else tenants
+        made.child_header = child_header
         return made
 
 

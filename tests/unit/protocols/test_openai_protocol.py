@@ -16,6 +16,7 @@ from forebay.protocols.openai import errors, reading, vectors
 from forebay.protocols.openai.reading import CHAT, COMPLETIONS, EMBEDDINGS
 from forebay.protocols.openai.texts import DONE, Choice, Cut, Texts
 from forebay.serving.models.vectors import vector_in_base64
+from forebay.types.tenant import TenantConfig, Tenants
 
 encode = msgspec.json.encode
 
@@ -239,3 +240,11 @@ def test_errors_have_a_type_and_a_code(error, status, kind, code):
     assert (errors.status_of(error), found["type"], found["code"], found["param"]) == (status, kind, code, None)
     assert "secret" not in found["message"]
     assert msgspec.json.decode(errors.body_of(InvalidRequest("\ud800")))["error"]["type"] == "invalid_request_error"
+
+
+def test_a_tier_of_service_is_a_class_and_none_above_that_of_the_key():
+    tenant = Tenants({"one": TenantConfig(tier=1)}).of("one")
+    for tier, found in {"priority": 1, "default": 1, "flex": 2, "auto": 1, "scale": 1, 7: 1, None: 1}.items():
+        asked = reading.read(encode({"model": "m", "service_tier": tier}))
+        assert asked.in_class(tenant).tier == found
+    assert reading.read(b'{"model": "m"}').in_class(tenant) is tenant

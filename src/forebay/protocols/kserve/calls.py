@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import InvalidRequest
 from forebay.protocols.kserve.places import Place
+from forebay.types.tenant import LEAST_URGENT, Tenant
 from forebay.types.tensor import Tensor, TensorMetadata
 
 NEVER: Final = float("inf")
@@ -79,3 +80,15 @@ def timeout_of(parameters: Mapping[str, Parameter]) -> float:
     if type(given) is not int or given < 0:
         raise InvalidRequest(f"the parameter timeout is {given!r:.60}; a whole number of microseconds is needed")
     return given / 1e6 if given else NEVER
+
+
+def in_class(tenant: Tenant, parameters: Mapping[str, Parameter]) -> Tenant:
+    """Return a tenant in the class that the parameters of a request wish for, as Triton's clients do.
+
+    Raises:
+        InvalidRequest: If that is no priority.
+    """
+    wish = parameters.get("priority", 0)
+    if type(wish) is not int or wish < 0:
+        raise InvalidRequest(f"the parameter priority is {wish!r:.60}; 0 or a whole number from 1 on is needed")
+    return tenant.wishing(min(wish - 1, LEAST_URGENT)) if wish else tenant

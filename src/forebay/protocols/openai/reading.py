@@ -26,6 +26,7 @@ from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
     from forebay.errors import ForebayError
+    from forebay.types.tenant import Tenant
 
 CHAT: Final = "chat/completions"
 COMPLETIONS: Final = "completions"
@@ -40,6 +41,9 @@ MAX_MEMBERS: Final = 20_000
 """Names in a body that is said anew for each of its samples."""
 MAX_CHECKED_BYTES: Final = 1 << 18
 """Longest body of several prompts that is looked at before its stream begins; of longer ones the worker tells."""
+
+_TIERS: Final = {b'"priority"': 0, b'"default"': 1, b'"flex"': 2}
+"""The classes that tiers of service wish for."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +60,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     encoding_format: str | None = None
+    service_tier: msgspec.Raw = msgspec.Raw()
+
+    def in_class(self, tenant: Tenant) -> Tenant:
+        """Return a tenant in the class that the request wishes for; what is no tier is told by the model's contract."""
+        wish = _TIERS.get(bytes(self.service_tier))
+        return tenant if wish is None else tenant.wishing(wish)
 
     @property
     def choices(self) -> int:

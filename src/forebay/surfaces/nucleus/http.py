@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request as HttpRequest
 
-from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, ShareUsed, TooLarge, Unavailable, WorkerLost
+from forebay.errors import (
+    DeadlineExceeded,
+    ForebayError,
+    InvalidRequest,
+    QueueFull,
+    ShareUsed,
+    TooLarge,
+    Unavailable,
+    WorkerLost,
+)
 from forebay.surfaces.nucleus import answers
 from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.surfaces.nucleus.logs import log_access
@@ -180,6 +189,10 @@ class NucleusHttp:
         if body is None:
             return CLIENT_GONE
         headers = forwarded(scope)
+        try:
+            tenant = self._holders.in_headers(scope["headers"])
+        except InvalidRequest as error:
+            return await _write(send, _error(error), CORS)
         content_type = next((value for name, value in headers if name == b"content-type"), b"").decode("latin-1")
         try:
             await in_turns(counting(content_type, body, self._elements))
@@ -205,7 +218,7 @@ class NucleusHttp:
             reply=reply,
             params=params,
             key=POST_KEY if batched else ALONE,
-            tenant=self._holders.in_headers(scope["headers"]),
+            tenant=tenant,
             on_part=lambda part, release: events.put_nowait((_PART, part, release)),
         )
         return await self._submit(request, events, receive, send)

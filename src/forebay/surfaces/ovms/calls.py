@@ -16,7 +16,7 @@ import msgspec
 
 from forebay.errors import InvalidRequest, NotPrepared, TooLarge
 from forebay.graph.pool import PacketStream
-from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.protocols.kserve.calls import InferRequest, InferResponse, in_class
 from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcome_of, require_once, tensors_of
 from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.tensor import CONVERTED
@@ -355,7 +355,8 @@ class GraphStream:
             self._request = Request(
                 body=self._packets, reply=self._replied, on_part=self._part, deadline=self._deadline, id=asked.id
             )
-            self._request.tenant = self._tenant
+            if self._tenant is not None:
+                self._request.tenant = in_class(self._tenant, asked.parameters)
             self._endpoint.submit(self._request)
 
     def close(self) -> None:

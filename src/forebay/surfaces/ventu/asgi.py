@@ -11,7 +11,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import DeadlineExceeded, ForebayError, QueueFull, Unavailable
+from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
 from forebay.surfaces.ventu.pages import Action, Reply, broken, problem, too_large
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
@@ -115,7 +115,11 @@ class VentuHttp:
             if refused is not None:
                 return refused
         answered = partial(answered_by, scope)
-        tenant = self._holders.in_headers(scope["headers"])
+        try:
+            tenant = self._holders.in_headers(scope["headers"])
+        except InvalidRequest as error:
+            failed(scope, error)
+            return _failure(error)
         asked = asyncio.ensure_future(self._endpoint.call(body, params=EMPTY, answered=answered, tenant=tenant))
         gone = asyncio.ensure_future(left(receive))
         try:

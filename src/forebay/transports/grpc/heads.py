@@ -8,6 +8,7 @@ import binascii
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.errors import InvalidRequest
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
@@ -184,7 +185,11 @@ class HeadReader:
         if method is None:
             head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))
             return
-        head.tenant = self._holders.in_headers(fields)
+        try:
+            head.tenant = self._holders.in_headers(fields)
+        except InvalidRequest as error:
+            head.refuse(Status.INVALID_ARGUMENT, error.message)
+            return
         if _is_json(asked[b"content-type"]):
             head.refuse(
                 Status.UNIMPLEMENTED, "messages of JSON cannot be read here, those of protobuf can: application/grpc"

@@ -22,7 +22,7 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, ShareUsed, TooLarge, UnknownModel
 from forebay.observe.ids import next_id
 from forebay.protocols.kserve import written
-from forebay.protocols.kserve.calls import timeout_of
+from forebay.protocols.kserve.calls import in_class, timeout_of
 from forebay.protocols.kserve.wire import RequestLayouts, id_of
 from forebay.protocols.kserve.written import Written
 from forebay.server.kserve_facts import in_tritons_words
@@ -258,7 +258,9 @@ class InferMethods:
     ) -> BegunInfer:
         asked = BegunInfer(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
         asked.trace = parent_in(call.metadata)
-        asked.tenant = call.tenant
+        tenant = call.tenant
+        if tenant is not None:
+            asked.tenant = in_class(tenant, plan.layout.parameters) if plan.layout.parameters else tenant
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if plan.timeout_s != _NEVER:

@@ -24,7 +24,7 @@ from forebay.errors import (
 )
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
-from forebay.protocols.kserve.calls import InferRequest, InferResponse, timeout_of
+from forebay.protocols.kserve.calls import InferRequest, InferResponse, in_class, timeout_of
 from forebay.server.served import StandIn
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.error_answers import error_headers
@@ -176,6 +176,8 @@ class InferRoute(InferenceRoute):
         if "timeout" in asked.parameters:
             request.deadline = min(request.deadline, time.monotonic() + timeout_of(asked.parameters))
             request.due = request.deadline
+        if request.tenant is not None and asked.parameters:
+            request.tenant = in_class(request.tenant, asked.parameters)
         return request
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:

@@ -156,6 +156,8 @@ class OpenAiModels:
         try:
             asked = reading.read(request.body)
             served, contract = self._find(asked.model)
+            if request.tenant is not None:
+                request.tenant = asked.in_class(request.tenant)
             reject = served.endpoint.reject
             if served.endpoint.is_full_for(request.tenant):  # before anything is made of the body
                 raise _full(served.endpoint.name)

@@ -183,6 +183,11 @@ class Route:
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
             head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
         elif self._holders and (tenant := self._holders.of(keys)) is not None:
+            if self._holders.has_children:
+                try:
+                    tenant = self._holders.child_of(tenant, headers)
+                except InvalidRequest as error:
+                    head.problem = head.problem or without_frames(error)
             head.tenant = tenant
             head.is_full = functools.partial(endpoint.is_full_for, tenant)
         if self.contract.has_context:
