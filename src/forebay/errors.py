@@ -14,6 +14,7 @@
     ├── CapacityError          nobody is at fault; try again
     │   ├── QueueFull                                             RESOURCE_EXHAUSTED
     │   │   └── ShareUsed      of a tenant, in a full queue       RESOURCE_EXHAUSTED
+    │   │       └── LimitReached  of a tenant, whatever the queue RESOURCE_EXHAUSTED
     │   ├── DeadlineExceeded                                      DEADLINE_EXCEEDED
     │   └── Unavailable        loading, draining, worker lost     UNAVAILABLE
     │       ├── TooLate        its answer would come after its deadline UNAVAILABLE
@@ -157,6 +158,28 @@ class QueueFull(CapacityError):
 
 class ShareUsed(QueueFull):
     """The tenant has its share of a full queue, or its request left the queue for one of a tenant that has less."""
+
+
+class LimitReached(ShareUsed):
+    """The tenant has used up what it may use: its detail says of what, and when to try again.
+
+    `{"limit": "requests", "retry_after_s": 3}`
+    """
+
+    @property
+    def limit(self) -> str:
+        """Which limit it was."""
+        return str(self._detail.get("limit", ""))
+
+    @property
+    def retry_after_s(self) -> int:
+        """Whole seconds after which trying again may help."""
+        seconds = self._detail.get("retry_after_s")
+        return seconds if type(seconds) is int and seconds > 0 else 1
+
+    @property
+    def _detail(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.detail) if isinstance(self.detail, dict) else {}
 
 
 class DeadlineExceeded(CapacityError):

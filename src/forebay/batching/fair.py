@@ -38,7 +38,7 @@ from forebay.types.call import ALONE
 from forebay.types.tenant import LEAST_URGENT, NOBODY, Tenant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
@@ -150,6 +150,11 @@ class FairShares(Policy):
             if flow.rows:
                 rows[flow.tenant.name] = rows.get(flow.tenant.name, 0) + flow.rows
         return rows
+
+    def waiting_of(self, tenants: Iterable[Tenant]) -> int:
+        """Return the samples of some tenants that wait, those of their children among them."""
+        self.sort_out()
+        return sum(self.flows[tenant].key.rows for tenant in tenants if tenant in self.flows)
 
     # What comes, and what goes without having run
 

@@ -26,6 +26,7 @@ from forebay.errors import (
     DeadlineExceeded,
     ForebayError,
     InternalError,
+    LimitReached,
     QueueFull,
     ShareUsed,
     TooLate,
@@ -151,6 +152,8 @@ class Endpoint:
         self._fed = self._slices.fed
         self._windows: Windows | None = None
         self._accounts: Accounts | None = None
+        self._tenants: Tenants | None = None
+        """Those of the server, where they are told apart."""
         self._called = config.name, config.version
         self._drained: asyncio.Event | None = None
 
@@ -201,6 +204,7 @@ class Endpoint:
         tenants = here(Tenants)
         accounts = here(Accounts)
         if tenants.are_told_apart:
+            self._tenants = tenants
             self._share(tenants)
         if tenants.are_told_apart or accounts.is_asked or accounts.due is not None:
             self._accounts = self.pool.accounts = accounts
@@ -324,6 +328,8 @@ class Endpoint:
         if deadline < self._sweep_due:
             self._arm(deadline, now)
         try:
+            if self._tenants is not None and self._tenants.are_limited:
+                self._limit(request, now)
             try:
                 if self._sleeper is not None and not self.pool.idle:
                     self._sleeper.admit(deadline, now)
@@ -347,6 +353,25 @@ class Endpoint:
                 self._log_failure(error, [request])
             self._refuse(request, error)
 
+    def _limit(self, request: Request, now: float) -> None:
+        """Use up what a request needs of the limits of its tenant; inside a graph it has done so already.
+
+        Raises:
+            LimitReached: There is not enough left.
+            TooLarge: There never is enough for so many samples.
+        """
+        tenant, tenants, fair = request.tenant, self._tenants, self._queue.fair
+        if tenant is None or (allowance := tenant.allowance) is None or request.root() is not request:
+            return
+        if not self.pool.is_elsewhere:
+            waiting = 0
+            if allowance.config.waiting_rows is not None and fair is not None and tenants is not None:
+                waiting = fair.waiting_of(tenants.classes_of(tenant.name))
+            allowance.require_workers(request.size, waiting, now)
+        if not request.is_counted_elsewhere():
+            is_stream = self._windows is not None and request.on_part is not None
+            allowance.admit(request, now, is_stream=is_stream)
+
     def expect(self, bring: Callable[[float], None]) -> None:
         """Have what arrives in this turn of the loop submitted at its end; see `Batcher.expect`."""
         assert self._batcher is not None
@@ -359,7 +384,8 @@ class Endpoint:
             return
         deadlines = [request.deadline for request in requests]
         are_alike = {(request.size, request.due) for request in requests} == {(1, _NEVER)}
-        if are_alike and max(deadlines) <= now + self._max_timeout_s:
+        is_limited = self._tenants is not None and self._tenants.are_limited
+        if are_alike and not is_limited and max(deadlines) <= now + self._max_timeout_s:
             self.submit_all(requests, now, min(deadlines))
         else:
             for request in requests:
@@ -537,10 +563,13 @@ class Endpoint:
 
     def _bill(self, batch: EntryBatch, accounts: Accounts) -> None:
         """Charge what a batch has cost to the requests in it, and to their tenants."""
+        is_limited = self._tenants is not None and self._tenants.are_limited and not self.pool.is_elsewhere
         for entry, part in zip(batch.entries, divide(batch, self._queue.fair), strict=True):
             entry.root().cost_s += part
             account = accounts.of(self.metrics, self._called, entry.tenant)
             account.worker_s += part
+            if is_limited and entry.tenant is not None and entry.tenant.allowance is not None:
+                entry.tenant.allowance.worked(part, time.monotonic())
             if not batch.billed_s:
                 account.rows += entry.size
                 account.queue_s.observe(entry.taken - entry.arrived)
@@ -559,6 +588,8 @@ class Endpoint:
         if self._accounts is not None and isinstance(error, CapacityError):
             refused = self._accounts.of(self.metrics, self._called, tenant).refused
             reason = _REASONS.get(type(error), error.code)
+            if isinstance(error, LimitReached):
+                reason = f"limit:{error.limit}"
             if tenant is not None and reason == "full":
                 reason = "share"  # another tenant would have found room
             refused[reason] = refused.get(reason, 0) + times

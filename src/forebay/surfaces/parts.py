@@ -16,6 +16,7 @@ from forebay.surfaces import surface_of
 from forebay.transports.binding import ListeningPlace
 from forebay.transports.grpc.kserve_port import KServePort, OwnerAt
 from forebay.transports.http.forwarding import HttpForwarding
+from forebay.types.tenant import ApiKeys
 from forebay.workers.address import UnixAddress
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def options_of_part(options: Options, part: Part) -> Options:
     )
     if part.is_owner:  # calls are the fronts'
         return msgspec.structs.replace(changed, http=msgspec.structs.replace(options.http, access_log=False))
+    if isinstance(options.http.api_keys, ApiKeys):
+        options.http.api_keys.tenants.divide(part.fronts)
     owner = AttachConfig(owners=(str(UnixAddress(part.door)),), owner_grace_s=options.attach.owner_grace_s)
     return msgspec.structs.replace(
         changed,

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.types.settings import DeadlineMilliseconds, Written
+from forebay.types.tenant_limits import Allowance, LimitsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +31,9 @@ MAX_CHILD: Final = 128
 OTHER: Final = "other"
 """Whom those share with that are too many."""
 
+ALL: Final = "*"
+"""Stands in a configuration for each tenant that has no entry of its own."""
+
 USUAL_CLASS: Final = 1
 LEAST_URGENT: Final = 3
 
@@ -45,9 +49,10 @@ class Tenant:
         tier: Its class: 0 is the most urgent. A class is served when those above it wait for nothing.
         weight: Its part of the workers beside others of its class. Both may change while requests wait.
         deadline_s: How long its requests may take that do not say so themselves; infinity if there is no such limit.
+        allowance: What is left of its limits, the same in all classes and for its children; None if it has none.
     """
 
-    __slots__ = ("__weakref__", "_all", "child", "deadline_s", "name", "parent", "tier", "weight")
+    __slots__ = ("__weakref__", "_all", "allowance", "child", "deadline_s", "name", "parent", "tier", "weight")
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class Tenant:
         self.tier = tier
         self.weight = weight
         self.deadline_s = deadline_s
+        self.allowance: Allowance | None = None
         self.child = ""
         self.parent: Tenant | None = None
         self._all = tenants
@@ -80,7 +86,7 @@ class Tenant:
     def have_child(self, name: str) -> Tenant:
         """Make a child of a tenant."""
         child = Tenant(self.name, self.tier, self.weight, self.deadline_s, self._all)
-        child.child, child.parent = name, self
+        child.child, child.parent, child.allowance = name, self, self.allowance
         return child
 
 
@@ -95,11 +101,13 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
         weight: Its part of a model's workers beside other tenants of its class.
         tier: Its class, 0 to 3; 0 is the most urgent. A class is served when the more urgent ones wait for nothing.
         deadline_ms: How long its requests may take that do not say so themselves. What would take longer is refused.
+        limits: What it may use; None without limits.
     """
 
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
     tier: Annotated[int, Meta(ge=0, le=LEAST_URGENT), Written(key="class")] = USUAL_CLASS
     deadline_ms: DeadlineMilliseconds | None = None
+    limits: LimitsConfig | None = None
 
     @property
     def deadline_s(self) -> float:
@@ -120,29 +128,40 @@ class Tenants:
 
     Attributes:
         are_told_apart: Whether there are any; without them no queue is shared.
+        are_limited: Whether any of them has limits.
     """
 
     def __init__(self, configs: Mapping[str, TenantConfig] | None = None, *, are_named: bool = False) -> None:
         """Know tenants by what is configured of them; if keys have names, there are others as well."""
         self.are_told_apart = are_named or bool(configs)
-        self._configs: Mapping[str, TenantConfig] = configs or {}
+        self.are_limited = False
+        self._configs: Mapping[str, TenantConfig] = {}
+        self._fronts = 1
+        self._allowances: dict[str, Allowance] = {}
         self._known: dict[tuple[str, int], Tenant] = {}
         self._children: WeakValueDictionary[tuple[Tenant, str], Tenant] = WeakValueDictionary()
         """Those that a queue or a request still knows; queues forget them when they have too many."""
         self._shared: WeakSet[SharedQueue] = WeakSet()
+        self.configure(configs or {})
 
     def configure(self, configs: Mapping[str, TenantConfig]) -> None:
-        """Change what tenants may have, also of what waits already."""
+        """Change what tenants may have, also of what waits already; limits that are the same go on."""
         self._configs = configs
+        self.are_limited = any(config.limits is not None for config in configs.values())
         for (name, wish), tenant in self._known.items():
             config = self._config(name)
             tenant.weight, tenant.tier = config.weight, max(config.tier, wish)
-            tenant.deadline_s = config.deadline_s
+            tenant.deadline_s, tenant.allowance = config.deadline_s, self._allowance(name, config)
         for child in list(self._children.values()):
             if (parent := child.parent) is not None:
                 child.weight, child.tier, child.deadline_s = parent.weight, parent.tier, parent.deadline_s
+                child.allowance = parent.allowance
         for shared in self._shared:
             shared.renew()
+
+    def divide(self, fronts: int) -> None:
+        """Have the part of the limits that one of several fronts has; called before there are requests."""
+        self._fronts = fronts
 
     def watch(self, shared: SharedQueue) -> None:
         """Tell what is shared between tenants of such changes."""
@@ -167,6 +186,10 @@ class Tenants:
             one = self._children[found, child] = found.have_child(child)
         return one
 
+    def classes_of(self, name: str) -> list[Tenant]:
+        """Return a tenant in each class in which it has been seen."""
+        return [found for wish in range(LEAST_URGENT + 1) if (found := self._known.get((name, wish))) is not None]
+
     def _new(self, name: str, wish: int) -> Tenant:
         """Make a tenant, or return one of those that share its place."""
         if len(self._known) >= MAX_TENANTS:
@@ -176,10 +199,21 @@ class Tenants:
             name, wish = OTHER, 0
         config = self._config(name)
         new = Tenant(name, max(config.tier, wish), config.weight, config.deadline_s, self)
+        new.allowance = self._allowance(name, config)
         return self._known.setdefault((name, wish), new)
 
     def _config(self, name: str) -> TenantConfig:
-        return self._configs.get(name, _USUAL)
+        return self._configs.get(name) or self._configs.get(ALL, _USUAL)
+
+    def _allowance(self, name: str, config: TenantConfig) -> Allowance | None:
+        """Return what is left to a tenant; all of it if its limits are new."""
+        if config.limits is None:
+            self._allowances.pop(name, None)
+            return None
+        found = self._allowances.get(name)
+        if found is None or found.config != config.limits:
+            found = self._allowances[name] = Allowance(name, config.limits, self._fronts)
+        return found
 
 
 class ApiKeys(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slots of its own

@@ -27,7 +27,7 @@ from forebay.surfaces.native.repositories import is_repository, name_of
 from forebay.surfaces.native.servings import serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.settings import declared
-from forebay.types.tenant import ApiKeys, TenantConfig
+from forebay.types.tenant import ALL, ApiKeys, TenantConfig
 from forebay.workers.tls_files import server_tls
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _named_keys(options: Options, http: dict[str, Any]) -> dict[str, Any]:
     for name, key in zip(names, keys, strict=True):
         named.setdefault(name, []).append(key)
     http["api_keys"] = named
-    told = dict.fromkeys(names, TenantConfig()) | options.tenants
+    told = dict.fromkeys(names, options.tenants.get(ALL, TenantConfig())) | options.tenants
     return {name: {one.key: getattr(its, field) for field, one in _OF_TENANTS.items()} for name, its in told.items()}
 
 

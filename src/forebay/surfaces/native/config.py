@@ -42,7 +42,7 @@ from forebay.server.setting_sources import Told
 from forebay.server.struct_reader import StructReader
 from forebay.surfaces.contract import TargetEntry
 from forebay.types.settings import Checked, Setting, declared
-from forebay.types.tenant import name_of_tenant
+from forebay.types.tenant import ALL, name_of_tenant
 from forebay.types.worker_range import WorkerRange
 from forebay.workers.address import UnixAddress, parse_address
 
@@ -256,7 +256,7 @@ class _Reader(StructReader):
             return {self._tenant(path, one): self._keys((*path, one), key) for one, key in given.items()}
         found = super().value(path, value, setting)
         if name == "tenants":
-            return {self._tenant(path, one): told for one, told in found.items()}
+            return {one if one == ALL else self._tenant(path, one): told for one, told in found.items()}
         if name == "api_key_files":
             return tuple("=".join((one[0], self._below(one[2]))) for one in (file.partition("=") for file in found))
         if name in {"address", "owner"} and path[0] != "cluster":

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits of a tenant, and what is left of them: requests, samples and worker time in a period, and two levels.
+
+Requests, samples and streams are limited where the key is checked; worker time and waiting samples where the workers
+are. All classes and children of a tenant share its limits. A request is asked about everything before it uses up
+anything.
+
+Sans-I/O: no clock, no loop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from forebay.errors import LimitReached, TooLarge
+from forebay.types.token_bucket import TokenBucket
+
+if TYPE_CHECKING:
+    from forebay.types.call import Outcome, Reply, Request
+
+MAX_RATE: Final = 1e9
+MINUTE_S: Final = 60.0
+LEVEL_S: Final = 1.0
+"""When to try again where a level is reached: it falls as soon as something ends."""
+
+
+class RateConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of something a tenant may use in a second.
+
+    Attributes:
+        rate: In each second, on average.
+        burst: At once, after a quiet time; without it as much as in one second, and at least 1.
+    """
+
+    rate: Annotated[float, Meta(gt=0.0, le=MAX_RATE)]
+    burst: Annotated[float, Meta(ge=1.0, le=MAX_RATE)] | None = None
+
+    def bucket(self, parts: int) -> TokenBucket:
+        """Return a full bucket for one of so many equal parts of this."""
+        burst = max(self.rate, 1.0) if self.burst is None else self.burst
+        return TokenBucket(self.rate / parts, max(burst / parts, 1.0))
+
+
+class WorkerTimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How long workers may be busy for a tenant.
+
+    Attributes:
+        rate: Seconds in each minute, on average.
+        burst: Seconds at once, after a quiet time; without it as many as in one minute.
+    """
+
+    rate: Annotated[float, Meta(gt=0.0, le=MAX_RATE)]
+    burst: Annotated[float, Meta(gt=0.0, le=MAX_RATE)] | None = None
+
+    def bucket(self) -> TokenBucket:
+        """Return a full bucket of seconds."""
+        return TokenBucket(self.rate / MINUTE_S, self.rate if self.burst is None else self.burst)
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may use.
+
+    Attributes:
+        requests_per_s: Requests; one that is cut into several batches counts once.
+        rows_per_s: Samples of requests.
+        worker_seconds_per_min: Time that workers are busy for it. It is known afterwards: a request is refused while
+            more was used than there was.
+        waiting_rows: Samples in the queue of a model.
+        open_streams: Answers that are being streamed.
+    """
+
+    requests_per_s: RateConfig | None = None
+    rows_per_s: RateConfig | None = None
+    worker_seconds_per_min: WorkerTimeConfig | None = None
+    waiting_rows: Annotated[int, Meta(ge=1)] | None = None
+    open_streams: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Allowance:
+    """What is left of the limits of one tenant.
+
+    Attributes:
+        tenant: Its name.
+        config: Its limits.
+        streams: How many answers are being streamed to it.
+    """
+
+    def __init__(self, tenant: str, config: LimitsConfig, fronts: int = 1) -> None:
+        """Begin with all of it, or with the part of one of several fronts."""
+        self.tenant = tenant
+        self.config = config
+        self.streams = 0
+        self._requests = config.requests_per_s and config.requests_per_s.bucket(fronts)
+        self._rows = config.rows_per_s and config.rows_per_s.bucket(fronts)
+        self._worker_s = config.worker_seconds_per_min and config.worker_seconds_per_min.bucket()
+        self._max_streams = config.open_streams and max(config.open_streams // fronts, 1)
+
+    def admit(self, request: Request, now: float, *, is_stream: bool) -> None:
+        """Use up what a request needs where its key was checked.
+
+        Raises:
+            LimitReached: There is not enough left; nothing was used up.
+            TooLarge: There never is enough for so many samples.
+        """
+        rows = self._rows
+        if self._requests is not None:
+            self._require(self._requests, 1, "requests", now)
+        if rows is not None:
+            if request.size > rows.burst:
+                most = f"at most {rows.burst:g} of the tenant '{self.tenant}' come in at once"
+                raise TooLarge(f"the request has {request.size} samples; {most}")
+            self._require(rows, request.size, "rows", now)
+        if is_stream and self._max_streams is not None:
+            if self.streams >= self._max_streams:
+                raise self._reached("open_streams", f"{self.streams} streams are open", LEVEL_S)
+            self.streams += 1
+            request.reply = _OpenStream(self, request.reply)
+        if self._requests is not None:
+            self._requests.take(1, now)
+        if rows is not None:
+            rows.take(request.size, now)
+
+    def require_workers(self, size: int, waiting: int, now: float) -> None:
+        """Check that a request may wait for workers.
+
+        Args:
+            size: Its samples.
+            waiting: Samples of the tenant that wait.
+            now: The time.
+
+        Raises:
+            LimitReached: It may not.
+        """
+        if self._worker_s is not None:
+            self._require(self._worker_s, 0, "worker_seconds", now)
+        most = self.config.waiting_rows
+        if most is not None and waiting + size > most:
+            if size > most:
+                raise TooLarge(f"the request has {size} samples; at most {most} of the tenant '{self.tenant}' may wait")
+            raise self._reached("waiting_rows", f"{waiting} samples wait", LEVEL_S)
+
+    def worked(self, seconds: float, now: float) -> None:
+        """Use up worker time."""
+        if self._worker_s is not None:
+            self._worker_s.take(seconds, now)
+
+    def _require(self, bucket: TokenBucket, tokens: float, limit: str, now: float) -> None:
+        wait_s = bucket.wait_s(tokens, now)
+        if wait_s:
+            raise self._reached(limit, f"{_SAID[limit]} are used up", wait_s)
+
+    def _reached(self, limit: str, found: str, wait_s: float) -> LimitReached:
+        whole_s = max(math.ceil(wait_s), 1)
+        return LimitReached(
+            f"{found}, the limit of the tenant '{self.tenant}'; try again in {whole_s} s",
+            detail={"limit": limit, "retry_after_s": whole_s},
+        )
+
+
+class _OpenStream:
+    """Replies to a request whose answer is streamed, and counts it no longer."""
+
+    __slots__ = ("_allowance", "_is_open", "_reply")
+
+    def __init__(self, allowance: Allowance, reply: Reply) -> None:
+        self._allowance = allowance
+        self._reply = reply
+        self._is_open = True
+
+    def __call__(self, request: Request, outcome: Outcome) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._allowance.streams -= 1
+        self._reply(request, outcome)
+
+
+_SAID: Final = {"requests": "the requests", "rows": "the samples", "worker_seconds": "the worker seconds"}

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A token bucket: how much a client may use at once, and how fast that comes back.
+
+Theory of operation. The bucket keeps one number, the moment at which it will be full again. Taking tokens moves that
+moment by the time in which they come back; asking changes nothing. So no rounding adds up over refills, and a clock
+that goes back gives nothing twice: the bucket then looks emptier until the clock has caught up.
+
+Between two moments that lie `t` seconds apart, `take` after `wait_s` has returned 0 gives at most `burst + rate * t`.
+
+Sans-I/O: no clock, no loop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROUNDING_S: Final = 1e-6
+"""A token that comes this soon is there: a client that waited for exactly as long as it was told gets it."""
+
+
+class TokenBucket:
+    """Tokens for one limit.
+
+    Attributes:
+        rate: Tokens that come back in a second.
+        burst: The most that it holds; it begins full.
+    """
+
+    __slots__ = ("_full_at", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate = rate
+        self.burst = burst
+        self._full_at = float("-inf")
+
+    def left(self, now: float) -> float:
+        """Return the tokens that are there; less than none if more were taken than there were."""
+        return self.burst - self.rate * self.full_s(now)
+
+    def full_s(self, now: float) -> float:
+        """Return the seconds until it is full."""
+        return max(self._full_at - now, 0.0)
+
+    def wait_s(self, tokens: float, now: float) -> float:
+        """Return the seconds until so many tokens are there, 0 if they are; no more than `burst` ever are."""
+        wait_s = self.full_s(now) - (self.burst - tokens) / self.rate
+        return wait_s if wait_s > ROUNDING_S else 0.0
+
+    def take(self, tokens: float, now: float) -> None:
+        """Take tokens, also if they are not there."""
+        self._full_at = max(self._full_at, now) + tokens / self.rate

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of tenants, through the doors of a server."""
+
+import json
+import re
+import signal
+
+import grpc
+import numpy as np
+import pytest
+from tests.integration.kserve.served import M, request
+from tests.waiting import PATIENCE_S, eventually
+
+from forebay.cli.main import main
+from forebay.protocols.kserve.messages import SERVICE
+
+FEW = {"rate": 0.001, "burst": 2}
+"""Nothing of it comes back while a test runs."""
+LIMITS = {
+    "few": {"requests_per_s": FEW},
+    "calls": {"requests_per_s": FEW},
+    "rows": {"rows_per_s": {"rate": 1000, "burst": 1000}, "waiting_rows": 500},
+    "spent": {"worker_seconds_per_min": {"rate": 0.001, "burst": 0.0001}},
+}
+
+
+@pytest.fixture
+def config(models):
+    return {
+        "models": [{"target": str(models / "shared.py"), "workers": 1, "worker_kind": "thread"}],
+        "http": {"api_keys": {name: f"key-{name}" for name in (*LIMITS, "free", "usual")}},
+        "tenants": {
+            **{name: {"limits": limits} for name, limits in LIMITS.items()},
+            "free": {"weight": 2},
+            "*": {"limits": {"requests_per_s": FEW}},
+        },
+    }
+
+
+@pytest.fixture
+def served(serve, config, tmp_path):
+    path = tmp_path / "forebay.yaml"
+    path.write_text(json.dumps(config))
+    server = serve(None, "--config", str(path), "--grpc-port", "0")
+    server.file = path
+    return server
+
+
+def post(server, name, **more):
+    return server.client.post("/models/gate", headers={"x-api-key": f"key-{name}", **more}, json="x")
+
+
+def refusals(server):
+    page = server.client.get("/metrics", headers={"x-api-key": "key-free"}).text
+    found = re.findall(r'^forebay_tenant_refused_total{.*?reason="(.*?)",tenant="(.*?)".*?} (.*)$', page, re.MULTILINE)
+    return {(tenant, reason): float(count) for reason, tenant, count in found}
+
+
+# F45: limits of a tenant, of those that no entry names, and of no others
+def test_a_tenant_is_refused_beyond_its_limits_and_others_are_not(served):
+    for name in ("few", "usual"):
+        assert [post(served, name).status_code for _ in range(2)] == [200, 200]
+        refused = post(served, name)
+        assert refused.status_code == 429
+        assert 500 <= int(refused.headers["retry-after"]) <= 1000
+        assert refused.json()["error"]["detail"]["limit"] == "requests"
+        assert f"'{name}'" in refused.text
+    assert [post(served, "free").status_code for _ in range(4)] == [200] * 4
+    assert post(served, "spent").status_code == 200
+    eventually(lambda: post(served, "spent").status_code == 429, "its worker time is used up")
+    found = refusals(served)
+    assert found["few", "limit:requests"] == found["usual", "limit:requests"] == 1.0
+    assert found["spent", "limit:worker_seconds"] >= 1.0
+
+
+def test_calls_of_grpc_have_the_same_limits(served):
+    port = int(re.search(r"gRPC at .*:(\d+)", served.log)[1])
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer", M.ModelInferRequest.SerializeToString)
+        tensor = request("gate", np.array([b"x"]), datatype="BYTES")
+        tensor.raw_input_contents[0] = b"\x01\0\0\0x"
+        key = [("x-api-key", "key-calls")]
+        for _ in range(2):
+            infer(tensor, metadata=key, timeout=PATIENCE_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(tensor, metadata=key, timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the limit of the tenant 'calls'" in caught.value.details()
+    assert post(served, "calls").status_code == 429
+
+
+def test_limits_change_without_a_restart(served, config):
+    assert [post(served, "few").status_code for _ in range(3)] == [200, 200, 429]
+    config["tenants"]["few"] = {}
+    config["tenants"]["free"] = {"limits": {"requests_per_s": {"rate": 0.001, "burst": 1}}}
+    served.file.write_text(json.dumps(config))
+    served.signal(signal.SIGHUP)
+    eventually(lambda: "reloaded in" in served.log, "the reload")
+    assert "from the next start on" not in served.log
+    assert [post(served, "few").status_code for _ in range(3)] == [200] * 3
+    assert [post(served, "free").status_code for _ in range(2)] == [200, 429]
+    assert post(served, "usual").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "limits, told",
+    [
+        ({"requests_per_s": {"burst": 5}}, "tenants.a.limits.requests_per_s: 'rate' is needed"),
+        ({"requests_per_s": {"rate": 0}}, "tenants.a.limits.requests_per_s.rate is 0; a number above 0"),
+        ({"requests_per_s": {"rate": 1, "burst": 0.5}}, "tenants.a.limits.requests_per_s.burst is 0.5; a number"),
+        ({"requests_per_s": 5}, "tenants.a.limits.requests_per_s is 5; a mapping"),
+        ({"rows_per_s": {"rate": float("nan")}}, "tenants.a.limits.rows_per_s.rate is 'NaN'; a number above 0"),
+        ({"request_per_s": {"rate": 1}}, "did you mean requests_per_s?"),
+        ({"waiting_rows": 0}, "tenants.a.limits.waiting_rows is 0; a whole number of at least 1"),
+        ({"open_streams": 1.5}, "tenants.a.limits.open_streams is 1.5; "),
+    ],
+)
+def test_limits_that_cannot_be_meant_are_told_with_their_place(models, tmp_path, capsys, limits, told):
+    path = tmp_path / "forebay.yaml"
+    text = {"models": [str(models / "shared.py")], "tenants": {"a": {"limits": limits}}}
+    path.write_text(json.dumps(text))
+    assert main(["check", "--config", str(path)]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left of the limits of a tenant."""
+
+import pytest
+
+from forebay.errors import Code, LimitReached, TooLarge, revive
+from forebay.types.call import Request
+from forebay.types.tenant import ALL, TenantConfig, Tenants
+from forebay.types.tenant_limits import LimitsConfig, RateConfig, WorkerTimeConfig
+
+REQUESTS = LimitsConfig(requests_per_s=RateConfig(rate=2, burst=3))
+
+
+def limits_of(limits, fronts=1):
+    tenants = Tenants({"a": TenantConfig(limits=limits)})
+    tenants.divide(fronts)
+    return tenants.of("a").allowance
+
+
+def asked(size=1):
+    return Request("", lambda *_: None, size=size)
+
+
+def refused(allowance, request, now, *, is_stream=False):
+    with pytest.raises(LimitReached) as caught:
+        allowance.admit(request, now, is_stream=is_stream)
+    return caught.value
+
+
+# F45: limits of a tenant
+def test_requests_are_let_in_up_to_the_burst_and_then_at_the_rate():
+    allowance = limits_of(REQUESTS)
+    for _ in range(3):
+        allowance.admit(asked(50), 10.0, is_stream=False)
+    error = refused(allowance, asked(), 10.1)
+    assert (error.limit, error.retry_after_s, error.code) == ("requests", 1, Code.RESOURCE_EXHAUSTED)
+    assert "'a'" in error.message
+    allowance.admit(asked(), 10.5, is_stream=False)
+    refused(allowance, asked(), 10.5)
+    crossed = revive(error.kind, error.message, error.detail)
+    assert (type(crossed), crossed.limit, crossed.retry_after_s) == (LimitReached, "requests", 1)
+
+
+def test_a_request_that_is_refused_uses_up_nothing():
+    allowance = limits_of(
+        LimitsConfig(requests_per_s=RateConfig(rate=1, burst=2), rows_per_s=RateConfig(rate=1, burst=8), open_streams=1)
+    )
+    allowance.admit(asked(6), 0.0, is_stream=True)
+    assert refused(allowance, asked(4), 0.0).limit == "rows"
+    assert refused(allowance, asked(2), 0.0, is_stream=True).limit == "open_streams"
+    with pytest.raises(TooLarge, match="9 samples; at most 8"):
+        allowance.admit(asked(9), 0.0, is_stream=False)
+    allowance.admit(asked(2), 0.0, is_stream=False)
+    assert refused(allowance, asked(), 0.0).limit == "requests"
+
+
+def test_a_stream_is_open_until_its_request_is_answered():
+    allowance = limits_of(LimitsConfig(open_streams=2))
+    streams = [asked(), asked()]
+    for request in streams:
+        allowance.admit(request, 0.0, is_stream=True)
+    refused(allowance, asked(), 0.0, is_stream=True)
+    allowance.admit(asked(), 0.0, is_stream=False)
+    for _ in range(2):  # a transport that fails is told again
+        streams[0].reply(streams[0], None)
+    assert allowance.streams == 1
+    allowance.admit(asked(), 0.0, is_stream=True)
+
+
+def test_worker_time_is_used_up_afterwards_and_comes_back():
+    allowance = limits_of(LimitsConfig(worker_seconds_per_min=WorkerTimeConfig(rate=30, burst=2)))
+    allowance.require_workers(1, 0, 0.0)
+    allowance.worked(5.0, 0.0)
+    with pytest.raises(LimitReached) as caught:
+        allowance.require_workers(1, 0, 0.0)
+    assert (caught.value.limit, caught.value.retry_after_s) == ("worker_seconds", 6)
+    allowance.require_workers(1, 0, 6.0)
+
+
+def test_samples_wait_up_to_a_level():
+    allowance = limits_of(LimitsConfig(waiting_rows=10))
+    allowance.require_workers(4, 6, 0.0)
+    with pytest.raises(LimitReached, match="7 samples wait"):
+        allowance.require_workers(4, 7, 0.0)
+    with pytest.raises(TooLarge, match="at most 10"):
+        allowance.require_workers(11, 0, 0.0)
+
+
+def test_each_of_several_fronts_lets_in_its_part():
+    allowance = limits_of(LimitsConfig(requests_per_s=RateConfig(rate=8, burst=16), open_streams=3), fronts=4)
+    for _ in range(4):
+        allowance.admit(asked(), 0.0, is_stream=False)
+    refused(allowance, asked(), 0.0)
+    allowance.admit(asked(), 0.5, is_stream=True)
+    assert refused(allowance, asked(), 1.0, is_stream=True).limit == "open_streams"
+
+
+def test_classes_and_children_share_what_is_left_and_limits_that_stay_the_same_go_on():
+    tenants = Tenants({ALL: TenantConfig(limits=REQUESTS), "b": TenantConfig()})
+    one, other, child = tenants.of("a"), tenants.of("a", 3), tenants.of("a", 0, "kid")
+    assert tenants.are_limited
+    assert one.allowance is other.allowance is child.allowance is not None
+    assert tenants.of("b").allowance is None
+    assert tenants.of("c").allowance not in {None, one.allowance}
+    before = one.allowance
+    tenants.configure({"a": TenantConfig(weight=2.0, limits=REQUESTS)})
+    assert one.allowance is before
+    assert tenants.of("c").allowance is None
+    tenants.configure({"a": TenantConfig(limits=LimitsConfig(open_streams=1))})
+    assert before is not one.allowance is child.allowance
+    tenants.configure({})
+    assert (one.allowance, child.allowance, tenants.are_limited) == (None, None, False)
