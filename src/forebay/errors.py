@@ -161,25 +161,12 @@ class ShareUsed(QueueFull):
 
 
 class LimitReached(ShareUsed):
-    """The tenant has used up what it may use: its detail says of what, and when to try again.
-
-    `{"limit": "requests", "retry_after_s": 3}`
-    """
+    """The tenant has used up what it may use; its detail says of what: `{"limit": "requests"}`."""
 
     @property
     def limit(self) -> str:
         """Which limit it was."""
-        return str(self._detail.get("limit", ""))
-
-    @property
-    def retry_after_s(self) -> int:
-        """Whole seconds after which trying again may help."""
-        seconds = self._detail.get("retry_after_s")
-        return seconds if type(seconds) is int and seconds > 0 else 1
-
-    @property
-    def _detail(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self.detail) if isinstance(self.detail, dict) else {}
+        return str(cast("dict[str, Any]", self.detail).get("limit", "")) if isinstance(self.detail, dict) else ""
 
 
 class DeadlineExceeded(CapacityError):

@@ -514,8 +514,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
             waits for ever.
         tenants: What each tenant may have, by the name of its API keys. `weight` (0.001 to 1000) is its part of the
             workers of a model beside others of its `class` (0 to 3, 0 is the most urgent). One that is not named has
-            weight 1, class 1. `deadline_ms` refuses at once those of its requests that would take longer, `limits` those
-            beyond what it may use. The name * stands for all tenants without an entry of their own.
+            weight 1, class 1. `deadline_ms` refuses at once those of its requests that would take longer, `limits`
+            those beyond what it may use. The name * stands for all tenants without an entry of their own.
         cost_log: Folder for what each tenant has cost, a file of JSON lines for each day; `forebay costs` adds up.
         extra_routes: Whether forebay's own paths answer beside those of a project of another server.
         state_dir: Folder for the readiness files of a project.

@@ -10,7 +10,6 @@ Sans-I/O: no clock, no loop.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 MAX_RATE: Final = 1e9
 MINUTE_S: Final = 60.0
-LEVEL_S: Final = 1.0
-"""When to try again where a level is reached: it falls as soon as something ends."""
 
 
 class RateConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +113,7 @@ class Allowance:
             self._require(rows, request.size, "rows", now)
         if is_stream and self._max_streams is not None:
             if self.streams >= self._max_streams:
-                raise self._reached("open_streams", f"{self.streams} streams are open", LEVEL_S)
+                raise self._reached("open_streams", f"{self.streams} streams are open")
             self.streams += 1
             request.reply = _OpenStream(self, request.reply)
         if self._requests is not None:
@@ -141,7 +138,7 @@ class Allowance:
         if most is not None and waiting + size > most:
             if size > most:
                 raise TooLarge(f"the request has {size} samples; at most {most} of the tenant '{self.tenant}' may wait")
-            raise self._reached("waiting_rows", f"{waiting} samples wait", LEVEL_S)
+            raise self._reached("waiting_rows", f"{waiting} samples wait")
 
     def worked(self, seconds: float, now: float) -> None:
         """Use up worker time."""
@@ -151,13 +148,13 @@ class Allowance:
     def _require(self, bucket: TokenBucket, tokens: float, limit: str, now: float) -> None:
         wait_s = bucket.wait_s(tokens, now)
         if wait_s:
-            raise self._reached(limit, f"{_SAID[limit]} are used up", wait_s)
+            error = self._reached(limit, f"{_SAID[limit]} are used up")
+            error.retry_at = now + wait_s
+            raise error
 
-    def _reached(self, limit: str, found: str, wait_s: float) -> LimitReached:
-        whole_s = max(math.ceil(wait_s), 1)
+    def _reached(self, limit: str, found: str) -> LimitReached:
         return LimitReached(
-            f"{found}, the limit of the tenant '{self.tenant}'; try again in {whole_s} s",
-            detail={"limit": limit, "retry_after_s": whole_s},
+            f"{found}, the limit of the tenant '{self.tenant}'; try again later", detail={"limit": limit}
         )
 
 
