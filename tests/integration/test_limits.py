@@ -79,13 +79,13 @@ def test_calls_of_grpc_have_the_same_limits(served):
         infer = channel.unary_unary(f"/{SERVICE}/ModelInfer", M.ModelInferRequest.SerializeToString)
         tensor = request("gate", np.array([b"x"]), datatype="BYTES")
         tensor.raw_input_contents[0] = b"\x01\0\0\0x"
-        key = [("x-api-key", "key-calls")]
+        key = (("x-api-key", "key-calls"),)
         for _ in range(2):
             infer(tensor, metadata=key, timeout=PATIENCE_S)
         with pytest.raises(grpc.RpcError) as caught:
             infer(tensor, metadata=key, timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "the limit of the tenant 'calls'" in caught.value.details()
+        assert "the limit of the tenant 'calls'" in str(caught.value.details())
     assert post(served, "calls").status_code == 429
 
 

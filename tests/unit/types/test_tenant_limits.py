@@ -14,7 +14,9 @@ REQUESTS = LimitsConfig(requests_per_s=RateConfig(rate=2, burst=3))
 def limits_of(limits, fronts=1):
     tenants = Tenants({"a": TenantConfig(limits=limits)})
     tenants.divide(fronts)
-    return tenants.of("a").allowance
+    allowance = tenants.of("a").allowance
+    assert allowance is not None
+    return allowance
 
 
 def asked(size=1):
