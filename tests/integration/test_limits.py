@@ -74,7 +74,7 @@ def test_a_tenant_is_refused_beyond_its_limits_and_others_are_not(served):
 
 
 def test_calls_of_grpc_have_the_same_limits(served):
-    port = int(re.search(r"gRPC at .*:(\d+)", served.log)[1])
+    (port,) = re.findall(r"gRPC at .*:(\d+)", served.log)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         infer = channel.unary_unary(f"/{SERVICE}/ModelInfer", M.ModelInferRequest.SerializeToString)
         tensor = request("gate", np.array([b"x"]), datatype="BYTES")
