@@ -2,6 +2,7 @@
 """OpenAI's own client against models that say they are asked so, over both lanes and two kinds of workers."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def server(request, launch):
     kind = "thread" if "fast" in request.param else "process"
     options = ["--worker-kind", kind, "--max-body-bytes", "100000", "--api-key", KEY]
     options += ["--cors-origin", ORIGIN] if "behind" in request.param else []
-    return launch("talkers.py", *options, "--access-log", "--log-format", "json")
+    return launch("talkers.py", *options, "--access-log", "--log-format", "json", "--answer-cost")
 
 
 @pytest.fixture
@@ -368,3 +369,11 @@ def test_who_answered_stands_in_the_access_log(client, server):
     eventually(lambda: line() is not None)
     expected = {"model": "words", "path": "/v1/chat/completions", "batch_size": 1, "code": "ok"}
     assert line() | expected == line()
+
+
+def test_a_stream_ends_with_what_it_has_cost_which_its_clients_skip(client, server):
+    body = chat("to be or not", stream=True)
+    headers = {"authorization": f"Bearer {KEY}", **client.options["default_headers"]}
+    raw = server.client.post("/v1/chat/completions", json=body, headers=headers).text
+    assert re.fullmatch(r": forebay-cost worker_ms=\d+\.\d{3};rows=1\n\n", raw.partition("data: [DONE]\n\n")[2])
+    assert text_of(client.chat("to be or not", stream=True)["parts"]) == "to be or not"

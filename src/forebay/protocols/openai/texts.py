@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from forebay.protocols.openai.reading import Asked
 
 DONE: Final = b"data: [DONE]\n\n"
+
+COST: Final = b": forebay-cost %b\n\n"
+"""Says what a stream has cost, as a comment: the protocol has no event for it, and clients skip comments."""
 """The last event of a stream."""
 
 _part: Final = msgspec.json.Decoder(known(str | TextPart))

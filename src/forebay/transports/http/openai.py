@@ -19,7 +19,7 @@ from forebay.observe.ids import next_id
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import errors, reading, vectors
 from forebay.protocols.openai.reading import EMBEDDINGS, PATHS
-from forebay.protocols.openai.texts import Texts
+from forebay.protocols.openai.texts import COST, Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
 from forebay.serving.endpoint import EndpointConfig
@@ -392,9 +392,8 @@ class _OpenAiRoute(Route):
         return b"".join(parts)
 
     def cost_event(self, cost: bytes) -> bytes:
-        """Write nothing: the protocol has no such event."""
-        del cost
-        return b""
+        """Write what a stream has cost, as a comment after its end."""
+        return COST % cost if cost else b""
 
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""
