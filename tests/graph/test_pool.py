@@ -31,6 +31,7 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Failure, Request
+from forebay.types.tenant import Tenants
 from forebay.workers.inline import InlinePool
 from forebay.workers.landing import HERE
 from forebay.workers.objects import packed
@@ -92,6 +93,28 @@ async def test_a_diamond_gives_each_request_its_own_answer(kind: str):  # P13, P
         assert serve.pool.in_flight == 0
         assert serve.endpoint.in_flight == 0
         assert all(one.endpoint.in_flight == 0 for one in nodes.values())
+
+
+async def test_each_node_s_queue_has_the_tenant_the_class_and_the_time_of_a_request():
+    nodes = {name: made(runners.double) for name in "abc"} | {"d": made(runners.total)}
+    child = Tenants(are_named=True).of("one", 2, "child")
+    found: list[Request] = []
+
+    def noted(submit: Any) -> Any:
+        def submit_noted(request: Request) -> None:
+            found.append(request)
+            submit(request)
+
+        return submit_noted
+
+    async with Serving(DIAMOND, nodes) as serve:
+        for one in nodes.values():
+            one.endpoint.submit = noted(one.endpoint.submit)
+        before = time.monotonic()
+        assert await serve(1, tenant=child, timeout_s=20.0) == 8
+        assert len(found) == 4
+        assert all(one.tenant is child for one in found)
+        assert all(before + 20.0 <= one.deadline <= time.monotonic() + 20.0 for one in found)
 
 
 async def test_requests_meet_in_the_batches_of_a_node():

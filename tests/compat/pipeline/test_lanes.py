@@ -104,6 +104,24 @@ def test_who_needs_a_key_needs_it_on_both_lanes(pipeline):
         assert allowed.json()["value"] == ["a"]
 
 
+def test_a_key_s_tenant_pays_for_each_op_and_a_header_names_its_children(pipeline, tmp_path):
+    (tmp_path / "one.txt").write_text("sesame")
+    keys = ("--api-key-file", f"one={tmp_path}/one.txt", "--tenant-header", "x-gateway-inference-fairness-id")
+    server = pipeline(SCRIPT, None, "--http-port", "0", *keys)
+    named = {"x-api-key": "sesame", "x-gateway-inference-fairness-id": "child"}
+    for path in (FAST, SLOW):
+        assert server.client.post(path, content=pairs(x="a"), headers=named).json()["value"] == ["a"]
+        bad = server.client.post(
+            path, content=pairs(x="a"), headers={**named, "x-gateway-inference-fairness-id": "x" * 129}
+        )
+        assert bad.json()["code"] == 3
+        assert "has 129 bytes" in bad.text
+    page = server.client.get("/metrics", headers=named).text
+    rows = re.findall(r'^forebay_tenant_worker_seconds_total{endpoint="([^"]*)",tenant="one".*', page, re.MULTILINE)
+    assert rows == ["svc/work"], page
+    assert "child" not in page
+
+
 def test_many_paths_are_forgotten_again(server):
     for number in range(1100):
         assert server.client.post(f"/svc/method{number}", content=pairs(x="a")).status_code == 200
