@@ -165,6 +165,35 @@ def test_others_are_ahead_as_their_shares_say():
     assert "light" in {one.tenant.name for one in known.taken().entries}
 
 
+def test_a_tenant_has_its_share_of_the_rounds_that_may_wait_where_a_queue_stands():
+    """However much more another one has there."""
+    known = Known()
+    known.offer(10, None)
+    known.taken()
+    known.offer(30, 0.4, "a")
+    known.offer(12, 0.4, "b")
+    known.now += 0.001
+    assert known.refused(0.02, "b")
+    known.now += 0.45
+    assert known.refused(0.44, "b")  # it would be in time: its 13 rows beside as many take 60 ms
+    assert not known.refused(0.44, "c")
+
+
+def test_batches_that_change_the_curve_do_not_count_twice():
+    """What the first batches take shows the shape of the curve, and no change of the model."""
+    known = Known()
+    for rows, seconds in [(1, 0.011), (10, 0.020)] * 3:
+        known.offer(rows, None)
+        known.answered(known.taken(), seconds)
+    fresh = CheckedQueue(BatchConfig(max_size=10, idle="go"))
+    deadlines = fresh.keep_deadlines()
+    known.queue = fresh
+    for rows, seconds in [(1, 0.011), (10, 0.020)]:
+        known.offer(rows, None)
+        known.answered(known.taken(), seconds)
+    assert deadlines.lasts_s(10) == pytest.approx(0.020, rel=0.1)
+
+
 def test_what_is_due_first_leaves_first_and_those_of_like_times_as_they_came():
     known = Known()
     known.offer(10, None)

@@ -15,6 +15,8 @@ from benchmarks.policies.fair.simulation import MAX_SIZE, Load, Simulation
 BATCH_S = A + B * MAX_SIZE
 TIMES = (3, 5, 10, 20, 30)
 """Deadlines, in times of a full batch."""
+MAX_LATE = 0.01
+"""Part of the requests let in that may be late."""
 
 HEADLINE = """\
 # Deadlines
@@ -24,10 +26,16 @@ queue of the server; workers, clients and the clock are simulated. A batch of n 
 at most 64 rows; 4,096 rows may wait. Each request draws a deadline of {times} times a full batch. The first fifth of
 the time is not counted. "Ended" are requests whose time only ends them, as before deadlines were kept; "kept" are
 those that are refused on arrival if they would be late. "In time" is beside what was offered, or what the workers can
-carry if that is less. At least 0.93 is aimed at up to 3x, and 0.9 at 10x.
+carry if that is less. At least 0.93 is aimed at up to 3x, and 0.9 at 10x. Of those that are let in where deadlines are
+kept, at most 1 % may be late or end unanswered: what has more is a FAIL.
 
-| offered, slots | tenants | deadlines | in time | answered late or ended unanswered | refused on arrival |
-|---|---|---|---|---|---|
+In the rows that fail, the load begins at once, with an empty queue of which nothing is known. Requests with the longest
+deadlines queue up to the end of their time, and some of them are late when that comes: where five tenants share one
+slot, none from 1.4 s on. Two remedies were tried and left out. To refuse what would make others late that are due later
+gave 2.9 % with one tenant and with five; a reserve of 6 % of the predicted time beside it, 0 % and 2.0 %.
+
+| offered, slots | tenants | deadlines | in time | late or unanswered | of those let in | refused on arrival |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -42,7 +50,11 @@ def row(offered: float, slots: int, tenants: int, seconds: float, seed: int, *, 
     in_time = sum(one.in_time for one in found) / (min(offered, 1.0) * capacity * 0.8 * seconds)
     late, refused = sum(one.late for one in found), sum(one.refused for one in found)
     how = "kept" if kept else "ended"
-    return f"| {offered:g}x, {slots} | {tenants} | {how} | {in_time:.3f} | {late:,} | {refused:,} |"
+    part = late / max(late + sum(one.in_time for one in found), 1)
+    verdict = ", FAIL" if kept and part > MAX_LATE else ""
+    return (
+        f"| {offered:g}x, {slots} | {tenants} | {how} | {in_time:.3f} | {late:,} | {part:.1%}{verdict} | {refused:,} |"
+    )
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seco
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.due_lane import DueLane, bucket_of
@@ -61,20 +60,16 @@ class Deadlines(Policy):
         self._fair = fair
         self._runs: dict[EntryBatch, tuple[float, float]] = {}
         """When each batch is expected to end, and when it was taken."""
-        self._scale = 1.0
-        """What batches take now, beside what the curve expects: that is slow to forget one that took very long."""
         self._way_s = 0.0
         """What the way to the worker and back takes."""
         self._calm_at = NEVER
         """When a batch left with room in it, or something came to a free slot, last."""
         self._tried_at = -NEVER
-        self._most: tuple[float, Flow | None, float] | None = None
-        """Most rows for its weight that a flow of the class looked at holds, that flow, and most of the others."""
 
     def lasts_s(self, rows: int) -> float:
         """Return the seconds after which a batch of so many rows is expected to be answered; 0 if that is unknown."""
-        curve = self._fair.curve
-        return (curve.a + curve.b * rows) * self._scale + self._way_s if curve.a or curve.b else 0.0
+        lasts_s = self._fair.lasts_s(rows)
+        return lasts_s + self._way_s if lasts_s else 0.0
 
     def lane(self, entries: Iterable[Entry]) -> DueLane:
         """Return a lane for entries of a flow."""
@@ -124,20 +119,14 @@ class Deadlines(Policy):
     def took(self, batch: EntryBatch, left: int, now: float) -> None:
         """Note a batch that leaves."""
         self._runs[batch] = now + self.lasts_s(batch.rows), now
-        self._most = None
         if batch.rows < self._queue.most_rows and not self._queue.waiting:
             self._calm_at = now
 
     def answered(self, batch: EntryBatch, queue: BatchQueue, now: float) -> None:
-        """Learn what a batch took."""
+        """Learn what the way of a batch took."""
         _, taken = self._runs.pop(batch, (0.0, NEVER))
-        curve = self._fair.curve
-        expected = curve.a + curve.b * batch.rows
-        if batch.has_streamed or taken == NEVER or not expected:
-            return
-        seconds = batch.model_s or now - taken
-        self._scale = math.sqrt(self._scale * min(seconds / expected, 2.0 * self._scale))
-        self._way_s += 0.1 * (max(now - taken - seconds, 0.0) - self._way_s)
+        if batch.model_s and not batch.has_streamed and taken < NEVER:
+            self._way_s += 0.1 * (max(now - taken - batch.model_s, 0.0) - self._way_s)
 
     def check(self) -> None:
         """Assert what holds between any two steps; tests ask after each."""
@@ -184,26 +173,6 @@ class Deadlines(Policy):
         if entry.due - now > age or not any(at > calm_at for number, at in flow.missed.items() if number <= bucket):
             return 0
         over = sum(rows for number, rows in self.rows.items() if 2.0**number <= age * 1000.0)
-        over += entry.size - SQUEEZE * queue.slots * queue.most_rows
-        key = flow.key
-        if over <= 0 or (key.rows + entry.size) / key.tenant.weight < self._most_of_others(key):
-            return 0
-        return over
-
-    def _most_of_others(self, flow: Flow) -> float:
-        """Return the most rows for its weight that another flow of the class holds, as of the batch that left last."""
-        tier = flow.tenant.tier
-        if self._most is None or (self._most[1] is not None and self._most[1].tenant.tier != tier):
-            first: Flow | None = None
-            most = second = 0.0
-            for one in self._fair.everybody():
-                rows = one.rows / one.tenant.weight
-                if one.tenant.tier != tier or rows <= second:
-                    continue
-                if rows > most:
-                    first, most, second = one, rows, most
-                else:
-                    second = rows
-            self._most = most, first, second
-        most, first, second = self._most
-        return second if first is flow else most
+        most, key = SQUEEZE * queue.slots * queue.most_rows, flow.key
+        mine = most * self._fair.share_of(key)
+        return over + entry.size - most if key.rows and key.rows + entry.size > mine else 0

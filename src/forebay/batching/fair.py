@@ -203,9 +203,13 @@ class FairShares(Policy):
 
     # Whose turn it is
 
+    def lasts_s(self, rows: int) -> float:
+        """Return the seconds that a batch of so many rows is expected to take a worker; 0 if that is unknown."""
+        return (self.curve.a + self.curve.b * rows) * self._scale
+
     def unit_s(self, rows: int) -> float:
         """Return the seconds that a row is expected to take in a batch of so many."""
-        return (self.curve.a / rows + self.curve.b) * self._scale or UNKNOWN_ROW_S
+        return self.lasts_s(rows) / rows or UNKNOWN_ROW_S
 
     def serve(self, flow: Flow) -> None:
         """Note the flow that is the first in a batch."""
@@ -299,10 +303,10 @@ class FairShares(Policy):
         if batch.has_streamed or own_s:  # beside others, or one by one
             return
         seconds = batch.model_s or seconds
-        expected = self.curve.a + self.curve.b * rows
-        if expected > 0.0 and seconds > 0.0:
-            self._scale = math.sqrt(self._scale * seconds / expected)
         self.curve.learn(rows, seconds)
+        expected = self.curve.a + self.curve.b * rows  # the curve as it is now: at first it changes with each batch
+        if expected > 0.0 and seconds > 0.0:
+            self._scale = math.sqrt(self._scale * min(seconds / expected, 2.0 * self._scale))
         self._costs.learn(units, seconds)
         if self._costs.b > 0.0 and len(self.flows) > 1:
             self._learn_costs(charges, units, seconds - self._costs.a - self._costs.b * units)
