@@ -101,6 +101,7 @@ class Known:
         self.tenants = {}
         for rows in (1, 10) * 10:
             self.offer(rows, None)
+            self.now += config.get("max_wait_s", 0.0)
             self.answered(self.taken(), 0.010 + 0.001 * rows)
 
     def offer(self, rows, time_s, name="", body="", **more):
@@ -192,6 +193,24 @@ def test_batches_that_change_the_curve_do_not_count_twice():
         known.offer(rows, None)
         known.answered(known.taken(), seconds)
     assert deadlines.lasts_s(10) == pytest.approx(0.020, rel=0.1)
+
+
+def test_a_wait_for_a_fuller_batch_is_part_of_what_is_ahead():
+    known = Known(idle="wait", max_wait_s=0.050)
+    known.offer(10, None)
+    known.taken()
+    assert known.refused(0.0805)  # 20 ms until the slot is free, 50 ms until it leaves, 11 ms for itself
+    assert not known.refused(0.0815)
+
+
+def test_ranks_hold_among_requests_of_like_times():
+    known = Known(ranked=True)
+    known.offer(10, None)
+    running = known.taken()
+    for body, time_s, rank in (("second", 0.20, 2), ("first", 0.21, 1), ("soon", 0.05, 9)):
+        known.offer(1, time_s, body=body, rank=rank)
+    known.answered(running, 0.020)
+    assert [one.body for one in known.taken().entries] == ["soon", "first", "second"]
 
 
 def test_what_is_due_first_leaves_first_and_those_of_like_times_as_they_came():
