@@ -187,6 +187,25 @@ class FairShares(Policy):
         if not key.rows:
             self.weights_of[tier] = self.weights_of[tier] - key.tenant.weight if self.rows_of[tier] else 0.0
 
+    def is_lighter(self, tenant: Tenant | None, other: Tenant | None) -> bool:
+        """Tell whether a tenant is more urgent than another one, or has less waiting for its weight."""
+        self.sort_out()
+        mine, theirs = self.flow_of(tenant), self.flow_of(other)
+        if mine.key is not theirs.key:
+            mine, theirs = mine.key, theirs.key
+        if mine.tenant.tier != theirs.tenant.tier:
+            return mine.tenant.tier < theirs.tenant.tier
+        return mine.rows / mine.tenant.weight < theirs.rows / theirs.tenant.weight
+
+    def move(self, payer: Tenant | None, other: Tenant | None, seconds: float) -> None:
+        """Have another tenant pay worker seconds that one is charged with."""
+        mine, theirs = self.flow_of(payer), self.flow_of(other)
+        theirs.charge(seconds)
+        mine.charge(-seconds)
+        self._note_fallen(mine)
+        if mine.key is not mine:
+            self._note_fallen(mine.key)
+
     def has_newcomers(self, since: float, now: float) -> bool:
         """Tell whether tenants have come since a moment that had nothing in the queue then, nor were just answered."""
         if len(self.flows) < 2:

@@ -47,6 +47,7 @@ COUNTERS: Final = {
     "forebay_requests": "Requests by outcome",
     "forebay_stream_parts": "Parts of streamed answers handed to clients",
     "forebay_worker_restarts": "Workers that were replaced",
+    "forebay_shared_requests": "Requests answered by the run of an equal one",
 }
 
 GAUGES: Final = {
@@ -68,6 +69,7 @@ OWNERS: Final = frozenset(
     {
         "forebay_stream_parts",
         "forebay_worker_restarts",
+        "forebay_shared_requests",
         "forebay_waiting_samples",
         "forebay_workers",
         "forebay_workers_wanted",
@@ -222,6 +224,7 @@ class _Text:
             requests.encode(),
             f"forebay_stream_parts_total{labels} {metrics.parts}.0\n".encode(),
             f"forebay_worker_restarts_total{labels} {reading.worker_restarts}.0\n".encode(),
+            b"" if metrics.shared is None else f"forebay_shared_requests_total{labels} {metrics.shared}.0\n".encode(),
             f"forebay_in_flight{labels} {reading.in_flight}.0\n".encode(),
             f"forebay_waiting_samples{labels} {reading.waiting}.0\n".encode(),
             f"forebay_workers{labels} {reading.workers_alive}.0\n".encode(),

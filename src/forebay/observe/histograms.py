@@ -104,6 +104,7 @@ class EndpointMetrics:
         failed_s: The part of `request_s` that ended in an error.
         failed_rows: The part of the samples of all batches whose outcome was an error.
         parts: Parts of streamed answers that were handed to clients.
+        shared: Requests that were answered by the run of an equal one; None where none are.
         last: When the last batch was answered, in the loop's clock; 0 if none was.
         own: `codes`, `reasons`, `request_s` and `failed_s` without the requests that a front has handed on and counts
             itself; None where there are none of those.
@@ -112,7 +113,7 @@ class EndpointMetrics:
 
     __slots__ = (
         *("codes", "failed_rows", "failed_s", "last", "model_s", "own", "parts", "queue_s", "reasons", "request_s"),
-        *("sizes", "tenants"),
+        *("shared", "sizes", "tenants"),
     )
 
     def __init__(self) -> None:
@@ -125,6 +126,7 @@ class EndpointMetrics:
         self.failed_s = 0.0
         self.failed_rows = 0
         self.parts = 0
+        self.shared: int | None = None
         self.last = 0.0
         self.own: EndpointMetrics | None = None
         self.tenants: dict[str, TenantAccount] = {}
@@ -137,7 +139,7 @@ class EndpointMetrics:
     def with_clients(self, clients: EndpointMetrics) -> EndpointMetrics:
         """Return the same batches, with copies of what these count of the requests of clients."""
         found = EndpointMetrics()
-        for name in ("failed_rows", "last", "model_s", "parts", "queue_s", "sizes", "tenants"):
+        for name in ("failed_rows", "last", "model_s", "parts", "queue_s", "shared", "sizes", "tenants"):
             setattr(found, name, getattr(self, name))
         found.codes, found.reasons, found.failed_s = clients.codes.copy(), clients.reasons.copy(), clients.failed_s
         found.request_s.counts, found.request_s.total = clients.request_s.counts.copy(), clients.request_s.total

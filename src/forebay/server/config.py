@@ -22,6 +22,7 @@ from forebay.types.settings import (
     DeadlineMilliseconds,
     Milliseconds,
     Seconds,
+    Sharing,
     SomeMilliseconds,
     SomeSeconds,
     Workers,
@@ -330,6 +331,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         policy: auto learns the sizes of batches and the waits for them that hold the objective.
         latency_objective_ms: Time that 95 of 100 requests are to be answered in.
         isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
+        single_flight: Which equal requests that are open at the same time run once: none, those of one tenant, or all.
         trial_s: Time that a model file is run on made-up values before it is served; if it takes longer, it serves one
             request at a time.
         max_trial_bytes: Memory of the process that loads a model file first; a file that takes more is refused.
@@ -364,6 +366,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[Literal["auto"] | None, Written("--policy")] = None
     latency_objective_ms: Annotated[SomeMilliseconds | None, Written("--latency-objective-ms", "MS")] = None
     isolate_errors: Annotated[bool | None, Written("--isolate-errors")] = None
+    single_flight: Annotated[Sharing | None, Written("--single-flight", usual="off")] = None
     trial_s: Annotated[SomeSeconds, Written("--trial-s", "S")] = 60.0
     max_trial_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 26)] | None,

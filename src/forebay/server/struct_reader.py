@@ -86,6 +86,8 @@ class StructReader:
                 pass
         if setting.written.is_verbatim and type(value) in {int, float}:
             value = self.document.text(path) or str(value)
+        if value is False and "off" in setting.choices:  # YAML takes the word for that
+            value = "off"
         if _has_zero(value):  # YAML has no such text, JSON and Python do
             self.wrong(path, value, "no text has a zero byte here")
         try:

@@ -38,12 +38,14 @@ from forebay.observe.histograms import EndpointMetrics
 from forebay.observe.naming import id_of
 from forebay.observe.tenant_accounts import Accounts
 from forebay.observe.timeline import Timeline
+from forebay.serving.single_flight import Flights
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.serving.worker_scaling import WorkerScaling
 from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
+from forebay.types.settings import Sharing
 from forebay.types.tenant import Tenants
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
         split: Whether a request with more samples than a batch takes is cut in slices; otherwise it is refused.
         streams: Whether answers come in parts.
         is_mixed: Whether others come whole all the same.
+        single_flight: Which equal requests run once, if they are open at the same time: none, those of one tenant, all.
     """
 
     name: str
@@ -93,6 +96,7 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     split: bool = True
     streams: bool = False
     is_mixed: bool = False
+    single_flight: Sharing = "off"
 
 
 class Endpoint:
@@ -150,6 +154,12 @@ class Endpoint:
         may_exceed = config.split and (config.is_mixed or not config.streams)
         self._slices = Slices(config.name, batching, self._queue, self._settle, may_exceed=may_exceed)
         self._fed = self._slices.fed
+        self._flights: Flights | None = None
+        if config.single_flight != "off":
+            self._flights = self._slices.flights = Flights(
+                config.single_flight, self._queue, self._capacity, self._settle, self.metrics
+            )
+            self._offer = self._flights.offer
         self._windows: Windows | None = None
         self._accounts: Accounts | None = None
         self._tenants: Tenants | None = None
@@ -211,6 +221,8 @@ class Endpoint:
             accounts.are_kept = True
         self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
         self._slices.batcher = self._batcher
+        if self._flights is not None:
+            self._flights.batcher, self._flights.later = self._batcher, self._loop.call_later
         name, version = self.config.name, self.config.version
         with model_log.named(name), author_metrics.workers_of(model=name, version=version):
             await self.pool.start()
@@ -253,8 +265,11 @@ class Endpoint:
     def _evict(self, entry: Any, why: str) -> None:
         """End a request that has to leave the queue."""
         request: Request = entry.whole if type(entry) is Slice else entry
+        failure = Failure(ShareUsed(f"the request {why}"))
+        if self._flights is not None and type(entry) is Slice and self._flights.evict(entry, failure):
+            return
         if not request.done:
-            self._settle(request, Failure(ShareUsed(f"the request {why}")))
+            self._settle(request, failure)
 
     def hasten(self) -> None:
         """Let no batch wait to be filled any longer: the last requests are on their way."""
@@ -404,6 +419,7 @@ class Endpoint:
             or batcher is None
             or self._keys_of is not None
             or self._deadline_s != _NEVER
+            or self._flights is not None
             or (self._sleeper is not None and not self.pool.idle)
             or self._queue.waiting + len(requests) > self._capacity
         ):
@@ -527,7 +543,9 @@ class Endpoint:
         if keys.count(key) == len(keys):
             if request.size <= self._max_size:
                 request.key = key
-                batcher.submit(request, now)
+                self._offer(request, now)
+                if not batcher.is_awake:
+                    batcher.wake()
             else:
                 self._slices.cut(request, {key: range(request.size)}, now)
             return
@@ -563,18 +581,30 @@ class Endpoint:
 
     def _bill(self, batch: EntryBatch, accounts: Accounts) -> None:
         """Charge what a batch has cost to the requests in it, and to their tenants."""
-        is_limited = self._tenants is not None and self._tenants.are_limited and not self.pool.is_elsewhere
         for entry, part in zip(batch.entries, divide(batch, self._queue.fair), strict=True):
-            entry.root().cost_s += part
-            account = accounts.of(self.metrics, self._called, entry.tenant)
-            account.worker_s += part
-            if is_limited and entry.tenant is not None and entry.tenant.allowance is not None:
-                entry.tenant.allowance.worked(part, time.monotonic())
-            if not batch.billed_s:
-                account.rows += entry.size
-                account.queue_s.observe(entry.taken - entry.arrived)
-            if accounts.due is not None:
-                accounts.due[account] = None
+            if self._flights is None:
+                self._charge(entry, entry, part, batch, accounts)
+                continue
+            payers = self._flights.payers(entry)
+            for payer in payers:
+                self._charge(payer, entry, part / len(payers), batch, accounts)
+
+    def _charge(self, payer: Any, entry: Any, seconds: float, batch: EntryBatch, accounts: Accounts) -> None:
+        """Charge worker seconds to a request, for which an entry has run that may be for others as well."""
+        payer.root().cost_s += seconds
+        account = accounts.of(self.metrics, self._called, payer.tenant)
+        account.worker_s += seconds
+        tenants, tenant = self._tenants, payer.tenant
+        is_limited = tenants is not None and tenants.are_limited and not self.pool.is_elsewhere
+        if is_limited and tenant is not None and tenant.allowance is not None:
+            tenant.allowance.worked(seconds, time.monotonic())
+        if not batch.billed_s:
+            account.rows += payer.size
+            account.queue_s.observe(max(entry.taken - payer.arrived, 0.0))
+        if accounts.due is not None:
+            accounts.due[account] = None
+        if tenant is not entry.tenant and self._queue.fair is not None:
+            self._queue.fair.move(entry.tenant, tenant, seconds)
 
     def _bill_round(self, batch: EntryBatch, accounts: Accounts) -> None:
         """Charge what a round has cost to the streams that it stepped, so that shares hold while they run."""
@@ -797,7 +827,7 @@ class Endpoint:
         try:
             for request in [request for request in self._open if request.deadline <= now + EARLY_S]:
                 if not request.done:
-                    if self._queue.deadlines is not None and not request.taken:
+                    if self._queue.deadlines is not None and self._slices.is_whole(request):
                         self._queue.deadlines.missed(request, now)
                     self._settle(request, Failure(self._late(request)))
         finally:  # a defect in one of them must not leave the others without a deadline

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchConfig, BatchQueue
+    from forebay.serving.single_flight import Flights
     from forebay.types.call import Origin, Outcome
 
+
+_NEVER: Final = float("inf")
 
 OPENING_S: Final = 0.001
 """How long requests are read on in a turn of the loop before they are cut."""
@@ -58,6 +61,7 @@ class Slices:
     Attributes:
         batcher: Where they go; set when the endpoint starts.
         fed: Requests of which slices are still to come into the queue.
+        flights: Requests of which one slice stands for several, if equal ones run once.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Slices:
         """Begin without any; a request may have more samples than a batch takes if it `may_exceed` that."""
         self.batcher: Batcher | None = None
         self.fed: dict[Request, None] = {}
+        self.flights: Flights | None = None
         self._name = name
         self._may_exceed = may_exceed
         self._limit = batching.max_rows
@@ -152,17 +157,22 @@ class Slices:
     def of(self, request: Request) -> Sequence[Request | Slice]:
         """Return what of a request is in the queue or runs: slices, or itself if it was not cut."""
         cut = self._of.get(request)
-        return [request] if cut is None else [*cut.under_way]
+        if cut is None:
+            return [request] if self.flights is None else self.flights.of(request)
+        return [*cut.under_way]
 
     def is_whole(self, request: Request) -> bool:
         """Tell whether nothing of a request has left the queue."""
         cut = self._of.get(request)
         if cut is None:
-            return not request.taken
+            entry = self.of(request)[0]
+            return not entry.taken or (entry is not request and entry.taken == _NEVER)
         return cut.missing == request.size and not any(piece.taken for piece in cut.under_way)
 
     def leave(self, request: Request) -> Sequence[Request | Slice]:
-        """Forget a request; returns the same as `of`."""
+        """Forget a request; returns the same as `of`, without what others still wait for."""
+        if self.flights is not None and request in self.flights:
+            return self.flights.leave(request)
         found = self.of(request)
         self._of.pop(request, None)
         self.fed.pop(request, None)
@@ -170,7 +180,8 @@ class Slices:
 
     def cut_into(self, piece: Slice) -> list[Request]:
         """Return the request that a slice is of; none if it is answered."""
-        return [piece.whole] if piece.whole in self._of else []
+        is_open = piece.whole in self._of or (self.flights is not None and piece.whole in self.flights)
+        return [piece.whole] if is_open else []
 
     def _require_room(self, request: Request, rows: int, others: int = 0) -> None:
         """Refuse a request if so many samples of it cannot wait beside those that do, unless it waits for room.

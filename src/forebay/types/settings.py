@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
+from typing import Annotated, Any, ClassVar, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -45,6 +45,8 @@ Milliseconds = Annotated[float, Meta(ge=0)]
 SomeSeconds = Annotated[float, Meta(gt=0)]
 SomeMilliseconds = Annotated[float, Meta(gt=0)]
 DeadlineMilliseconds = Annotated[float, Meta(ge=1.0, le=86_400_000.0)]
+Sharing = Literal["off", "tenant", "all"]
+"""Which equal requests run once, if they are open at the same time."""
 
 _UNITS: Final = {"_bytes_per_s": "bytes a second", "_ms": "milliseconds", "_s": "seconds", "_bytes": "bytes"}
 _YES: Final = frozenset({"true", "1", "yes", "on"})

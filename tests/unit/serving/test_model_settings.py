@@ -89,6 +89,15 @@ def test_the_bucket_is_the_key_where_there_is_no_other():
             {"isolate_errors": True, "predict": generator},
             r"MyModel\.isolate_errors is set and its predict is a generator",
         ),
+        ({"single_flight": "al"}, r"MyModel\.single_flight is 'al'"),
+        (
+            {"single_flight": "all", "predict": generator},
+            r"MyModel: single_flight is 'all' and its predict streams, so equal requests cannot share",
+        ),
+        (
+            {"single_flight": "tenant", "predict": lambda self, batch, context: batch},
+            r"MyModel: single_flight is 'tenant' and its predict takes the context of each request",
+        ),
         ({"policy": "atuo"}, r"MyModel\.policy is 'atuo'; 'auto' or None is needed; did you mean 'auto'\?"),
         ({"policy": True}, r"MyModel\.policy is True; 'auto' or None is needed"),
         ({"latency_objective_ms": 0}, r"MyModel\.latency_objective_ms is 0; milliseconds above 0 or None are needed"),

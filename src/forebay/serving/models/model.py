@@ -32,6 +32,7 @@ from forebay.types.settings import (
     Count,
     DeadlineMilliseconds,
     Milliseconds,
+    Sharing,
     SomeMilliseconds,
     checked,
     declared,
@@ -99,6 +100,8 @@ class Model:
             `forebay.Padded` list.
         isolate_errors: Whether a batch that fails as a whole is halved and run again until the sample that fails it
             stands alone. For models that may run a sample more than once.
+        single_flight: Whether equal requests that are open at the same time run once: "off", those of one "tenant", or
+            "all". For models whose answer depends on the request alone.
         borrows_input: A promise that nothing refers to a sample any more once `predict` has returned. It saves a copy
             of large samples in worker processes, for types that can refer to the body they came in: `memoryview` and
             `msgspec.Raw`. Without it, what the model keeps of a sample is its own.
@@ -123,6 +126,7 @@ class Model:
     latency_objective_ms: ClassVar[SomeMilliseconds | None] = None
     pad: ClassVar[Pad | None] = None
     isolate_errors: ClassVar[bool] = False
+    single_flight: ClassVar[Sharing] = "off"
     borrows_input: ClassVar[bool] = False
     check_outputs: ClassVar[bool] = True
     devices: ClassVar[Annotated[Sequence[str], Checked(written)]] = ()
@@ -170,6 +174,7 @@ class PlainSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_async: bool
     devices: Annotated[tuple[Annotated[str, Meta(max_length=16_384)], ...], Meta(max_length=1024)] = ()
     has_context: bool = False
+    single_flight: Sharing = "off"
 
 
 class ModelSettings(PlainSettings, frozen=True, kw_only=True):

@@ -38,6 +38,7 @@ from forebay.surfaces.native.model_options import (
     isolates,
     named,
     seats_of,
+    single_flight_of,
     times_of,
     workers_of,
 )
@@ -410,6 +411,7 @@ def endpoint_of(
         split=settings.split,
         streams=settings.streams or any(method.streams for method in settings.methods),
         is_mixed=bool(settings.methods),
+        single_flight=single_flight_of(where, settings, overrides),
     )
     keys_of = MethodKeys(keys) if settings.methods else keys
     return Endpoint(config, batching_of(where, settings, overrides), pool, keys_of)

@@ -102,6 +102,9 @@ def serve_composition(target: GraphTarget) -> Served:
     """
     composition, overrides = target.composition, target.overrides
     settings, graph = composition.settings, composition.graph
+    if overrides.single_flight not in {None, "off"}:
+        msg = f"{composition.name} is a graph, in which equal requests do not share a run; leave out --single-flight"
+        raise ConfigError(msg)
     wire = Wire(composition)
     endpoints = _endpoints(target)
     nodes = {name: _node(call, endpoints[call.node.name], target) for name, call in graph.calls.items()}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forebay.serving.models.model import ModelSettings
     from forebay.surfaces.native.describe import Description
     from forebay.types.devices import Device
+    from forebay.types.settings import Sharing
 
 
 Said = TypeVar("Said", bound="ModelSettings | Description")
@@ -142,6 +143,26 @@ def seats_of(settings: ModelSettings, overrides: Overrides) -> int:
     """Return how many streams may be open in a worker of a model; 0 if it has none."""
     streams = settings.streams or any(method.streams for method in settings.methods)
     return (overrides.max_batch_size or settings.max_batch_size) if streams else 0
+
+
+def single_flight_of(where: str, settings: ModelSettings, overrides: Overrides) -> Sharing:
+    """Return which equal requests run once.
+
+    Raises:
+        ConfigError: If they are not equal to the model, or their answers come in parts.
+    """
+    sharing = overrides.single_flight or settings.single_flight
+    if sharing == "off":
+        return sharing
+    names = [(f"method '{method.name}'", method) for method in settings.methods]
+    for name, one in (("predict", settings), *names):
+        if one.has_context or one.streams:
+            does = "streams" if one.streams else "takes the context of each request"
+            raise ConfigError(
+                f"{where}: single_flight is '{sharing}' and its {name} {does}, so equal requests cannot share an "
+                "answer; leave single_flight off"
+            )
+    return sharing
 
 
 def isolates(where: str, settings: ModelSettings, overrides: Overrides) -> bool:

@@ -93,6 +93,9 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
             "serving in one, or leave it out"
         )
     streams = serving.settings.streaming is not None
+    sharing = overrides.single_flight or "off"
+    if streams and sharing != "off":
+        raise ConfigError(f"{path}:{name} streams, and equal requests share no stream; leave out --single-flight")
     has_keys = options.batch_keys != ("default",)
     where = f"{path}:{name}"
     timeout_s, max_timeout_s = times_of(where, overrides.timeout_ms, Model.timeout_ms, overrides.max_timeout_ms)
@@ -103,6 +106,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         max_timeout_s=max_timeout_s,
         deadline_ms=overrides.deadline_ms,
         streams=streams,
+        single_flight=sharing,
     )
     keys = _Keys(options.batch_keys) if has_keys else None
     endpoint = Endpoint(
