@@ -59,13 +59,21 @@ def refusals(server):
 # F45: limits of a tenant, of those that no entry names, and of no others
 def test_a_tenant_is_refused_beyond_its_limits_and_others_are_not(served):
     for name in ("few", "usual"):
-        assert [post(served, name).status_code for _ in range(2)] == [200, 200]
+        answers = [post(served, name, **{"x-request-id": "mine"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
         refused = post(served, name)
         assert refused.status_code == 429
+        left = [answer.headers["ratelimit"] for answer in (*answers, refused)]
+        assert [one.partition(";t=")[0] for one in left] == [f'"requests";r={count}' for count in (1, 0, 0)]
+        assert {answer.headers["ratelimit-policy"] for answer in (*answers, refused)} == {'"requests";q=2;w=2000'}
         assert 500 <= int(refused.headers["retry-after"]) <= 1000
         assert refused.json()["error"]["detail"]["limit"] == "requests"
         assert f"'{name}'" in refused.text
-    assert [post(served, "free").status_code for _ in range(4)] == [200] * 4
+    free = [post(served, "free") for _ in range(4)]
+    assert [answer.status_code for answer in free] == [200] * 4
+    assert not any("ratelimit" in answer.headers for answer in free)
+    page = served.client.get("/models/gate", headers={"x-api-key": "key-few"})
+    assert page.headers["ratelimit"].startswith('"requests";r=0')
     assert post(served, "spent").status_code == 200
     eventually(lambda: post(served, "spent").status_code == 429, "its worker time is used up")
     found = refusals(served)
@@ -80,13 +88,57 @@ def test_calls_of_grpc_have_the_same_limits(served):
         tensor = request("gate", np.array([b"x"]), datatype="BYTES")
         tensor.raw_input_contents[0] = b"\x01\0\0\0x"
         key = (("x-api-key", "key-calls"),)
-        for _ in range(2):
-            infer(tensor, metadata=key, timeout=PATIENCE_S)
+        for count in (1, 0):
+            _, call = infer.with_call(tensor, metadata=key, timeout=PATIENCE_S)
+            told = {str(name): str(value) for name, value in call.trailing_metadata()}
+            assert told["ratelimit-policy"] == '"requests";q=2;w=2000'
+            assert told["ratelimit"].startswith(f'"requests";r={count};')
         with pytest.raises(grpc.RpcError) as caught:
             infer(tensor, metadata=key, timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "the limit of the tenant 'calls'" in str(caught.value.details())
+        told = {str(name): str(value) for name, value in caught.value.trailing_metadata() or ()}
+        assert told["ratelimit"].startswith('"requests";r=0;')
     assert post(served, "calls").status_code == 429
+
+
+TALK = """
+import time
+from pathlib import Path
+from collections.abc import Iterator
+
+import forebay
+
+
+class Talk(forebay.Model):
+    name = "talk"
+
+    def predict(self, batch: list[str]) -> Iterator[list[str]]:
+        yield batch
+        while not Path(batch[0]).exists():
+            time.sleep(0.005)
+        yield batch
+"""
+
+
+def test_so_many_answers_are_streamed_at_a_time(serve, tmp_path):
+    (tmp_path / "talk.py").write_text(TALK)
+    path = tmp_path / "forebay.yaml"
+    tenants = {"a": {"limits": {"open_streams": 1}}}
+    models = [{"target": str(tmp_path / "talk.py"), "worker_kind": "thread"}]
+    path.write_text(json.dumps({"models": models, "http": {"api_keys": {"a": "key-a"}}, "tenants": tenants}))
+    http = serve(None, "--config", str(path)).client
+    call = {"url": "/models/talk", "json": str(tmp_path / "end"), "headers": {"x-api-key": "key-a"}}
+    with http.stream("POST", **call) as stream:
+        assert stream.headers["ratelimit"] == '"open_streams";r=0'
+        lines = stream.iter_lines()
+        assert next(lines)
+        refused = http.post(**call)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["detail"]["limit"] == "open_streams"
+        (tmp_path / "end").touch()
+        assert list(lines)
+    eventually(lambda: http.post(**call).status_code == 200, "the stream is over")
 
 
 def test_limits_change_without_a_restart(served, config):

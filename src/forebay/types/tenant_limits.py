@@ -10,13 +10,14 @@ Sans-I/O: no clock, no loop.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from forebay.errors import LimitReached, TooLarge
-from forebay.types.token_bucket import TokenBucket
+from forebay.types.token_bucket import ROUNDING_S, TokenBucket
 
 if TYPE_CHECKING:
     from forebay.types.call import Outcome, Reply, Request
@@ -84,6 +85,7 @@ class Allowance:
         tenant: Its name.
         config: Its limits.
         streams: How many answers are being streamed to it.
+        policy: What is limited where its key is checked, as `RateLimit-Policy` says it; empty if nothing is.
     """
 
     def __init__(self, tenant: str, config: LimitsConfig, fronts: int = 1) -> None:
@@ -95,6 +97,27 @@ class Allowance:
         self._rows = config.rows_per_s and config.rows_per_s.bucket(fronts)
         self._worker_s = config.worker_seconds_per_min and config.worker_seconds_per_min.bucket()
         self._max_streams = config.open_streams and max(config.open_streams // fronts, 1)
+
+        named = {"requests": self._requests, "rows": self._rows}
+        self._buckets = [(name, bucket) for name, bucket in named.items() if bucket is not None]
+        items = [
+            f'"{name}";q={int(bucket.burst)};w={max(math.ceil(bucket.burst / bucket.rate), 1)}{_UNITS[name]}'
+            for name, bucket in self._buckets
+        ]
+        if self._max_streams is not None:
+            items.append(f'"open_streams";q={self._max_streams};qu="concurrent-requests"')
+        self.policy = ", ".join(items)
+
+    def left(self, now: float) -> str:
+        """Return what is left of that and, in whole seconds, when there is more, as `RateLimit` says it."""
+        items: list[str] = []
+        for name, bucket in self._buckets:
+            left = max(int(bucket.left(now) + bucket.rate * ROUNDING_S), 0)
+            wait_s = bucket.full_s(now) if left else bucket.wait_s(1, now)
+            items.append(f'"{name}";r={left};t={math.ceil(wait_s)}')
+        if self._max_streams is not None:
+            items.append(f'"open_streams";r={max(self._max_streams - self.streams, 0)}')
+        return ", ".join(items)
 
     def admit(self, request: Request, now: float, *, is_stream: bool) -> None:
         """Use up what a request needs where its key was checked.
@@ -175,4 +198,5 @@ class _OpenStream:
         self._reply(request, outcome)
 
 
+_UNITS: Final = {"requests": "", "rows": ';qu="rows"'}
 _SAID: Final = {"requests": "the requests", "rows": "the samples", "worker_seconds": "the worker seconds"}

@@ -114,3 +114,17 @@ def test_classes_and_children_share_what_is_left_and_limits_that_stay_the_same_g
     assert before is not one.allowance is child.allowance
     tenants.configure({})
     assert (one.allowance, child.allowance, tenants.are_limited) == (None, None, False)
+
+
+def test_what_is_left_is_said_as_structured_fields():
+    limits = LimitsConfig(
+        requests_per_s=RateConfig(rate=2, burst=3), rows_per_s=RateConfig(rate=10, burst=5), open_streams=2
+    )
+    allowance = limits_of(limits)
+    streams = '"open_streams";q=2;qu="concurrent-requests"'
+    assert allowance.policy == f'"requests";q=3;w=2, "rows";q=5;w=1;qu="rows", {streams}'
+    assert allowance.left(0.0) == '"requests";r=3;t=0, "rows";r=5;t=0, "open_streams";r=2'
+    allowance.admit(asked(5), 0.0, is_stream=True)
+    assert allowance.left(0.0) == '"requests";r=2;t=1, "rows";r=0;t=1, "open_streams";r=1'
+    assert allowance.left(0.4) == '"requests";r=2;t=1, "rows";r=4;t=1, "open_streams";r=1'
+    assert limits_of(LimitsConfig(waiting_rows=5)).policy == ""

@@ -35,6 +35,7 @@ from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.transports.intake import PIPELINE, Intake
+from forebay.transports.rate_limit_fields import rate_limit_fields
 from forebay.types.call import Failure, Request
 
 if TYPE_CHECKING:
@@ -426,7 +427,8 @@ class AnsweringConnection(HttpToolsProtocol):
             return
         lane = self._lane
         # A request has an id if its client named one, or if a line of the log had to name it.
-        if type(outcome) is not bytes or not lane.is_plain or request.id != head.id:
+        is_limited = head.tenant is not None and head.tenant.allowance is not None
+        if type(outcome) is not bytes or not lane.is_plain or request.id != head.id or is_limited:
             self._reply_in_full(head, request, outcome)  # if it raises, the request can still be told of that
             return
         self.request = None
@@ -485,7 +487,7 @@ class AnsweringConnection(HttpToolsProtocol):
                 self.request = request  # the endpoint replies with an error in its place
                 raise
             self._request_id = request.id or next_id()
-            headers = [*headers, (b"x-request-id", self._request_id.encode()), *self._cost(request)]
+            headers = [*headers, (b"x-request-id", self._request_id.encode()), *self._accounts(head, request)]
             self._write(200, headers, pieces, head)
             self._answered(head, 200, request)
 
@@ -499,13 +501,13 @@ class AnsweringConnection(HttpToolsProtocol):
         else:
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
-            self._write(status, [*headers, *self._cost(request)], [body], head)
+            self._write(status, [*headers, *self._accounts(head, request)], [body], head)
         self._answered(head, status, request, native.code_of(error))
 
-    def _cost(self, request: Request | None) -> list[tuple[bytes, bytes]]:
-        """Return the header that says what an answer has cost, if it is to say that."""
+    def _accounts(self, head: Head, request: Request | None) -> list[tuple[bytes, bytes]]:
+        """Return the headers that say what an answer has cost, and what is left of its tenant's limits."""
         cost = cost_of(request) if request is not None and self._lane.config.answer_cost else b""
-        return [(COST, cost)] if cost else []
+        return [*([(COST, cost)] if cost else []), *rate_limit_fields(head.tenant)]
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
         size = self._sent_bytes = sum(map(len, pieces))

@@ -17,12 +17,14 @@ from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
+from forebay.transports.api_keys import KeyHolders
 from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.errors import NotHttp
 from forebay.transports.http.head import HeadMemory
 from forebay.transports.http.hosts import Hosts
 from forebay.transports.http.same_turn import Mailbox, SameTurn, TakesMany
+from forebay.transports.rate_limit_fields import telling_limits
 from forebay.transports.reading_turns import ReadingTurns, turns_of
 from forebay.transports.refusal_pacing import RefusalLine
 from forebay.types.server_state import here
@@ -108,6 +110,8 @@ class HttpPort:
         self._asleep: dict[int, set[HttpConnection]] = {}
         self.same_turn = SameTurn(self)
         self.server_state = ServerState()
+        if holders := KeyHolders(config.api_keys):
+            asgi = telling_limits(asgi, holders)
         self.uvicorn = Config(
             telling(asgi, self.tell_ended, says_cost=config.answer_cost) if self.tells else asgi,
             interface="asgi3",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forebay.observe.ids import next_id
+from forebay.transports.rate_limit_fields import rate_limit_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ class StreamedAnswer:
         assert request is not None
         self.has_started = True
         request.id = request.id or next_id()
-        headers = head.route.stream_headers(request.id)
+        headers = [*head.route.stream_headers(request.id), *rate_limit_fields(head.tenant)]
         if self.is_chunked:
             headers.append((b"transfer-encoding", b"chunked"))
         keep_alive = self._connection.keeps_alive(head)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fields of answers that say what is left of a tenant's limits, as draft-ietf-httpapi-ratelimit-headers has them.
+
+    ratelimit-policy: "requests";q=200;w=2, "open_streams";q=10;qu="concurrent-requests"
+    ratelimit: "requests";r=57;t=2, "open_streams";r=9
+
+HTTP has them as headers, gRPC as trailers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from forebay.transports.api_keys import KeyHolders
+    from forebay.types.tenant import Tenant
+
+
+def rate_limit_fields(tenant: Tenant | None) -> list[tuple[bytes, bytes]]:
+    """Return the fields for an answer to a tenant; none if it has no limits."""
+    if tenant is None or tenant.allowance is None or not tenant.allowance.policy:
+        return []
+    left = tenant.allowance.left(time.monotonic())
+    return [(b"ratelimit-policy", tenant.allowance.policy.encode()), (b"ratelimit", left.encode())]
+
+
+def telling_limits(app: ASGIApp, holders: KeyHolders) -> ASGIApp:
+    """Return an application that answers as this one, and says what is left of the limits of who calls."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = holders.in_headers(scope["headers"])
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and (fields := rate_limit_fields(tenant)):
+                message = {**message, "headers": [*message["headers"], *fields]}
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return told
