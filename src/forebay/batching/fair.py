@@ -319,7 +319,7 @@ class FairShares(Policy):
                 self._note_fallen(flow)
             if key is not flow and key.time < key_before:
                 self._note_fallen(key)
-        if batch.has_streamed or own_s:  # beside others, or one by one
+        if batch.has_streamed or batch.attempts > 1:  # beside others, or after a crash
             return
         seconds = batch.model_s or seconds
         self.curve.learn(rows, seconds)

@@ -31,7 +31,7 @@ from forebay.workers.cancel import probe
 from forebay.workers.devices import device_in, run_on
 from forebay.workers.memory import keep_freed_memory
 from forebay.workers.parent_death import end_with
-from forebay.workers.phases import Laps, lap, phases_of
+from forebay.workers.phases import Laps, lap, needed, phases_of
 from forebay.workers.pool import CREDIT
 from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.seats import Seats, follow
@@ -198,15 +198,17 @@ def _run(connection: WorkerConnection, runner: Runner, message: list[Any]) -> No
     started = time.monotonic()
     laps = Laps(started) if rest[:1] == [True] else None
     lap.set(laps)
+    own_s: list[float] | None = [] if connection.options.get("costs") is True else None
+    needed.set(own_s)
     outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, count, steps))
     seconds = time.monotonic() - started
     told = None if laps is None else [started, phases_of(runner, laps)]
     connection.end()
     try:
-        frame = _result(connection, batch_id, outcomes, seconds, told, is_ready=not work)
+        frame = _result(connection, batch_id, outcomes, seconds, (told, own_s), is_ready=not work)
     except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not, or too much
         failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
-        frame = _result(connection, batch_id, [failure] * count, seconds, told, is_ready=not work)
+        frame = _result(connection, batch_id, [failure] * count, seconds, (told, own_s), is_ready=not work)
     del items, outcomes
     if connection.is_lent_still():
         connection.send(["keeps"])
@@ -220,8 +222,9 @@ def _run(connection: WorkerConnection, runner: Runner, message: list[Any]) -> No
 
 
 def _result(
-    connection: WorkerConnection, batch_id: int, outcomes: Sequence[Any], seconds: float, told: Any, *, is_ready: bool
+    connection: WorkerConnection, batch_id: int, outcomes: Sequence[Any], seconds: float, about: Any, *, is_ready: bool
 ) -> bytes:
+    told, own_s = about
     failures = media = None
     kinds = set(map(type, outcomes))
     if Failure in kinds:
@@ -231,10 +234,12 @@ def _result(
         media = {i: outcome.type for i, outcome in enumerate(outcomes) if type(outcome) is Media}
         outcomes = [outcome.body if type(outcome) is Media else outcome for outcome in outcomes]
     message: list[Any] = ["result", batch_id, connection.place(outcomes), failures, seconds, is_ready]
-    if told is not None or media is not None:
+    if told is not None or media is not None or own_s:
         message.append(told)
-    if media is not None:
+    if media is not None or own_s:
         message.append(media)
+    if own_s:
+        message.append(own_s)
     return connection.framed(message)
 
 

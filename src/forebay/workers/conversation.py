@@ -373,9 +373,10 @@ class Conversation:
             raise InvalidRequest(f"it says that a batch took {str(seconds)[:40]} seconds")
         ran = None
         if more:
-            outcomes = _with_media(outcomes, *more[1:])
+            outcomes = _with_media(outcomes, *more[1:2])
             ran = None if more[0] is None else self._read_phases(more[0], seconds, now)
         found = self._checked(outcomes, failures, sitting.batch)
+        sitting.batch.own_s = _own_seconds(*more[2:], most=seconds, count=len(found))
         self._on("result" if is_ready else UNREADY)
         self.seating.end(name, seconds)
         self.owes_since = None
@@ -445,6 +446,15 @@ def _sendable(make: Callable[[list[Any]], T], found: list[Any]) -> T:
         return make(found)
     except Exception as error:
         raise InternalError(f"the batch cannot be sent to a worker: {error}") from error
+
+
+def _own_seconds(own: Any = None, *, most: float, count: int) -> list[float]:
+    """Return the seconds that each item needed by itself; none if the worker does not say so."""
+    found = [] if own is None else msgspec.convert(own, list[float])
+    if found and (len(found) != count or not all(0.0 <= one < math.inf for one in found)):
+        raise InvalidRequest("it does not say right what each item needed")
+    total = sum(found)
+    return [one * most / total for one in found] if total > most else found
 
 
 def _with_media(outcomes: Any, types: Any = None) -> Any:

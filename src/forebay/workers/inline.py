@@ -18,7 +18,7 @@ from forebay.workers.cancel import probe
 from forebay.workers.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams, has_begun
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
-from forebay.workers.phases import Laps, lap, note
+from forebay.workers.phases import Laps, lap, needed, note
 from forebay.workers.pool import Pool, PoolStatistics, not_opened
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_code import attempt, attempt_async, close, close_runner_async, do_after, settled, user_code
@@ -110,6 +110,7 @@ class InlinePool(Pool):
         context = contextvars.copy_context()
         started = time.monotonic()
         laps = None if batch.noted is None else Laps(started)
+        batch.own_s = []
         context.run(self._enter, batch, laps)
         result = attempt(context.run, run, batch.entries)
         if hasattr(result, "__await__"):
@@ -123,6 +124,7 @@ class InlinePool(Pool):
         """Tell what runs in this context which batch it belongs to."""
         probe.set(lambda: batch.cancelled)
         lap.set(laps)
+        needed.set(batch.own_s if self.accounts is not None and self.accounts.are_kept else None)
         if self._voice is not None:
             origin.set(LocalOrigin(self._voice, batch))
 

@@ -38,6 +38,10 @@ class Laps:
 lap: ContextVar[Laps | None] = ContextVar("forebay_lap", default=None)
 """Set by a worker around each batch; None while nobody listens."""
 
+needed: ContextVar[list[float] | None] = ContextVar("forebay_needed", default=None)
+"""Set by a worker around each batch of which somebody asks what it costs: a runner may leave there the seconds that
+each item needed by itself."""
+
 
 def phases_of(runner: Runner, laps: Laps) -> list[Phase]:
     """Return the phases that the runner reports for the batch it has just run."""

@@ -302,6 +302,7 @@ def apart(batch: EntryBatch, done: Done) -> list[tuple[EntryBatch, Done]]:
     singles = [EntryBatch([entry], batch.key, entry.size, attempts=1, unread=batch.unread) for entry in batch.entries]
     outcomes: dict[EntryBatch, Any] = {}
     batch.own_s = [0.0] * len(singles)
+    batch.attempts += 1
 
     def one_done(single: EntryBatch, found: Sequence[Any]) -> None:
         outcomes[single] = found[0]

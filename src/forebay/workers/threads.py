@@ -23,7 +23,7 @@ from forebay.workers.cancel import probe
 from forebay.workers.devices import run_on
 from forebay.workers.landing import HERE
 from forebay.workers.memory import keep_freed_memory
-from forebay.workers.phases import Laps, lap, note
+from forebay.workers.phases import Laps, lap, needed, note
 from forebay.workers.pool import MAX_LEFT, STUCK_S, Pool, PoolStatistics, not_opened, require_slots
 from forebay.workers.runner import WorkerContext
 from forebay.workers.thread_slot import ThreadSlot
@@ -420,8 +420,11 @@ class ThreadPool(Pool):
         started = time.monotonic()
         laps = None if batch.noted is None else Laps(started)
         lap.set(laps)
+        own_s: list[float] | None = [] if self.accounts is not None and self.accounts.are_kept else None
+        needed.set(own_s)
         found = answered(runner.run, batch.entries)
         batch.model_s = time.monotonic() - started
+        batch.own_s = own_s or []
         if batch.noted is not None and laps is not None:
             note(batch.noted, runner, laps, started, str(worker))
         return found

@@ -236,6 +236,8 @@ class WorkerSlot(asyncio.Protocol):
         """Answer a hello."""
         if self._pool.log_level is not None:
             options = {**options, "log": self._pool.log_level}
+        if self.seating.is_billed:
+            options = {**options, "costs": True}
         self._write(self._conversation.open(options, self._pool.shared()))
 
     def run(self, batch: EntryBatch, done: Done) -> None:

@@ -19,13 +19,14 @@ from forebay.serving.models import isolation
 from forebay.serving.models.function_kinds import awaits, may_await
 from forebay.serving.models.model import set_in_vain, takes_context
 from forebay.serving.models.padding import Padded, require_numpy
+from forebay.serving.models.sample_times import SampleTimes
 from forebay.serving.models.spelling import STEPS
 from forebay.serving.models.steps import Stream
 from forebay.types.call import Failure
 from forebay.types.context import PARAM, context_of
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.coroutines import Coroutines
-from forebay.workers.phases import lap
+from forebay.workers.phases import lap, needed
 from forebay.workers.runner import Runner
 from forebay.workers.together import SideBySide
 from forebay.workers.user_code import aclose, attempt, attempt_async, close, one_each
@@ -209,6 +210,7 @@ class BatchRunner(Runner, ABC):
             return self._stream(batch, self._predicted(batch))
         if self._in_parts:
             results: Any = isolation.run(self._plan(batch), self._run_part)
+            batch.note_seconds(results)
         else:
             results = self._predicted(batch) if batch.samples else []
         if ended is not None:
@@ -241,6 +243,7 @@ class BatchRunner(Runner, ABC):
             return self._stream_async(batch, self._predicted(batch))
         if self._in_parts:
             results: Any = await isolation.run_async(self._plan(batch), self._run_part_async)
+            batch.note_seconds(results)
         else:
             results = self._predicted(batch) if batch.samples else []
             if inspect.isawaitable(results):
@@ -322,7 +325,10 @@ class BatchRunner(Runner, ABC):
         samples = (
             list(zip(batch.samples, batch.contexts(), strict=True)) if self._context_in["predict"] else batch.samples
         )
-        return isolation.plan(samples, groups if batch.samples else [], isolate=self._isolates)
+        if batch.needed is not None:
+            pad, measured = self._pad, batch.samples
+            batch.times = SampleTimes(None if pad is None else lambda group: pad.sizes([measured[at] for at in group]))
+        return isolation.plan(samples, groups if batch.samples else [], isolate=self._isolates, times=batch.times)
 
     def _run_part(self, samples: list[Any]) -> Sequence[Any]:
         given, context = self._asked(samples)
@@ -443,6 +449,8 @@ class Samples:
         """Those of all items, if it is known that they have the same."""
         self.told: list[Context] = []
         """What is known of the request of each item, if the model asks."""
+        self.needed = needed.get()
+        self.times: SampleTimes | None = None
 
     def contexts(self) -> list[Context]:
         """Return what is known of the request of each sample."""
@@ -471,6 +479,14 @@ class Samples:
             BadOutcome: Naming both numbers.
         """
         self._settle(list(one_each(results, len(self.samples))))
+
+    def note_seconds(self, results: Sequence[Any]) -> None:
+        """Tell the worker what each item needed by itself, if it asks; the results are those of the samples."""
+        if self.times is None or self.needed is None:
+            return
+        self.needed += [0.0] * len(self.items)
+        for owner, seconds in zip(self.owners, self.times.seconds(results), strict=True):
+            self.needed[owner] += seconds
 
     def refused(self) -> Iterator[Sequence[Any]]:
         """Yield one step that fails the items whose bodies could not be read, if there are any."""

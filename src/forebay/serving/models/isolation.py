@@ -7,23 +7,30 @@ so that one plan serves plain functions and coroutines.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.errors import Cancelled, CapacityError
 from forebay.types.call import Failure
 from forebay.workers.cancel import is_cancelled
 from forebay.workers.user_code import attempt, attempt_async
 
+if TYPE_CHECKING:
+    from forebay.serving.models.sample_times import SampleTimes
+
 Plan: TypeAlias = Generator[list[Any], Sequence[Any] | Failure, list[Any]]
 """Yields samples that run together, is sent their results or the failure of all of them, returns a result for each."""
 
 
-def plan(samples: Sequence[Any], groups: Sequence[Sequence[int]], *, isolate: bool) -> Plan:
+def plan(
+    samples: Sequence[Any], groups: Sequence[Sequence[int]], *, isolate: bool, times: SampleTimes | None = None
+) -> Plan:
     """Plan the runs of a batch.
 
     Args:
         groups: Which of them, by their places, can run together; each place once.
+        times: Is told how long each run took; None where nobody asks.
         isolate: Whether a group that fails is halved and run again: 2 n - 1 runs for n samples at most, and none once
             nobody waits. A failure that says nothing of the samples, such as a queue that is full, ends its group.
 
@@ -35,7 +42,10 @@ def plan(samples: Sequence[Any], groups: Sequence[Sequence[int]], *, isolate: bo
     halved = False
     while todo and not (halved and is_cancelled()):
         group = todo.pop()
+        began = time.monotonic()
         outcome = yield [samples[place] for place in group]
+        if times is not None:
+            times.ran(group, time.monotonic() - began)
         if not isinstance(outcome, Failure):
             for place, result in zip(group, outcome, strict=True):
                 results[place] = result

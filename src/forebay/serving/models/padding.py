@@ -8,6 +8,7 @@ alone, and puts those that can run together into one array per field (`together`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -212,6 +213,18 @@ class Pad:
         )
         padded.arrays, padded.lengths, padded.sizes = arrays, lengths, sizes
         return padded
+
+    def sizes(self, samples: Sequence[Measured]) -> list[float]:
+        """Return what each of some samples that are stacked causes: its size, and the longest ones the padding."""
+        most = {axis: max(one.lengths[axis] for one in samples) for axis in samples[0].lengths}
+        own: list[float] = [
+            math.prod(self._target(axis, length) for axis, length in one.lengths.items()) for one in samples
+        ]
+        setters = [place for place, one in enumerate(samples) if any(one.lengths[axis] == most[axis] for axis in most)]
+        padding = len(own) * math.prod(self._target(axis, size) for axis, size in most.items()) - sum(own)
+        for place in setters:
+            own[place] += padding / len(setters)
+        return own if sum(own) else [1.0] * len(own)
 
     def undo(self, batch: Padded[Any], results: Sequence[Any]) -> list[Any]:
         """Cut the padding off the results of a padded batch, in order.
