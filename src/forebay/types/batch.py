@@ -61,7 +61,7 @@ class EntryBatch(msgspec.Struct, eq=False):
         busy_s: Seconds that workers were busy with it, crashed runs and its part of shared steps among them; 0 where
             `model_s` says that.
         billed_s: Of these, those that were charged while it streamed.
-        own_s: The part of these that each entry needed by itself, if the batch was taken apart or padded, or ran in parts.
+        own_s: The part of these that each entry needed by itself, if the batch was padded, or ran in parts.
         has_streamed: Whether parts of its answers have left the worker.
         cancelled: True once nobody waits for any of its entries.
         on_cancel: Set by the pool that runs it: tells the worker that nobody waits any more.
