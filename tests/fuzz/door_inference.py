@@ -167,7 +167,8 @@ class Client:
 def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("inference")
-    with running(TARGET) as server:
+    shared = ("--worker-kind", "thread", "--single-flight", "all")  # clients send equal calls, and each gets its answer
+    with running(TARGET, options=shared) as server:
         findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice))
     return findings.end(server)
 
