@@ -138,10 +138,12 @@ class CapacityError(ForebayError):
 
     Attributes:
         retry_at: When that is, on the clock of `time.monotonic()`; 0 if it is not known.
+        decision: What was known when a request was refused, as `observe.refusals.Decision`; None if no queue refused it.
     """
 
     code = Code.UNAVAILABLE
     retry_at = 0.0
+    decision: tuple[Any, ...] | None = None
 
     def retry_ms(self, now: float) -> int:
         """Return the milliseconds after which trying again may help."""

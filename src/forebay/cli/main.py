@@ -37,6 +37,7 @@ examples:
   forebay call http://127.0.0.1:8080/models/iris '{"length": 5.1}'
   forebay bench http://127.0.0.1:8080/models/iris '{"length": 5.1}' --clients 32
   forebay costs http://127.0.0.1:8080 --since 1h --by tenant,model
+  forebay explain-refusal REQUEST_ID http://127.0.0.1:8080
 """
 
 
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check,
         cluster,
         costs,
+        explain_refusal,
         generate,
         init,
         nucleus,
@@ -129,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pipeline,
         trace,
         costs,
+        explain_refusal,
         analyse,
     )
     for command in every:
@@ -141,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(error.message)
         return USAGE_ERROR
     tell(*(f"warning: {warning}" for warning in warnings))
-    names = {command.__name__.rpartition(".")[2] for command in every}
+    names = {command.__name__.rpartition(".")[2].replace("_", "-") for command in every}
     is_early = given[:1] and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}
     if is_early and (name := next((one for one in given if one in names), None)):
         parser.error(f"{given[0]} stands before the command; write forebay {name} first, and its options after it")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Final
 from urllib import error, request
@@ -21,10 +22,15 @@ MAX_BYTES: Final = 64 << 20
 _FAULT_BYTES: Final = 2000
 
 
+class PageMissing(ConfigError):
+    """The server has no such page."""
+
+
 def page_of(server: str, path: str, api_key: str | None, kind: Any) -> Any:
     """Return what a server answers at a path, read as a type.
 
     Raises:
+        PageMissing: If it has none there.
         ConfigError: If it does not answer, or with an error, or with something else.
     """
     url = f"{url_of(server).geturl().rstrip('/')}/{path}"
@@ -33,7 +39,8 @@ def page_of(server: str, path: str, api_key: str | None, kind: Any) -> Any:
         with request.urlopen(message, timeout=TIMEOUT_S) as answer:  # noqa: S310 - as above
             body = answer.read(MAX_BYTES + 1)
     except error.HTTPError as failure:
-        raise ConfigError(f"{server} answers {failure.code}: {fault_of(failure.read(_FAULT_BYTES))}") from failure
+        kind = PageMissing if failure.code == HTTPStatus.NOT_FOUND else ConfigError
+        raise kind(f"{server} answers {failure.code}: {fault_of(failure.read(_FAULT_BYTES))}") from failure
     except HTTPException as failure:
         raise ConfigError(f"{server} answers, but not in HTTP") from failure
     except (error.URLError, TimeoutError, ConnectionError) as failure:

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 
 from forebay.errors import CapacityError, InvalidRequest, TooLarge, Unavailable
+from forebay.observe.naming import id_of
+from forebay.observe.refusals import Refusals
 from forebay.observe.tenant_accounts import Accounts
 from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
@@ -238,6 +240,8 @@ class _Desk(ReplyToAll):
             self._link.account.release(asked.held_bytes)
         if asked.callee is not None and asked.callee.tell is not None:
             asked.callee.tell(asked, outcome, self._link.peer)
+        if type(outcome) is Failure and isinstance(outcome.error, CapacityError):
+            self._link.refusals.note(outcome.error, id_of(asked))
         self.end(asked.seat, outcome, "" if asked.is_named else asked.id, asked.cost_s)
 
     def end(self, seat: int, outcome: Outcome, name: str = "", cost_s: float = 0.0) -> None:
@@ -358,6 +362,7 @@ class CallerLink(asyncio.Protocol):
         self._callers = callers
         self._about = about
         self._tenants = here(Tenants)
+        self.refusals = here(Refusals)
         self._are_counted = callers.callers_count and member is None
         self._answers = Answers(self.write, self._place)
         self.says_cost = here(Accounts).is_asked

@@ -14,6 +14,7 @@ everything with the reason, until there is one.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
@@ -261,10 +262,17 @@ class OwnerPool(SlotPool[OwnerSlot]):
                 slot.run(taken, done)
             elif left is not None:
                 waiting = self._capacity - max(slot.credit, 0)
-                text = f"{waiting} samples wait already, the queue takes {self._capacity}; try again later"
-                refused = [Failure(QueueFull(text)) for _ in left.entries]  # each says when to try again
+                refused = [Failure(self._full(entry, waiting)) for entry in left.entries]  # each says when to try again
                 asyncio.get_running_loop().call_soon(done, left, refused)
                 return
+
+    def _full(self, entry: Entry, waiting: int) -> QueueFull:
+        error = QueueFull(f"{waiting} samples wait already, the queue takes {self._capacity}; try again later")
+        name, tier = ("", None) if entry.tenant is None else (entry.tenant.name, entry.tenant.tier)
+        reason = "share" if name else "full"
+        called, never = (self.model, ""), float("inf")
+        error.decision = time.time(), called, name, tier, reason, waiting, self._capacity, None, never, 0.0
+        return error
 
     def abandon(self, entry: Entry) -> None:
         """Have the owner told that nobody waits for a request."""

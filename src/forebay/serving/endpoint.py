@@ -613,16 +613,22 @@ class Endpoint:
             self._queue.fair.stepped(batch)
         batch.billed_s = batch.worker_s
 
-    def _count_refused(self, tenant: Tenant | None, error: ForebayError, times: int = 1) -> None:
-        """Count requests that were refused for want of room or time to their tenant."""
-        if self._accounts is not None and isinstance(error, CapacityError):
+    def _count_refused(self, tenant: Tenant | None, error: ForebayError, times: int = 1, due_s: float = _NEVER) -> None:
+        """Count requests that were refused for want of room or time to their tenant, and hang on the error why."""
+        if not isinstance(error, CapacityError):
+            return
+        reason = f"limit:{error.limit}" if isinstance(error, LimitReached) else _REASONS.get(type(error), error.code)
+        if tenant is not None and reason == "full":
+            reason = "share"  # another tenant would have found room
+        if self._accounts is not None:
             refused = self._accounts.of(self.metrics, self._called, tenant).refused
-            reason = _REASONS.get(type(error), error.code)
-            if isinstance(error, LimitReached):
-                reason = f"limit:{error.limit}"
-            if tenant is not None and reason == "full":
-                reason = "share"  # another tenant would have found room
             refused[reason] = refused.get(reason, 0) + times
+        name, tier, own = ("", None, None) if tenant is None else (tenant.name, tenant.tier, None)
+        if tenant is not None and (fair := self._queue.fair) is not None:
+            own = fair.flow_of(tenant).rows
+        late_s = error.after_s if isinstance(error, TooLate) else 0.0
+        name_version, waiting = self._called, self._queue.waiting
+        error.decision = time.time(), name_version, name, tier, reason, waiting, self._capacity, own, due_s, late_s
 
     def _answer_each(self, batch: EntryBatch, outcomes: Sequence[Outcome]) -> list[Any]:
         """Reply to one after the other; returns the requests that got an answer, and no error."""
@@ -732,7 +738,7 @@ class Endpoint:
         now = time.monotonic()
         request.done = True
         del self._open[request]
-        has_waited = self._accounts is not None and (request.taken == _NEVER or self._slices.is_whole(request))
+        has_waited = type(outcome) is Failure and (request.taken == _NEVER or self._slices.is_whole(request))
         for entry in self._slices.leave(request):
             if not entry.done or entry is request:
                 entry.done = True
@@ -743,7 +749,7 @@ class Endpoint:
         if type(outcome) is Failure:
             self._say_when(request, outcome.error)
             if has_waited:
-                self._count_refused(request.tenant, outcome.error)
+                self._count_refused(request.tenant, outcome.error, due_s=request.due - now)
         for metrics in self._counting(request):
             if type(outcome) is Failure:
                 metrics.failed(outcome.error, request.root().id)
@@ -764,7 +770,7 @@ class Endpoint:
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
         self._say_when(request, error)
-        self._count_refused(request.tenant, error)
+        self._count_refused(request.tenant, error, due_s=request.due - request.arrived)
         for metrics in self._counting(request):
             metrics.failed(error, request.root().id)
         self._hand_over(request, Failure(error))

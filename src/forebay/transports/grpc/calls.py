@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ForebayError, QueueFull, TooLate
+from forebay.errors import CapacityError, ForebayError, QueueFull, TooLate
 from forebay.observe.access_log import COST, EndedCall
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
@@ -150,6 +150,8 @@ class OpenCall:
         """Answer the call with the status of an error; does nothing if it has ended."""
         if self.state.is_done:
             return
+        if isinstance(error, CapacityError) and (named := dict(self.metadata).get("x-request-id")):
+            self._connection.port.refused_requests.note(error, str(named))
         if isinstance(error, QueueFull | TooLate):
             self.refuse(refusals.same(*statuses.of_error(error, own)), error.retry_at)
         else:

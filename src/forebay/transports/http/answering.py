@@ -502,6 +502,7 @@ class AnsweringConnection(HttpToolsProtocol):
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
             self._write(status, [*headers, *self._accounts(head, request)], [body], head)
+        self._lane.note_refusal(error, self._request_id)
         self._answered(head, status, request, native.code_of(error))
 
     def _accounts(self, head: Head, request: Request | None) -> list[tuple[bytes, bytes]]:

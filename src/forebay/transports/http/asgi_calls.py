@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from forebay.errors import UserCodeError
+from forebay.errors import CapacityError, UserCodeError
 from forebay.observe.access_log import CALLED_OFF, COST, Answering, EndedCall
 from forebay.observe.ids import next_id
+from forebay.observe.refusals import Refusals
 from forebay.protocols import native
 from forebay.transports.http.route import request_id_of
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +80,8 @@ def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:
         error.is_logged = True
         extra = {"path": path_as_sent(scope), "request_ids": [request_id], "trace": error.trace}
         log.error("%s: %s", error.kind, error.message, extra=extra)
+    if request_id and isinstance(error, CapacityError):
+        here(Refusals).note(error, request_id)
     call = scope.get(TOLD)
     if call is not None:
         call.code = native.code_of(error)

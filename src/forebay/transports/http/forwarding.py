@@ -20,9 +20,11 @@ from urllib.parse import quote
 import httptools
 
 from forebay.errors import Unavailable
+from forebay.observe.refusals import Refusals
 from forebay.transports.http.asgi_calls import failed, id_of, path_of
 from forebay.transports.http.asgi_inference import send_answer
 from forebay.transports.http.error_answers import error_answer
+from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -33,6 +35,7 @@ FIRST_PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.5
 """Longest pause between two attempts to reach the owner."""
 READ_BYTES: Final = 1 << 16
+REFUSALS: Final = "/refusals/"
 AWAY: Final = "the process that has the server's models is being started, or does not answer; try again later"
 READY_S: Final = 3.0
 """How long an owner may take to say whether it is ready, or alive; one that hangs is neither."""
@@ -119,6 +122,8 @@ class HttpForwarding:
                 writer.transport.abort()
 
     def _is_own(self, scope: Scope, path: str) -> bool:
+        if path.startswith(REFUSALS):  # of requests that came here
+            return here(Refusals).find(path.removeprefix(REFUSALS)) is not None
         return scope["method"] == "POST" and quote(path, safe="/:").encode() in self._targets
 
     async def _connected(self, patience_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

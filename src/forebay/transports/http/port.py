@@ -12,9 +12,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from forebay.errors import InternalError
+from forebay.errors import CapacityError, InternalError
 from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
+from forebay.observe.refusals import Refusals
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
 from forebay.transports.api_keys import KeyHolders
@@ -99,6 +100,7 @@ class HttpPort:
         self.heads: dict[bytes, HeadMemory] = {}
         self.is_draining = False
         self._call_listeners = here(CallListeners)
+        self._refused = here(Refusals)
         self.tells = config.access_log or config.answer_cost or bool(self._call_listeners.told)
         self.is_plain = not self.tells
         self.date = b""
@@ -239,6 +241,15 @@ class HttpPort:
     def tell_ended(self, call: EndedCall) -> None:
         """Tell of a call that has ended."""
         self._call_listeners.ended(call, writes=self.config.access_log)
+
+    def note_refusal(self, error: ForebayError, request_id: str) -> None:
+        """Note which request an error answers."""
+        if isinstance(error, CapacityError):
+            self._refused.note(error, request_id)
+
+    def note_refusals(self, error: CapacityError, first: int, count: int) -> None:
+        """Note that an error answers requests with these numbers."""
+        self._refused.note(error, f"{self._ids.decode()}-", first, count)
 
     def defect(self, cause: BaseException) -> InternalError:
         """Return what is told of an error that only a defect of ours raises; the log has a traceback, one a second."""

@@ -199,6 +199,7 @@ class SameTurn(ReplyToAll):
                 client.worked()  # its body may have been counted meanwhile
                 client.active = None
                 client.talk.state = IDLE  # SETTLED
+            lane.note_refusals(head.route.is_full_error, next(answers) + 1, len(together))
             texts = [_refused(refusal, client.retry_at, now) for client in together]
             _write([client.send for client in together], texts)
         tell_each(others)
