@@ -138,7 +138,7 @@ class CapacityError(ForebayError):
 
     Attributes:
         retry_at: When that is, on the clock of `time.monotonic()`; 0 if it is not known.
-        decision: What was known when a request was refused, as `observe.refusals.Decision`; None if no queue refused it.
+        decision: What was known when a request was refused, as a `Decision`; None if no queue refused it.
     """
 
     code = Code.UNAVAILABLE
