@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from forebay.cli.request_head import add_key_flag
 from forebay.cli.server_page import PageMissing, page_of
-from forebay.observe.refusals import Refusal
+from forebay.observe.refusals import RefusalReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,15 +54,15 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(parsed: argparse.Namespace) -> Refusal:
+def _asked(parsed: argparse.Namespace) -> RefusalReport:
     path = f"refusals/{quote(parsed.request_id, safe='')}"
     for _ in range(TRIES):
         with contextlib.suppress(PageMissing):
-            return page_of(parsed.url, path, parsed.api_key, Refusal)
-    return page_of(parsed.url, path, parsed.api_key, Refusal)
+            return page_of(parsed.url, path, parsed.api_key, RefusalReport)
+    return page_of(parsed.url, path, parsed.api_key, RefusalReport)
 
 
-def lines_of_refusal(refusal: Refusal) -> Iterator[str]:
+def lines_of_refusal(refusal: RefusalReport) -> Iterator[str]:
     """Say in sentences why a request was refused."""
     whose = f" of {refusal.tenant} (class {refusal.tier})" if refusal.tenant else ""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(refusal.at))

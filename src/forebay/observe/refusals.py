@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     late_s: float
 
 
-class Refusal(msgspec.Struct, omit_defaults=True):
+class RefusalReport(msgspec.Struct, omit_defaults=True):
     """What is told of a refused request.
 
     Attributes:
@@ -59,7 +59,7 @@ class Refusal(msgspec.Struct, omit_defaults=True):
         retry_ms: When the client was told to try again, in milliseconds after that; -1 if nothing was said.
         due_ms: Milliseconds that it had left; None if it stated no deadline.
         predicted_ms: After how many milliseconds its answer would have come, where that was the reason.
-        together: Refusals of the same moment that the numbers are of, where more were answered together.
+        together: LastRefusals of the same moment that the numbers are of, where more were answered together.
     """
 
     id: str
@@ -91,7 +91,7 @@ class _Note(NamedTuple):
     together: int
 
 
-class Refusals:
+class LastRefusals:
     """The last refusals of a server."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Refusals:
         now = time.monotonic()
         notes.append((decision, error.message, error.retry_at, now, request_id[:MAX_ID], first, count))
 
-    def find(self, request_id: str) -> Refusal | None:
+    def find(self, request_id: str) -> RefusalReport | None:
         """Return what is known of a request, the newest if several had this id."""
         every = (_Note._make(one) for notes in self._notes.values() for one in notes)
         found = [one for one in every if _is_of(one, request_id)]
@@ -134,10 +134,10 @@ def _is_of(note: _Note, request_id: str) -> bool:
         return False
 
 
-def _told(request_id: str, note: _Note) -> Refusal:
+def _told(request_id: str, note: _Note) -> RefusalReport:
     why = Decision._make(note.decision)
     has_due = why.due_s != float("inf")
-    return Refusal(
+    return RefusalReport(
         id=request_id,
         at=why.at,
         endpoint=why.called[0],

@@ -28,7 +28,7 @@ import msgspec
 
 from forebay.errors import CapacityError, InvalidRequest, TooLarge, Unavailable
 from forebay.observe.naming import id_of
-from forebay.observe.refusals import Refusals
+from forebay.observe.refusals import LastRefusals
 from forebay.observe.tenant_accounts import Accounts
 from forebay.owners.answers import Answers
 from forebay.owners.apart import refused
@@ -362,7 +362,7 @@ class CallerLink(asyncio.Protocol):
         self._callers = callers
         self._about = about
         self._tenants = here(Tenants)
-        self.refusals = here(Refusals)
+        self.refusals = here(LastRefusals)
         self._are_counted = callers.callers_count and member is None
         self._answers = Answers(self.write, self._place)
         self.says_cost = here(Accounts).is_asked

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals are found by the ids of their answers, and no more of them are kept than may be."""
+"""LastRefusals are found by the ids of their answers, and no more of them are kept than may be."""
 
 import time
 
 from forebay.cli.explain_refusal import lines_of_refusal
 from forebay.errors import QueueFull, TooLate
-from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, Decision, Refusals
+from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, Decision, LastRefusals
 
 
 def full(tenant="", reason="full"):
@@ -15,7 +15,7 @@ def full(tenant="", reason="full"):
 
 
 def test_the_last_of_each_tenant_and_reason_are_kept():
-    refusals = Refusals()
+    refusals = LastRefusals()
     for number in range(3 * MAX_EACH):
         refusals.note(full(), f"a-{number}")
     refusals.note(full("team-a", "share"), "b")
@@ -33,7 +33,7 @@ def test_the_last_of_each_tenant_and_reason_are_kept():
 
 
 def test_answers_with_ids_that_follow_each_other_are_one_note():
-    refusals = Refusals()
+    refusals = LastRefusals()
     refusals.note(full(), "abcd-", 0xFE, 4)
     assert len(refusals) == 1
     for given in ("abcd-000000fe", "abcd-00000101"):
@@ -53,7 +53,7 @@ def test_answers_with_ids_that_follow_each_other_are_one_note():
 
 
 def test_an_error_that_no_queue_has_decided_on_is_no_refusal():
-    refusals = Refusals()
+    refusals = LastRefusals()
     refusals.note(QueueFull("all connections are taken"), "a")
     assert len(refusals) == 0
 
@@ -62,7 +62,7 @@ def test_what_was_predicted_is_told():
     error = TooLate("too late", after_s=0.15)
     error.decision = Decision(1000.0, ("it", "2"), "team-a", 0, "late", 8, 20, 3, 0.1, 0.15)
     error.retry_at = time.monotonic() + 2.0
-    refusals = Refusals()
+    refusals = LastRefusals()
     refusals.note(error, "me")
     found = refusals.find("me")
     assert found is not None

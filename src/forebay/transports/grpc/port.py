@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
-from forebay.observe.refusals import Refusals
+from forebay.observe.refusals import LastRefusals
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
 from forebay.transports.grpc.calls import NEVER
@@ -85,7 +85,7 @@ class GrpcPort:
         self.greeted = 0
         self.connections: set[GrpcConnection] = set()
         self._call_listeners = here(CallListeners)
-        self.refused_requests = here(Refusals)
+        self.refused_requests = here(LastRefusals)
         self.tells = config.access_log or config.answer_cost or bool(self._call_listeners.told)
         self.calls = 0
         self.public_streams = 0

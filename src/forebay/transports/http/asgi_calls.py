@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 from forebay.errors import CapacityError, UserCodeError
 from forebay.observe.access_log import CALLED_OFF, COST, Answering, EndedCall
 from forebay.observe.ids import next_id
-from forebay.observe.refusals import Refusals
+from forebay.observe.refusals import LastRefusals
 from forebay.protocols import native
 from forebay.transports.http.route import request_id_of
 from forebay.types.server_state import here
@@ -81,7 +81,7 @@ def failed(scope: Scope, error: ForebayError, request_id: str = "") -> None:
         extra = {"path": path_as_sent(scope), "request_ids": [request_id], "trace": error.trace}
         log.error("%s: %s", error.kind, error.message, extra=extra)
     if request_id and isinstance(error, CapacityError):
-        here(Refusals).note(error, request_id)
+        here(LastRefusals).note(error, request_id)
     call = scope.get(TOLD)
     if call is not None:
         call.code = native.code_of(error)

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httptools
 
 from forebay.errors import Unavailable
-from forebay.observe.refusals import Refusals
+from forebay.observe.refusals import LastRefusals
 from forebay.transports.http.asgi_calls import failed, id_of, path_of
 from forebay.transports.http.asgi_inference import send_answer
 from forebay.transports.http.error_answers import error_answer
@@ -123,7 +123,7 @@ class HttpForwarding:
 
     def _is_own(self, scope: Scope, path: str) -> bool:
         if path.startswith(REFUSALS):  # of requests that came here
-            return here(Refusals).find(path.removeprefix(REFUSALS)) is not None
+            return here(LastRefusals).find(path.removeprefix(REFUSALS)) is not None
         return scope["method"] == "POST" and quote(path, safe="/:").encode() in self._targets
 
     async def _connected(self, patience_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -18,7 +18,7 @@ from forebay._version import __version__
 from forebay.errors import Cancelled, ForebayError, InvalidRequest, NotFound
 from forebay.observe.author_metrics import MetricStore
 from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
-from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, Refusals
+from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, LastRefusals
 from forebay.observe.repository_metrics import RepositoryCollector
 from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import openapi
@@ -178,7 +178,7 @@ class ServerPages:
     async def refusal(self, request: HttpRequest) -> Response:
         """Return why a request was refused, by the id of its answer."""
         request_id = request.path_params["request_id"]
-        found = self._app.state.of(Refusals).find(request_id)
+        found = self._app.state.of(LastRefusals).find(request_id)
         if found is None:
             msg = f"no refusal of a request '{request_id[:MAX_ID]}' is kept; the last {MAX_EACH} of each tenant and"
             raise NotFound(f"{msg} reason are, of {MAX_PAIRS} such pairs")

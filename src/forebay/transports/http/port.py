@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from forebay.errors import CapacityError, InternalError
 from forebay.observe.access_log import CallListeners
 from forebay.observe.refusal_log import RefusalLog
-from forebay.observe.refusals import Refusals
+from forebay.observe.refusals import LastRefusals
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
 from forebay.transports.api_keys import KeyHolders
@@ -100,7 +100,7 @@ class HttpPort:
         self.heads: dict[bytes, HeadMemory] = {}
         self.is_draining = False
         self._call_listeners = here(CallListeners)
-        self._refused = here(Refusals)
+        self._refused = here(LastRefusals)
         self.tells = config.access_log or config.answer_cost or bool(self._call_listeners.told)
         self.is_plain = not self.tells
         self.date = b""
