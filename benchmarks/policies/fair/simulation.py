@@ -29,6 +29,9 @@ class Load:
         weight: Its weight.
         cost: What one of its rows costs beside a usual one.
         times_s: How long its requests may take; each draws one of these. Without any they have no deadlines.
+        clients: If there are some, so many clients call in its place, each again once it is answered; `rate` is not
+            read then. One that is refused tries again when it is told to.
+        pause_s: How long a client usually pauses between two calls.
     """
 
     tenant: str
@@ -36,6 +39,8 @@ class Load:
     weight: float = 1.0
     cost: float = 1.0
     times_s: tuple[float, ...] = ()
+    clients: int = 0
+    pause_s: float = 0.0
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Outcome:
     in_time: int = 0
     late: int = 0
     worker_s: float = 0.0
+    tries: int = 0
     times_s: list[float] = field(default_factory=list[float])
 
     def percentile(self, part: float) -> float:
@@ -69,11 +75,14 @@ class Simulation:
         shared: bool,
         seed: int,
         kept: bool = False,
+        capacity: int = 4096,
+        retry_s: float | None = None,
     ):
         self._loads = loads
         self._a, self._b, self._slots, self._seconds = a, b, slots, seconds
         self._random = random.Random(seed)
-        self._queue = BatchQueue(BatchConfig(max_size=MAX_SIZE))
+        self._queue = BatchQueue(BatchConfig(max_size=MAX_SIZE, capacity=capacity))
+        self._retry_s = retry_s
         self._queue.slots = slots
         if shared:
             self._queue.share().eviction.evict = self._evict
@@ -85,15 +94,22 @@ class Simulation:
         self._numbers = itertools.count()
         self._busy = 0
         self.outcomes: dict[str, Outcome] = defaultdict(Outcome)
+        self.tries: list[float] = []
 
     def run(self) -> dict[str, Outcome]:
         """Simulate all of it."""
         for load in self._loads:
-            self._push(self._random.expovariate(load.rate), "arrive", load)
+            for _ in range(load.clients):
+                self._push(self._random.random() * load.pause_s, "call", load)
+            if not load.clients:
+                self._push(self._random.expovariate(load.rate), "arrive", load)
         while self._events and self._events[0][0] < self._seconds:
             now, _, kind, what = heapq.heappop(self._events)
             self._now = now
             if kind == "arrive":
+                self._push(now + self._random.expovariate(what.rate), "arrive", what)
+                self._arrive(what, now)
+            elif kind == "call":
                 self._arrive(what, now)
             elif kind == "done":
                 self._done(what, now)
@@ -106,7 +122,10 @@ class Simulation:
         heapq.heappush(self._events, (at, next(self._numbers), kind, what))
 
     def _arrive(self, load: Load, now: float) -> None:
-        self._push(now + self._random.expovariate(load.rate), "arrive", load)
+        if now > self._seconds / 5:
+            self.outcomes[load.tenant].tries += 1
+            if load.clients:
+                self.tries.append(now)
         request = Request(load, print, tenant=self._tenants[load.tenant])
         if load.times_s:
             request.deadline = now + self._random.choice(load.times_s)
@@ -115,15 +134,16 @@ class Simulation:
                 request.due = request.deadline
         try:
             self._queue.offer(request, now)
-        except (QueueFull, TooLate):
+        except (QueueFull, TooLate) as error:
             request.taken = NEVER
-            self._refuse(request)
+            self._refuse(request, error.after_s if isinstance(error, TooLate) else 0.0)
 
     def _expire(self, request: Request) -> None:
         if not request.taken:
             self._queue.cancel(request)
         if not 0 < request.taken < NEVER and not request.done:
             request.done = True
+            self._call_again(request.body)
             if self._now > self._seconds / 5:
                 self.outcomes[request.body.tenant].late += 1
 
@@ -131,8 +151,17 @@ class Simulation:
         self._queue.cancel(entry)
         self._refuse(entry)
 
-    def _refuse(self, request: Request) -> None:
+    def _call_again(self, load: Load) -> None:
+        """Have a client call again that was answered."""
+        if load.clients:
+            self._push(self._now + self._random.expovariate(1 / load.pause_s), "call", load)
+
+    def _refuse(self, request: Request, after_s: float = 0.0) -> None:
         request.done = True
+        load, now = request.body, self._now
+        told = self._queue.next_ticket(request.tenant, 1, now, after_s)
+        if load.clients:
+            self._push(told if self._retry_s is None else now + self._retry_s, "call", load)
         if self._now > self._seconds / 5:
             self.outcomes[request.body.tenant].refused += 1
 
@@ -148,6 +177,8 @@ class Simulation:
     def _done(self, batch: Any, now: float) -> None:
         self._busy -= 1
         units = sum(entry.body.cost for entry in batch.entries)
+        for entry in batch.entries:
+            self._call_again(entry.body)
         if now > self._seconds / 5:
             for entry in batch.entries:
                 found = self.outcomes[entry.body.tenant]

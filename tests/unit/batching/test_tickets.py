@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,6 +106,28 @@ def test_those_beyond_two_full_queues_are_told_moments_that_differ():
     assert all(furthest / 2 <= moment <= furthest for moment in beyond)
     tenths = [sum(n <= (moment / furthest - 0.5) * 20 < n + 1 for moment in beyond) for n in range(10)]
     assert max(tenths) - min(tenths) <= 3, tenths
+
+
+def stampede(queue, now, seconds, *, obeys):
+    """Has ten full queues of clients call for so long; returns how far ahead the last are told to come back."""
+    calls = [now + n * 1e-6 for n in range(10 * CAPACITY)]
+    heapq.heapify(calls)
+    told = []
+    while calls[0] < now + seconds:
+        at = heapq.heappop(calls)
+        moment = queue.next_ticket(None, 1, at)
+        told.append(moment - at)
+        heapq.heappush(calls, moment if obeys else at + 0.01)
+    return max(told[-10 * CAPACITY :])
+
+
+def test_clients_that_obey_are_given_the_time_that_they_need_and_others_are_not():
+    queue, now = full()
+    two_queues = 2 * CAPACITY / 1000
+    assert stampede(queue, now, 20.0, obeys=True) == pytest.approx(10 * CAPACITY / 1000, rel=0.2)
+    assert refused(queue, now + 60.0) == pytest.approx(now + 60.001)
+    deaf, now = full()
+    assert stampede(deaf, now, 20.0, obeys=False) <= 2 * two_queues
 
 
 def test_the_share_of_a_tenant_that_is_refused_alone_is_all_of_it():
