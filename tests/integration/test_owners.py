@@ -300,7 +300,7 @@ def test_what_comes_to_an_owner_that_stops_is_handed_back(serve, tmp_path):
         ask(2, b'"x"')
         (answers,) = hear("answers")[1]
         assert answers[:2] == [number, 2]
-        assert answers[3:] == [[], [], [2]]
+        assert answers[3:] == [[], [], [2], 0.0]
         heard.clear()
         (tmp_path / "gate").touch()
         assert hear("answers")[2] == [b"1"]

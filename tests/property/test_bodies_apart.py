@@ -218,8 +218,8 @@ def test_the_answers_of_a_turn_go_into_as_many_frames_as_keep_them_short():
     answers = Answers(write, lambda _data: None)
     parts = [(900, [b"p" * 40_000] * 50), (901, [b"q"])]
     results = [b"r" * 30_000] * 100 + [b"s" * 600_000] * 9 + [b""] * 5000 + [[b"t" * 90] * 3000]
-    answers.add(3, Noted(parts, results), 5)
-    answers.add(4, Noted([], [b"u"]), 6)
+    answers.add(3, Noted(parts, results), 5, 0.5)
+    answers.add(4, Noted([], [b"u"]), 6, 0.0)
     answers.send()
     assert max(map(len, sent)) <= FRAME_BYTES + 64 * 1024 < MAX_FRAME_BYTES
     assert max(follow) <= FOLLOWING_BYTES + 600_000
@@ -233,7 +233,7 @@ def test_the_answers_of_a_turn_go_into_as_many_frames_as_keep_them_short():
             for seat, count in model.parts:
                 made.setdefault(seat, []).extend(next(left) for _ in range(count))
             (ended if model.model == 3 else others).extend((one.seat, next(left)) for one in model.ended)
-            assert (model.heard, model.room) == (7, 5 if model.model == 3 else 6)
+            assert (model.heard, model.room, model.row_s) == (7, *((5, 0.5) if model.model == 3 else (6, 0.0)))
     assert made == dict(parts)
     assert ended == list(enumerate(results))
     assert others == [(0, b"u")]

@@ -276,10 +276,14 @@ class BatchQueue:
 
     def next_ticket(self, tenant: Tenant | None, size: int, now: float, after_s: float = 0.0) -> float:
         """Return the moment at which a client that is refused now should try again; see `Tickets.next`."""
+        return self.keep_tickets().next(tenant, size, now, after_s)
+
+    def keep_tickets(self) -> Tickets:
+        """Return what says when clients that are refused should try again, from now on."""
         if self.tickets is None:
             self.tickets = Tickets(self, self._capacity)
             self.compose()
-        return self.tickets.next(tenant, size, now, after_s)
+        return self.tickets
 
     def offer_all(self, entries: Sequence[Entry], now: float) -> None:
         """Add entries of one sample each, without key or rank, that arrived now; there are some, and room for all."""

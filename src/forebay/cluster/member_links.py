@@ -55,6 +55,7 @@ class MemberLinks:
             tls: How connections are encrypted; None if they are not.
         """
         self.bodies = Places()
+        self.row_s = 0.0
         self._name = name
         self._secret = secret
         self._tls = tls

@@ -145,6 +145,11 @@ class ServingHost:
         """Return for how many calls there is room; a serving that has none says so to each."""
         return MAX_CALLS
 
+    def row_s(self, number: int) -> float:
+        """Return 0: nobody is told when to call again."""
+        del number
+        return 0.0
+
     def told(self, peer: tuple[str, int] | None, reason: str) -> None:
         """Log why a caller was hung up on."""
         self._log.refused(int(time.monotonic()), peer, reason, reason)

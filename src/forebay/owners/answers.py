@@ -48,9 +48,9 @@ class Answers:
         self._following: list[Any] = []
         self._size = self._following_bytes = 0
 
-    def add(self, number: int, noted: DeskNotes, room: int) -> None:
+    def add(self, number: int, noted: DeskNotes, room: int, row_s: float) -> None:
         """Add what is new of a model; frames that are long enough are sent."""
-        model = self._begin(number, noted.heard, room)
+        model = self._begin(number, noted.heard, room, row_s)
         for seat, parts in noted.parts:
             for part in parts:
                 model = self._result(model, part)
@@ -94,8 +94,8 @@ class Answers:
         self._models, self._results, self._following = [], [], []
         self._size = self._following_bytes = 0
 
-    def _begin(self, number: int, heard: int, room: int) -> ModelAnswers:
-        model = ModelAnswers(number, heard, room, [], [], [])
+    def _begin(self, number: int, heard: int, room: int, row_s: float) -> ModelAnswers:
+        model = ModelAnswers(number, heard, room, [], [], [], row_s)
         self._models.append(model)
         self._size += HEAD_BYTES
         return model
@@ -104,7 +104,7 @@ class Answers:
         """Make room for some bytes more in the frame; returns what they are added to."""
         if self._size + size > FRAME_BYTES or self._following_bytes >= FOLLOWING_BYTES:
             self.send()
-            model = self._begin(model.model, model.heard, model.room)
+            model = self._begin(model.model, model.heard, model.room, model.row_s)
         self._size += size
         return model
 

@@ -139,6 +139,10 @@ class CalleeHost(Protocol):
         """Return for how many samples there is room."""
         ...
 
+    def row_s(self, number: int) -> float:
+        """Return the seconds in which a sample of a caller is answered; 0 while there is room."""
+        ...
+
     def told(self, peer: tuple[str, int] | None, reason: str) -> None:
         """Log why a caller was hung up on."""
         ...
@@ -595,7 +599,7 @@ class CallerLink(asyncio.Protocol):
             return
         answers = self._answers
         for number, desk in new:
-            answers.add(number, desk, self._callers.room(number))
+            answers.add(number, desk, self._callers.room(number), self._callers.row_s(number))
             desk.forget()
         answers.send()
 

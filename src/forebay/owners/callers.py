@@ -159,6 +159,11 @@ class Callers:
         served = self._served.get(number)
         return 0 if served is None else served.endpoint.spare
 
+    def row_s(self, number: int) -> float:
+        """Return the seconds in which a sample of a front is answered, if the queue of a model is full."""
+        served = self._served.get(number)
+        return 0.0 if served is None else served.endpoint.full_row_s * len(self.links)
+
     def told(self, peer: tuple[str, int] | None, reason: str) -> None:
         """Log why a front was hung up on."""
         self._log.refused(int(time.monotonic()), peer, reason, reason)

@@ -45,9 +45,11 @@ class LinkPool(Protocol):
 
     Attributes:
         bodies: Where they land; an owner on this machine may read them there.
+        row_s: Seconds in which a row of this server is answered where the queue is full, as its owner said last.
     """
 
     bodies: Places
+    row_s: float
 
     def uses(self, slot: OwnerSlot) -> bool:
         """Tell whether requests are handed on by a slot."""
@@ -130,6 +132,8 @@ class OwnerSlot:
             outcomes: Those of `told.ended`.
         """
         self._room, self._heard = told.room, told.heard
+        if told.row_s:
+            self.pool.row_s = told.row_s
         seating = self.seating
         ended: list[Any] = told.ended
         special = [one for one in ended if isinstance(one, EndedSeat)] if EndedSeat in {*map(type, ended)} else ()

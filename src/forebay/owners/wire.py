@@ -149,6 +149,7 @@ class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
         parts: Seats of streamed answers, and how many parts of each follow.
         ended: Requests that have ended; of most the seat alone, and their results follow.
         returned: Seats of requests that the owner has not taken.
+        row_s: Seconds in which a sample of this front is answered where the queue is full; 0 while there is room.
     """
 
     model: _Number
@@ -157,6 +158,7 @@ class ModelAnswers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     parts: list[tuple[int, _Count]]
     ended: list[int | EndedSeat]
     returned: list[int]
+    row_s: _Seconds = 0.0
 
 
 class OwnerAnswers(msgspec.Struct, frozen=True, array_like=True, tag="answers", gc=False):

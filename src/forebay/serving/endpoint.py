@@ -529,7 +529,13 @@ class Endpoint:
 
     def next_ticket(self, tenant: Tenant | None = None, size: int = 1, after_s: float = 0.0) -> float:
         """Return the moment at which a client that is refused now should try again; see `Tickets.next`."""
+        self._queue.keep_tickets().told_row_s = self.pool.row_s
         return self._queue.next_ticket(tenant, size, time.monotonic(), after_s)
+
+    @property
+    def full_row_s(self) -> float:
+        """Seconds in which the workers answer a row; 0 while half of the queue is empty, and no caller needs it."""
+        return 0.0 if 2 * self._queue.waiting < self._capacity else self._queue.keep_tickets().row_s
 
     def _say_when(self, request: Request, error: ForebayError) -> None:
         """Have an error say when its client should try again, where this queue refused it."""

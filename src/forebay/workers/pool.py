@@ -101,9 +101,11 @@ class Pool:
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
         accounts: Those of its server; None until an endpoint of one that keeps them starts it.
         bounds: Within which the number of its workers follows the load; None where it is fixed.
+        row_s: Seconds in which a row is answered, as another server says that has the workers; 0 if none does.
     """
 
     accounts: Accounts | None = None
+    row_s: float = 0.0
     bounds: WorkerRange | None = None
     places: Places | None = None
     is_elsewhere: ClassVar[bool] = False

@@ -148,11 +148,13 @@ def test_one_of_a_bundle_is_cancelled_by_itself():
 def test_those_of_a_bundle_for_whom_there_is_no_room_are_refused():
     async def story(front):
         link, slot = front.dial()
-        answer_room = ModelAnswers(1, 0, 3, [], [], [])
+        answer_room = ModelAnswers(1, 0, 3, [], [], [], 0.25)
         slot.hear(answer_room, [], [])
         await front.ask("abcde")
         assert [[*bundle.values()] for bundle in link.bundles] == [["a", "b", "c"]]
-        assert {type(front.answers[body].error) for body in "de"} == {QueueFull}
+        errors = [front.answers[body].error for body in "de"]
+        assert {*map(type, errors)} == {QueueFull}
+        assert errors[1].retry_at - errors[0].retry_at == pytest.approx(0.25, abs=0.05)  # as the owner's pace is
         answer(slot, link.names("abc"))
 
     played(story)
