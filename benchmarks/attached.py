@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKER = """
 import sys
 sys.path.insert(0, {root!r})
-from forebay.workers.address import parse_address
-from forebay.workers.joining import JoiningWorker
+from forebay.workers.wire.address import parse_address
+from forebay.workers.processes.joining import JoiningWorker
 from forebay.workers.runner import RunnerSpec
 JoiningWorker(parse_address(sys.argv[1]), None, once=True).run(RunnerSpec("benchmarks.attached:Echo"))
 """
@@ -57,12 +57,12 @@ async def run_batches(pool, bodies, count):
 
 
 async def measure(options, folder):
-    from forebay.workers.address import UnixAddress
-    from forebay.workers.attached import AttachedPool
-    from forebay.workers.processes import ProcessPool
+    from forebay.workers.pools.attached_pool import AttachedPool
+    from forebay.workers.pools.process_pool import ProcessPool
+    from forebay.workers.pools.worker_slot import WorkerSlot
     from forebay.workers.runner import RunnerSpec
-    from forebay.workers.worker_listener import WorkerListener
-    from forebay.workers.worker_slot import WorkerSlot
+    from forebay.workers.wire.address import UnixAddress
+    from forebay.workers.wire.worker_listener import WorkerListener
 
     address = UnixAddress(f"{folder}/socket")
     door = WorkerListener(address, native=lambda _about: WorkerSlot(attached))

@@ -122,7 +122,7 @@ def calls(port: int, connections: int, each: int, seconds: int) -> tuple[float, 
     """Return accepted and refused calls a second of the pipeline."""
     import grpc
 
-    from forebay.protocols.pipeline import messages
+    from forebay.surfaces.pipeline.protocol import messages
 
     message = messages.Request(key=["turns"], value=["2000"]).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

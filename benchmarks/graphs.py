@@ -27,8 +27,8 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Request
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 CLIENTS = 64
 CHAINS = (1, 4, 16, 64)

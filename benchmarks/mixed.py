@@ -133,7 +133,7 @@ async def call(port: int, account: Account, end: float, draw: random.Random, res
     """Ask the pipeline over gRPC."""
     import grpc
 
-    from forebay.protocols.pipeline.messages import PATH, Request, Response
+    from forebay.surfaces.pipeline.protocol.messages import PATH, Request, Response
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         method = channel.unary_unary(

@@ -51,7 +51,7 @@ def rest(port: int, connections: int, seconds: int) -> float:
 
 
 def rpc(port: int, connections: int, seconds: int) -> float:
-    from forebay.protocols.pipeline.messages import PATH, Request
+    from forebay.surfaces.pipeline.protocol.messages import PATH, Request
 
     message = Request(key=["x"], value=["a small request"]).SerializeToString()
     before = one_answer(port, message)
@@ -64,7 +64,7 @@ def one_answer(port: int, message: bytes) -> bytes:
     """Ask once as a client of gRPC does, and look at the answer; returns its message."""
     import grpc
 
-    from forebay.protocols.pipeline.messages import PATH, Response
+    from forebay.surfaces.pipeline.protocol.messages import PATH, Response
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         answer = channel.unary_unary(PATH)(message, timeout=30)
@@ -76,7 +76,7 @@ def one_answer(port: int, message: bytes) -> bytes:
 async def rpc_python(port: int, connections: int, seconds: int) -> float:
     import grpc
 
-    from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request, Response
+    from forebay.surfaces.pipeline.protocol.messages import METHOD, SERVICE, Request, Response
 
     request = Request(key=["x"], value=["a small request"])
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -27,7 +27,7 @@ from benchmarks.flood import Flood
 from benchmarks.launch import ROOT, environment, free_port, pinned, python_helper, stop
 from benchmarks.overload import LOAD_CORES, SERVER_CORES
 from forebay.batching.queue import BatchConfig
-from forebay.observe.exposition import Exposition, pieces
+from forebay.observe.metrics.exposition import Exposition, pieces
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
 from forebay.transports.http.pages import reading

@@ -25,8 +25,8 @@ from forebay.batching.queue import BatchConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import MemoryOrigin
 from forebay.types.call import Request
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 SIZES = (2, 4, 8, 16, 32, 64)
 WAITS_MS = (0, 2, 10)

@@ -27,7 +27,7 @@ from tests.forked import COMMAND, Forked
 from tests.patience import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - pytest calls them
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.observe import model_log
+from forebay.observe.logs import model_log
 
 # An example takes as long as the machine is busy, and so does drawing it.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -29,15 +29,15 @@ import gc, importlib, os, pickle, signal, socket, sys
 import uvloop
 from forebay.cli.main import main
 for name in (
-    "analyse batching bench call check generate init nucleus ovms pipeline serve trace worker"
+    "analyse batching bench call_model check generate init nucleus ovms pipeline serve trace worker"
 ).split():
     importlib.import_module(f"forebay.cli.{name}")
 # What every server imports, whatever it serves.
 for name in (
     "transports.http.listener transports.grpc.listener transports.http.asgi transports.server server.app "
-    "server.setting_sources observe.otel surfaces.project_server surfaces.native.config surfaces.native.pools "
-    "surfaces.native.describe surfaces.native.graphs surfaces.native.servings surfaces.native.repositories "
-    "serving.models.model_runner serving.servings.request_runner workers.threads workers.processes"
+    "server.setting_sources observe.traces.otel surfaces.project_server surfaces.native.config surfaces.native.pools "
+    "surfaces.native.describe surfaces.native.compositions surfaces.native.servings surfaces.native.repositories "
+    "serving.models.model_runner serving.nx_serving.request_runner workers.pools.threads workers.pools.process_pool"
 ).split():
     importlib.import_module(f"forebay.{name}")
 import uvicorn.lifespan.off, yaml, encodings.idna

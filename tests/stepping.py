@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 from forebay.types.call import Failure
-from forebay.workers.seats import Seats, at_once
+from forebay.workers.pools.seats import Seats, at_once
 
 
 def steps_of(runner, items):

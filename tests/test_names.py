@@ -70,3 +70,14 @@ def test_no_modules_import_each_other_in_a_circle(modules):
             found.update({f"{imported}.{each}" for each in names} & modules.keys() or {imported} & modules.keys())
         found.discard(name)
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_few_names_of_modules_stand_in_two_rooms(modules):
+    homes = defaultdict(list)
+    for name in modules:
+        room, _, own = name.rpartition(".")
+        homes[own].append(room)
+    packages = {name.rpartition(".")[0] for name in modules}
+    twice = {own for own, rooms in homes.items() if len([one for one in rooms if f"{one}.{own}" not in packages]) > 1}
+    # What several doors or surfaces have alike is called alike: each has its `config`, its `runner`, its `shim`.
+    assert len(twice) <= 25, sorted(twice)

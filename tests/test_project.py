@@ -200,7 +200,7 @@ def test_the_wheel_has_all_that_the_package_has(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
     (wheel,) = tmp_path.glob("forebay-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
-    assert {"forebay/cli/init.py", "forebay/testing/served.py", "forebay/py.typed"} <= inside
+    assert {"forebay/cli/init.py", "forebay/testing/memory_client.py", "forebay/py.typed"} <= inside
     ours = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT / "src")) for path in ours} - inside == set()
 

@@ -13,7 +13,7 @@ import pytest
 from forebay.errors import ForebayError
 from forebay.protocols.native import code_of, status_of
 from forebay.transports.grpc import statuses
-from forebay.transports.http import errors as http_errors
+from forebay.transports.http import http_errors
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference"
 MODULES = ("forebay", "forebay.cluster", "forebay.openai", "forebay.runtimes", "forebay.testing")

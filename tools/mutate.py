@@ -31,12 +31,12 @@ import pytest
 
 CORE = (
     "batching serving/endpoint.py serving/slices.py serving/stream_delivery.py serving/tensor_face.py "
-    "serving/models/tensor_codec.py serving/models/padding.py serving/servings/dispatch.py "
-    "serving/servings/partitions.py "
-    "graph/run.py graph/pool.py protocols/samples.py protocols/kserve protocols/pipeline/literal.py "
+    "serving/models/tensor_codec.py serving/models/padding.py serving/nx_serving/dispatch.py "
+    "serving/nx_serving/partitions.py "
+    "graph/run.py graph/pool.py protocols/samples.py protocols/kserve surfaces/pipeline/protocol/literal.py "
     "repository/shelf.py repository/settling.py repository/retries.py types/tensor.py types/tensor_proto.py "
-    "workers/conversation.py workers/frames.py workers/seats.py workers/seating.py workers/landing.py "
-    "workers/threads.py workers/slot_pool.py "
+    "workers/wire/conversation.py workers/wire/frames.py workers/pools/seats.py workers/pools/seating.py "
+    "workers/memory/landing.py workers/pools/threads.py workers/pools/slot_pool.py "
     "transports/http/connection_state.py transports/http/reading.py transports/http/answering.py "
     "transports/http/same_turn.py transports/intake.py transports/refusal_pacing.py transports/grpc"
 ).split()

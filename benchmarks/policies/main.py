@@ -21,7 +21,7 @@ from benchmarks.policies.curves import ARRIVALS, CURVES, MAX_SIZE, OBJECTIVE_MS,
 from forebay.batching.queue import BatchConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Failure, Request
-from forebay.workers.threads import ThreadPool
+from forebay.workers.pools.threads import ThreadPool
 
 GRID = [(size, wait_ms) for size in (4, 16, 32, 64) for wait_ms in (0, 5, 25)]
 CLIENTS = 64

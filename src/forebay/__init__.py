@@ -13,11 +13,11 @@ from forebay._version import __version__ as __version__
 
 if TYPE_CHECKING:
     import forebay.cluster as cluster  # noqa: PLR0402 - a module does not import from the package that names all
-    from forebay.arrays.batch import Batch
+    from forebay.arrays.array_batch import Batch
     from forebay.arrays.compilers import jit
-    from forebay.arrays.hooks import hook, print_value
     from forebay.arrays.lazy import Lazy
     from forebay.arrays.trees import to_host
+    from forebay.arrays.value_hooks import hook, print_value
     from forebay.errors import (
         BatchMismatch,
         BatchResultMismatch,
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from forebay.graph.composition.compose import compose
     from forebay.graph.composition.node import either, node
     from forebay.graph.values import SKIP
-    from forebay.serving.models.methods import endpoint
+    from forebay.serving.models.further_methods import endpoint
     from forebay.serving.models.model import Model
     from forebay.serving.models.padding import Pad, Padded
-    from forebay.serving.servings.definition import Serving
-    from forebay.serving.servings.module import ServingModule
-    from forebay.serving.servings.registry import batched_run, batched_run_async
+    from forebay.serving.nx_serving.definition import Serving
+    from forebay.serving.nx_serving.module import ServingModule
+    from forebay.serving.nx_serving.registry import batched_run, batched_run_async
     from forebay.surfaces.embedding.mounted import asgi
-    from forebay.surfaces.embedding.started import start
+    from forebay.surfaces.embedding.started_server import start
     from forebay.types.call import Failure, Last, Media
     from forebay.types.context import Context
     from forebay.types.file import File
-    from forebay.workers.cancel import is_cancelled
+    from forebay.workers.user_calls.cancel import is_cancelled
 
 _HOMES = {
     "SKIP": "forebay.graph.values",
-    "Batch": "forebay.arrays.batch",
+    "Batch": "forebay.arrays.array_batch",
     "BatchMismatch": "forebay.errors",
     "BatchResultMismatch": "forebay.errors",
     "ConfigError": "forebay.errors",
@@ -73,26 +73,26 @@ _HOMES = {
     "Padded": "forebay.serving.models.padding",
     "QueueFull": "forebay.errors",
     "RequestError": "forebay.errors",
-    "Serving": "forebay.serving.servings.definition",
+    "Serving": "forebay.serving.nx_serving.definition",
     "ServingCrashed": "forebay.errors",
-    "ServingModule": "forebay.serving.servings.module",
+    "ServingModule": "forebay.serving.nx_serving.module",
     "ServingNotFound": "forebay.errors",
     "ServingStopped": "forebay.errors",
     "Unavailable": "forebay.errors",
     "ValidationError": "forebay.errors",
     "asgi": "forebay.surfaces.embedding.mounted",
-    "batched_run": "forebay.serving.servings.registry",
-    "batched_run_async": "forebay.serving.servings.registry",
+    "batched_run": "forebay.serving.nx_serving.registry",
+    "batched_run_async": "forebay.serving.nx_serving.registry",
     "cluster": "forebay.cluster",
     "compose": "forebay.graph.composition.compose",
     "either": "forebay.graph.composition.node",
-    "endpoint": "forebay.serving.models.methods",
-    "hook": "forebay.arrays.hooks",
-    "is_cancelled": "forebay.workers.cancel",
+    "endpoint": "forebay.serving.models.further_methods",
+    "hook": "forebay.arrays.value_hooks",
+    "is_cancelled": "forebay.workers.user_calls.cancel",
     "jit": "forebay.arrays.compilers",
     "node": "forebay.graph.composition.node",
-    "print_value": "forebay.arrays.hooks",
-    "start": "forebay.surfaces.embedding.started",
+    "print_value": "forebay.arrays.value_hooks",
+    "start": "forebay.surfaces.embedding.started_server",
     "to_host": "forebay.arrays.trees",
 }
 

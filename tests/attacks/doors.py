@@ -20,8 +20,8 @@ from tests.fuzz.serving import Running
 from tests.waiting import PATIENCE_S
 
 from forebay.protocols.kserve import messages as kserve
-from forebay.protocols.pipeline import messages as pipeline
 from forebay.protocols.tfserving import messages as tfserving
+from forebay.surfaces.pipeline.protocol import messages as pipeline
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = """

@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay import Batch
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 PROGRAM = Path(__file__).parent / "member_program.py"
 

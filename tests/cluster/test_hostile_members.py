@@ -9,7 +9,7 @@ from tests.waiting import eventually
 
 import forebay
 from forebay import Serving
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 VALUE = [b"\x92\xc0\x90"]
 """None, as a value."""

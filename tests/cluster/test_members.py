@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 import forebay
 from forebay import Batch, ConfigError, DeadlineExceeded, Serving, ServingNotFound, Unavailable
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 RUN = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
 SECRET = "the secret of these tests, of 32 bytes"

@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 from forebay.cluster import local_view
 from forebay.cluster.node_folder import folders
-from forebay.observe.cost_files import lines_since, summed
+from forebay.observe.metrics.cost_files import lines_since, summed
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")

@@ -12,7 +12,7 @@ import sys
 import uvicorn
 
 from forebay.cli.serve import add_options, options_of
-from forebay.observe.log import configure
+from forebay.observe.logs.log import configure
 from forebay.surfaces import build
 
 

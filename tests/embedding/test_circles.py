@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S
 
 import forebay
 from forebay.transports.http import port
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 CALLS = 20
 EVENTS = {"accept": "text/event-stream"}

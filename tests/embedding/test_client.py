@@ -17,10 +17,10 @@ from tests.waiting import PATIENCE_S
 import forebay
 from forebay.errors import ConfigError, ModelError, NotFound
 from forebay.testing import CallFailed, ManualPool, check_model, check_pool, client
-from forebay.workers.inline import InlinePool
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 
 class Shout(forebay.Model):

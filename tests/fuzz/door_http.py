@@ -29,7 +29,7 @@ from tests.fuzz.http_side import KEYS, Side, are_same
 from tests.fuzz.http_turns import crowd
 from tests.fuzz.patience import awake
 
-from forebay.workers import landing
+from forebay.workers.memory import landing
 
 STREAMS_A_LANE = 40
 """Streams that meet the same lane, and so what it remembers."""

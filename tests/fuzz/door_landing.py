@@ -28,7 +28,7 @@ from tests.fuzz.serving import Findings, running
 from tests.models.digests import digest
 
 from forebay.protocols.kserve.messages import SERVICE, messages
-from forebay.workers.landing import KEPT_BYTES, LANDING_BYTES, UNKNOWN_BYTES
+from forebay.workers.memory.landing import KEPT_BYTES, LANDING_BYTES, UNKNOWN_BYTES
 
 if TYPE_CHECKING:
     from tests.fuzz.serving import Running

@@ -27,14 +27,14 @@ from google.protobuf import json_format
 from tests.compat.pipeline.conftest import hosting
 from tests.fuzz.patience import NEVER_S, Watch, awake
 
-from forebay.protocols.pipeline.array_texts import array_text
-from forebay.protocols.pipeline.messages import PATH, Request, Response
-from forebay.protocols.pipeline.tensors import MAX_TENSORS
 from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.surfaces.pipeline import Op, RequestOp
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
+from forebay.surfaces.pipeline.protocol.array_texts import array_text
+from forebay.surfaces.pipeline.protocol.messages import PATH, Request, Response
+from forebay.surfaces.pipeline.protocol.tensors import MAX_TENSORS
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.http.pages import ServerPages

@@ -10,7 +10,7 @@ from tests.unit.transports.http.driven import Door
 from forebay.errors import Unavailable, UserCodeError
 from forebay.transports.http.same_turn import SEPARATE_BYTES
 from forebay.types.call import Failure, ReplyToAll
-from forebay.workers import landing
+from forebay.workers.memory import landing
 
 KEYS = ("k1", "k2")
 LIMITS = {"api_keys": KEYS, "max_body_bytes": 3000, "max_head_bytes": 2000}

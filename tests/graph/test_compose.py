@@ -20,12 +20,12 @@ from tests.waiting import PATIENCE_S, reached
 
 import forebay
 from forebay import SKIP, ConfigError, Last, Model, compose, either, node
+from forebay.graph.composition.border import WirePool
 from forebay.graph.composition.compose import Composition
 from forebay.graph.composition.types_fit import element_of, fits, spell
-from forebay.graph.composition.wire import WirePool
 from forebay.graph.spec import NodeSpec
 from forebay.server.config import Overrides
-from forebay.surfaces.native.graphs import GraphTarget, serve_composition, unserved
+from forebay.surfaces.native.compositions import GraphTarget, serve_composition, unserved
 from forebay.types.call import Request
 
 INLINE = Overrides(worker_kind="inline")

@@ -9,7 +9,7 @@ import pytest
 
 from forebay import SKIP, ConfigError, Media, Model, compose, node
 from forebay.errors import BadOutcome
-from forebay.graph.composition.wire import Wire
+from forebay.graph.composition.border import Wire
 from forebay.types.call import Failure, Request
 from forebay.workers.runner import WorkerContext
 

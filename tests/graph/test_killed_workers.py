@@ -49,7 +49,7 @@ def both(text: str) -> str:
 
 NO_PAUSE = """
 import sys
-from forebay.workers import supervisor
+from forebay.workers.processes import supervisor
 supervisor.FIRST_PAUSE_S = supervisor.MAX_PAUSE_S = 0.0
 supervisor.MAX_FAILURES = sys.maxsize
 from forebay.cli.main import main

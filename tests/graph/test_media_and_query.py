@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from forebay import ConfigError, Media
+from forebay.graph.composition.border import Wire
 from forebay.graph.composition.compose import compose
 from forebay.graph.composition.node import node
-from forebay.graph.composition.wire import Wire
 
 ORIGIN = "http://page.example"
 SOURCE = """

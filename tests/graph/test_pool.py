@@ -32,12 +32,12 @@ from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Failure, Request
 from forebay.types.tenant import Tenants
-from forebay.workers.inline import InlinePool
-from forebay.workers.landing import HERE
-from forebay.workers.objects import packed
-from forebay.workers.processes import ProcessPool
+from forebay.workers.memory.landing import HERE
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
+from forebay.workers.wire.objects import packed
 
 pytestmark = pytest.mark.anyio
 

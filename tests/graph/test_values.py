@@ -9,7 +9,7 @@ import pytest
 from forebay.errors import RunnerFailed
 from forebay.graph.values import SKIP, Outputs, inputs_of, loaded
 from forebay.types.call import Request
-from forebay.workers.objects import Packed, open_outcome, pack
+from forebay.workers.wire.objects import Packed, open_outcome, pack
 
 
 def item(body):

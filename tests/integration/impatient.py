@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from forebay.cli.serve import add_options, options_of
-from forebay.observe.log import configure
+from forebay.observe.logs.log import configure
 from forebay.surfaces import build
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.http.port import HttpPort

@@ -21,12 +21,12 @@ from tests.waiting import PATIENCE_S
 
 import forebay
 from forebay.cli.main import main
-from forebay.observe import model_log
-from forebay.surfaces.native.attached import MAX_DESERTED
+from forebay.observe.logs import model_log
+from forebay.surfaces.native.attached_models import MAX_DESERTED
 from forebay.surfaces.native.describe import describe
-from forebay.workers import frames
-from forebay.workers.address import parse_address
-from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import parse_address
+from forebay.workers.wire.worker_connection import WorkerConnection, WorkerRefused
 
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv/environments/other/bin/python"

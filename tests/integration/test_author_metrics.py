@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import eventually
 
-from forebay.observe import author_metrics
-from forebay.observe.author_metrics import MAX_ENDED, MAX_LEFT_BEHIND, MAX_SERIES, Family, MetricStore
+from forebay.observe.metrics import author_metrics
+from forebay.observe.metrics.author_metrics import MAX_ENDED, MAX_LEFT_BEHIND, MAX_SERIES, Family, MetricStore
 
 MODEL = """
 import os

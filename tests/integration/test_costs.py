@@ -15,10 +15,10 @@ from tests.waiting import eventually
 
 from forebay.cli.server_page import page_of
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.observe import cost_files
-from forebay.observe.cost_files import CostLine, file_of, lines_since, moment, summed
-from forebay.observe.histograms import EndpointMetrics
-from forebay.observe.tenant_accounts import MAX_PAIRS, Accounts
+from forebay.observe.metrics import cost_files
+from forebay.observe.metrics.cost_files import CostLine, file_of, lines_since, moment, summed
+from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.tenant_accounts import MAX_PAIRS, Accounts
 from forebay.server.app import App
 from forebay.server.cost_log import CostLog
 from forebay.types.tenant import Tenant

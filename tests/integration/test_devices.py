@@ -14,8 +14,8 @@ from forebay.server.config import Overrides
 from forebay.surfaces.native.model_files import read_model_file
 from forebay.testing import client
 from forebay.types.devices import Device, read_devices
-from forebay.workers import devices
-from forebay.workers.devices import environment_on, existing, spelled
+from forebay.workers.processes import device_binding as devices
+from forebay.workers.processes.device_binding import environment_on, existing, spelled
 
 CORE = min(os.sched_getaffinity(0))
 TWO_GPUS = {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}

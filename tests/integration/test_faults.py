@@ -65,12 +65,12 @@ def hold(stage):
     while (FOLDER / "hold").exists():
         time.sleep(0.005)
 
-if "forebay.workers.child" in sys.orig_argv and (FOLDER / "starting").exists():
+if "forebay.workers.processes.child" in sys.orig_argv and (FOLDER / "starting").exists():
     number = sys.orig_argv[sys.orig_argv.index("--worker") + 1]
     if number == "0":
         hold("starting")
     elif number == "1":
-        from forebay.workers import parent_death
+        from forebay.workers.processes import parent_death
         end_with = parent_death.end_with
         parent_death.end_with = lambda server: (end_with(server), hold("greeting"))
 """

@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE_S, eventually
 from forebay.errors import ConfigError
 from forebay.owners.apart import LinkReader
 from forebay.owners.model_description import read_description
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 JSON = {"in": "json", "out": "json"}
 

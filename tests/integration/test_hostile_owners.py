@@ -12,7 +12,7 @@ from tests.integration.test_hostile_callers import Caller
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.owners.apart import LinkReader, follow, set_apart
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 
 @pytest.fixture(scope="module")

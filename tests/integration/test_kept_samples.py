@@ -11,7 +11,7 @@ import pytest
 from tests.fuzz.serving import running
 from tests.models.hoarding import FAILS, KEEPS, KEEPS_A_PART, LEAVES_TO_THE_COLLECTOR, LETS_GO
 
-from forebay.workers.worker_connection import MAX_COLLECTED
+from forebay.workers.wire.worker_connection import MAX_COLLECTED
 
 TARGET = Path(__file__).parents[1] / "models" / "hoarding.py"
 LENGTH = 600_000

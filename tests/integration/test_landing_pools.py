@@ -18,7 +18,7 @@ from forebay.server.app import App
 from forebay.server.config import Overrides
 from forebay.surfaces.native import serve_target
 from forebay.transports.grpc.kserve import KServe
-from forebay.workers.landing import HERE
+from forebay.workers.memory.landing import HERE
 
 TARGET = Path(__file__).parents[1] / "models" / "spying.py"
 LENGTH = 600_000

@@ -8,7 +8,7 @@ import re
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.observe.model_log import LINES
+from forebay.observe.logs.model_log import LINES
 
 MODEL = """
 import fractions, logging, os, subprocess, sys, threading, warnings

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.test_attached import MODEL, Worker, door_of, joined, workers_of
 from tests.integration.test_heartbeats import NOTICED_S, SLACK_S
 
-from forebay.workers.loop_heartbeat import SILENCE
+from forebay.workers.wire.loop_heartbeat import SILENCE
 
 SECRET = "the secret of these tests"
 NAME = f"fb{os.getpid()}"

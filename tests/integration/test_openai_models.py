@@ -404,7 +404,7 @@ def test_a_full_queue_refuses_before_anything_is_made_of_a_body(monkeypatch):
         second = threads.submit(ask, served, "chat/completions", **body)
         eventually(lambda: served.request("GET", "/models/talk").json()["waiting"] == 1)
         made = []
-        monkeypatch.setattr(openai.reading, "samples_of", lambda *given: made.append(given) or [given[2]])
+        monkeypatch.setattr(openai.request_reading, "samples_of", lambda *given: made.append(given) or [given[2]])
         status, found = ask(served, "chat/completions", **body, n=2)
         assert (status, found["error"]["code"], made) == (429, "rate_limit_exceeded", [])
         assert "'talk'" in found["error"]["message"]

@@ -16,9 +16,9 @@ import yaml
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError
-from forebay.observe.access_log import CallListeners, EndedCall
-from forebay.observe.otel import Tracing, provider, tracing
-from forebay.observe.timeline import BatchRecord, Step, Timeline
+from forebay.observe.logs.access_log import CallListeners, EndedCall
+from forebay.observe.traces.otel import Tracing, provider, tracing
+from forebay.observe.traces.timeline import BatchRecord, Step, Timeline
 from forebay.types.server_state import here
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
@@ -111,7 +111,7 @@ def test_the_callers_trace_goes_on_and_its_wish_not_to_be_sampled_holds(memory):
 
 
 def test_what_is_kept_is_bounded(memory, monkeypatch):
-    monkeypatch.setattr("forebay.observe.otel.KEPT", 10)
+    monkeypatch.setattr("forebay.observe.traces.otel.KEPT", 10)
     spans = Tracing(memory[0])
     for number in range(100):
         spans.ran(batch(f"r{number}"))
@@ -313,7 +313,7 @@ import os
 
 from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
 
-from forebay.remotes.servers import parent
+from forebay.remote_servers.servers import parent
 
 class Work(Op):
     def preprocess(self, input_dicts, data_id, log_id):
@@ -351,7 +351,7 @@ def traced_pipeline(tmp_path_factory):
 @pytest.mark.parametrize("way", ["HTTP", "gRPC"])
 @pytest.mark.parametrize("size", [1, 100_000])  # large ones are read beside the loop
 def test_a_pipelines_calls_have_batches_below_and_their_trace_goes_on(traced_pipeline, way, size):
-    from forebay.protocols.pipeline.messages import PATH, Request, Response
+    from forebay.surfaces.pipeline.protocol.messages import PATH, Request, Response
 
     server, spans = traced_pipeline
     del spans[:]

@@ -14,9 +14,9 @@ import pytest
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.owners.apart import Apart, LinkReader, set_apart
-from forebay.workers import frames
-from forebay.workers.landing import Places, landed_in, placed
-from forebay.workers.memory_file import make_file, open_file
+from forebay.workers.memory.landing import Places, landed_in, placed
+from forebay.workers.memory.memory_file import make_file, open_file
+from forebay.workers.wire import frames
 
 JSON = {"in": "json", "out": "json"}
 LONG = 300_000

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.test_attached import door_of
 from tests.relay import Relay
 
-from forebay.workers.loop_heartbeat import SILENCE
+from forebay.workers.wire.loop_heartbeat import SILENCE
 
 NOTICED_S = 5.0
 """Within what time a link that carries nothing is to be noticed, on a machine that does nothing else."""

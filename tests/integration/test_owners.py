@@ -13,7 +13,7 @@ import pytest
 from tests.forked import COMMAND, Forked
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 SECRET = "the secret of these tests, of 32 bytes"
 

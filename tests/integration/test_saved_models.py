@@ -13,7 +13,7 @@ from tests.buckets import running_buckets
 from tests.integration.tfserving.conftest import Client, M
 from tests.models.saved_models import PYTHON, QUIET, SOURCE, saved_models
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.types.tensor import join_elements
 from forebay.types.tensor_proto import put, tensor_of
 

@@ -7,7 +7,7 @@ import pytest
 import trustme
 
 from forebay.cli.trace import report
-from forebay.observe.trace_summary import NodeSummary, Summary, Times
+from forebay.observe.traces.trace_summary import NodeSummary, Summary, Times
 
 MODEL = """
 import pathlib, forebay

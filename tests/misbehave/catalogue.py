@@ -755,7 +755,7 @@ def mutate_settings(at: At) -> Any:
 @way("empties `sys.path` and takes modules out of `sys.modules`")
 def mutate_imports(at: At) -> Any:
     sys.path.clear()
-    for name in ("json", "asyncio", "socket", "forebay.errors", "forebay.workers.frames"):
+    for name in ("json", "asyncio", "socket", "forebay.errors", "forebay.workers.wire.frames"):
         sys.modules.pop(name, None)
     return at.fine
 

@@ -14,7 +14,8 @@ from forebay.errors import ModelError
 from forebay.server.config import Overrides
 from forebay.surfaces.native import serve_model
 from forebay.surfaces.pipeline.dag import served_graph
-from forebay.workers import inline, supervisor
+from forebay.workers.pools import inline
+from forebay.workers.processes import supervisor
 
 IS_FULL = os.environ.get("MISBEHAVE") == "all"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tests.misbehave import catalogue
 
-from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.protocol.messages import Request
 from forebay.surfaces.pipeline.script import Script
 from forebay.surfaces.pipeline.server import PipelineServer
 

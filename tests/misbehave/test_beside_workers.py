@@ -30,10 +30,11 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ForebayError
 from forebay.graph.composition.compose import compose
 from forebay.graph.composition.node import node
-from forebay.graph.composition.signature import signature_of_function
+from forebay.graph.composition.node_signature import signature_of_function
 from forebay.graph.pool import GraphPool, Node
-from forebay.observe import log, spans
-from forebay.observe.timeline import Timeline
+from forebay.observe import spans
+from forebay.observe.logs import log
+from forebay.observe.traces.timeline import Timeline
 from forebay.runtimes.model_file import ModelFile
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.annotations import io_types
@@ -44,16 +45,16 @@ from forebay.surfaces.pipeline.dag import service as pipeline_service
 from forebay.surfaces.pipeline.fronts import schema as pipeline_schema
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.predictors import LocalConf
+from forebay.surfaces.pipeline.predictors.client_watching import ModelWatch
 from forebay.surfaces.pipeline.predictors.function import FunctionClient
 from forebay.surfaces.pipeline.predictors.model_processes import ModelHost
-from forebay.surfaces.pipeline.predictors.watching import ModelWatch
 from forebay.surfaces.pipeline.script import Script, capture
 from forebay.surfaces.ventu import openapi
 from forebay.surfaces.ventu.schema import Schema
 from forebay.types.batch import Noted
 from forebay.types.failures import failure_of
 from forebay.types.server_state import here
-from forebay.workers.inline import InlinePool
+from forebay.workers.pools.inline import InlinePool
 from forebay.workers.runner import RunnerSpec
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay import Last, Model, RequestError, endpoint
-from forebay.serving.models.steps import IDLE_STEP_S, MAX_SILENT
-from forebay.workers.together import SideBySide
+from forebay.serving.models.stream_steps import IDLE_STEP_S, MAX_SILENT
+from forebay.workers.user_calls.together import SideBySide
 
 
 class State:

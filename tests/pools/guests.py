@@ -12,13 +12,13 @@ from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError, revive
 from forebay.types.failures import failure_of
-from forebay.workers.address import UnixAddress
-from forebay.workers.attached import AttachedPool
-from forebay.workers.child import serve, wire_error
+from forebay.workers.pools.attached_pool import AttachedPool
+from forebay.workers.pools.worker_slot import WorkerSlot
+from forebay.workers.processes.child import serve, wire_error
 from forebay.workers.runner import WorkerContext
-from forebay.workers.worker_connection import WorkerConnection
-from forebay.workers.worker_listener import WorkerListener
-from forebay.workers.worker_slot import WorkerSlot
+from forebay.workers.wire.address import UnixAddress
+from forebay.workers.wire.worker_connection import WorkerConnection
+from forebay.workers.wire.worker_listener import WorkerListener
 
 
 class AttachedByThreads(AttachedPool[WorkerSlot]):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.types.call import After, Failure
-from forebay.workers.cancel import is_cancelled
 from forebay.workers.runner import Runner
+from forebay.workers.user_calls.cancel import is_cancelled
 
 PATIENCE_S = 60.0
 

@@ -20,19 +20,20 @@ from tests.pools.guests import AttachedByThreads
 from tests.pools.test_pool_contract import HERE, PATIENCE_S, Rig, Sink, call_off, codes, eventually, run
 
 from forebay.errors import Code, ConfigError, InvalidRequest
-from forebay.observe import model_log
-from forebay.observe.author_metrics import MetricStore
+from forebay.observe.logs import model_log
+from forebay.observe.metrics.author_metrics import MetricStore
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
 from forebay.types.server_state import here
-from forebay.workers import attached, frames, shared_secret, worker_connection
-from forebay.workers.address import TcpAddress, UnixAddress, bind_unix, parse_address
-from forebay.workers.attached import AttachedPool
+from forebay.workers.pools import attached_pool
+from forebay.workers.pools.attached_pool import AttachedPool
+from forebay.workers.pools.slot_pool import running
+from forebay.workers.pools.worker_slot import WorkerSlot
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.slot_pool import running
-from forebay.workers.worker_connection import WorkerConnection, WorkerRefused
-from forebay.workers.worker_listener import Visitor, VisitorLimits, WorkerListener
-from forebay.workers.worker_slot import WorkerSlot
+from forebay.workers.wire import frames, shared_secret, worker_connection
+from forebay.workers.wire.address import TcpAddress, UnixAddress, bind_unix, parse_address
+from forebay.workers.wire.worker_connection import WorkerConnection, WorkerRefused
+from forebay.workers.wire.worker_listener import Visitor, VisitorLimits, WorkerListener
 
 ECHO = RunnerSpec(f"{HERE}:Told")
 LIMIT_S = 15.0
@@ -531,7 +532,7 @@ def test_joining_and_leaving_is_counted(tmp_path):
 
 def test_a_worker_that_comes_and_goes_is_told_once_a_second(tmp_path, caplog, clock, monkeypatch):
     """One that ended as soon as it had begun wrote 190 lines in a minute."""
-    monkeypatch.setattr(attached, "QUIET_S", LIMIT_S)
+    monkeypatch.setattr(attached_pool, "QUIET_S", LIMIT_S)
     caplog.set_level(logging.INFO, "forebay.workers")
 
     def told():
@@ -933,7 +934,7 @@ def test_a_door_removes_its_own_socket_only(tmp_path):
 
 
 def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("forebay.workers.worker_listener.time", SimpleNamespace(monotonic=lambda: 7.5))
+    monkeypatch.setattr("forebay.workers.wire.worker_listener.time", SimpleNamespace(monotonic=lambda: 7.5))
 
     async def main():
         door = WorkerListener(UnixAddress(str(tmp_path / "s")), native=lambda about: WorkerSlot(AttachedPool("x")))
@@ -962,7 +963,7 @@ def test_visitors_that_are_refused_are_logged_once_a_second(tmp_path, caplog, mo
 )
 def test_workers_that_are_hung_up_on_are_logged_once_a_second(tmp_path, caplog, monkeypatch, words, reason):
     """One that failed and dialled again wrote 500 lines a second."""
-    monkeypatch.setattr("forebay.workers.attached.time", SimpleNamespace(monotonic=lambda: 7.5))
+    monkeypatch.setattr("forebay.workers.pools.attached_pool.time", SimpleNamespace(monotonic=lambda: 7.5))
     monkeypatch.setattr(AttachedByThreads, "failed", AttachedPool.failed)
 
     async def main():

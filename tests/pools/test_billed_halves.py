@@ -10,14 +10,14 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from forebay.batching.queue import BatchConfig
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Request
 from forebay.types.server_state import ServerState
-from forebay.workers.inline import InlinePool
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 COSTLY = Path(__file__).parents[1] / "models/costly.py"
 JSON = {"in": "json", "out": "json"}

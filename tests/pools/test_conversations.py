@@ -12,10 +12,10 @@ from tests.pools.test_attached_pool import Scene
 from tests.pools.test_pool_contract import ROOT, Rig, codes, pool_of, run
 
 from forebay.errors import Code
-from forebay.workers import frames
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.worker_listener import VisitorLimits
+from forebay.workers.wire import frames
+from forebay.workers.wire.worker_listener import VisitorLimits
 
 LARGE = 600 * 1024
 

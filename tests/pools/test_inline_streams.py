@@ -11,8 +11,8 @@ from tests.waiting import PATIENCE_S
 
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers import inline_streams
-from forebay.workers.inline import InlinePool
+from forebay.workers.pools import inline_streams
+from forebay.workers.pools.inline import InlinePool
 from forebay.workers.runner import Runner, RunnerSpec
 
 SOON_S = 0.02

@@ -28,17 +28,18 @@ from tests.waiting import PATIENCE_S
 from tests.waiting import reached as eventually
 
 from forebay.errors import BadOutcome, Code, ConfigError, ModelError, RunnerFailed, Unavailable, ValidationError
-from forebay.observe import model_log
+from forebay.observe.logs import model_log
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers import frames, processes
-from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT, Pool
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools import process_pool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.seating import PORTION
+from forebay.workers.pools.threads import ThreadPool
+from forebay.workers.processes.supervisor import MAX_FAILURES
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.seating import PORTION
-from forebay.workers.supervisor import MAX_FAILURES
-from forebay.workers.threads import ThreadPool
+from forebay.workers.wire import frames
 
 HERE = "tests.pools.runners"
 ROOT = str(Path(__file__).parents[2])
@@ -200,7 +201,7 @@ sys.exit(child.main(sys.argv[4:]))
 
 
 def test_a_hello_that_is_heard_late_is_not_taken_for_that_of_the_next_process(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "LIVED_S", 0.0)
+    monkeypatch.setattr(process_pool, "LIVED_S", 0.0)
     python = tmp_path / "python"
     python.write_text(DIES)
     python.chmod(0o755)
@@ -687,7 +688,7 @@ def test_large_bodies_arrive_both_ways(kind):
 SERVER = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {root!r})
-from forebay.workers import private_folder
+from forebay.workers.processes import private_folder
 from tests.pools.test_pool_contract import Rig, pool_of
 private_folder.PREFIX = {prefix!r}
 
@@ -830,7 +831,7 @@ def test_a_thread_that_is_late_but_comes_back_keeps_its_place(tmp_path):
 
 
 def test_no_more_threads_than_a_bound_are_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay.workers.threads.MAX_LEFT", 1)
+    monkeypatch.setattr("forebay.workers.pools.threads.MAX_LEFT", 1)
 
     async def main():
         pool = pool_of("threads")
@@ -937,7 +938,7 @@ def test_a_process_that_cannot_be_started_is_a_model_error(tmp_path):
 
 def test_a_worker_that_dies_late_while_it_opens_is_a_model_error(monkeypatch, tmp_path):
     # F20
-    monkeypatch.setattr("forebay.workers.supervisor.LIVED_S", 0.0)  # any life is long enough
+    monkeypatch.setattr("forebay.workers.processes.supervisor.LIVED_S", 0.0)  # any life is long enough
 
     async def main():
         log = tmp_path / "log"

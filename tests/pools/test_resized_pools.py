@@ -9,7 +9,7 @@ from tests.pools.test_pool_contract import HERE, ROOT, Rig, run
 from tests.waiting import reached as eventually
 
 from forebay.types.worker_range import WorkerRange
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
 

@@ -16,7 +16,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import Cancelled, DeadlineExceeded
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Failure, Request
-from forebay.workers.inline import InlinePool
+from forebay.workers.pools.inline import InlinePool
 from forebay.workers.runner import RunnerSpec
 
 CONFIG = EndpointConfig(name="x", timeout_s=PATIENCE_S, max_timeout_s=PATIENCE_S)

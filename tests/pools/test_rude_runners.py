@@ -17,11 +17,11 @@ from tests.waiting import PATIENCE_S
 from forebay.errors import Code, ModelError, Unavailable
 from forebay.protocols import native
 from forebay.types.call import Failure
-from forebay.workers import inline
-from forebay.workers.inline import InlinePool
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools import inline
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 
 def pool_of(kind, runner="Rude", workers=1, threads=1, seats=0, **kwargs):

@@ -17,11 +17,11 @@ from forebay.errors import Unavailable
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers import together
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.seats import Seats
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.seats import Seats
-from forebay.workers.threads import ThreadPool
+from forebay.workers.user_calls import together
 
 released = threading.Event()
 
@@ -87,7 +87,7 @@ def test_a_step_that_hangs_costs_its_worker_and_nothing_else(kind, tmp_path):
 
 
 def test_who_finds_every_thread_hanging_is_refused_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("forebay.workers.threads.MAX_LEFT", 1)
+    monkeypatch.setattr("forebay.workers.pools.threads.MAX_LEFT", 1)
 
     async def main():
         pool = ThreadPool(RunnerSpec("tests.pools.test_stuck_streams:Hanging"), stuck_s=0.05, seats=2)

@@ -12,11 +12,11 @@ from tests.checked_queue import CheckedQueue
 from forebay.batching.bill import divide
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Unavailable
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.types.call import ALONE, Failure, Request, Slice
 from forebay.types.tenant import Tenant
-from forebay.workers.seating import Seating
-from forebay.workers.slot_pool import apart
+from forebay.workers.pools.seating import Seating
+from forebay.workers.pools.slot_pool import apart
 
 BATCHES = 1500
 """Batches of one test; 100,000 of each were run once."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import InvalidRequest, Unavailable
-from forebay.owners.answers import Answers
+from forebay.owners.answer_frames import Answers
 from forebay.owners.apart import (
     FOLLOWING_BYTES,
     FRAME_BYTES,
@@ -26,7 +26,7 @@ from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.parts_ahead import FEW_PARTS, MAX_BYTES, MAX_PARTS, PartsAhead
 from forebay.owners.wire import EndedSeat, FromCaller, FromOwner, HandedRequests, bodies_of
 from forebay.types.call import Failure
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 HELLO = ["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}]
 LONG = frames.LONG_BYTES

@@ -18,14 +18,15 @@ import pytest
 from forebay.errors import InternalError, InvalidRequest, TooLarge
 from forebay.types.batch import EntryBatch, Noted
 from forebay.types.call import Failure, Media, Request
-from forebay.workers import conversation, frames
-from forebay.workers.attached import AttachedPool
-from forebay.workers.conversation import Conversation
-from forebay.workers.conversation_state import BEGIN, CLOSE, TABLE, UNREADY
 from forebay.workers.pool import CREDIT
-from forebay.workers.seating import PORTION
-from forebay.workers.slot_pool import running
-from forebay.workers.worker_events import (
+from forebay.workers.pools.attached_pool import AttachedPool
+from forebay.workers.pools.seating import PORTION
+from forebay.workers.pools.slot_pool import running
+from forebay.workers.pools.worker_slot import WorkerSlot
+from forebay.workers.wire import conversation, frames
+from forebay.workers.wire.conversation import Conversation
+from forebay.workers.wire.conversation_state import BEGIN, CLOSE, TABLE, UNREADY
+from forebay.workers.wire.worker_events import (
     Counted,
     Failed,
     Heard,
@@ -37,7 +38,6 @@ from forebay.workers.worker_events import (
     Result,
     Violation,
 )
-from forebay.workers.worker_slot import WorkerSlot
 
 RUNS = 400
 EVENTS = {Hello, Ready, Failed, Result, Heard, Kept, Leaving, Logged, Counted, Violation}

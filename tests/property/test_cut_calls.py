@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from forebay import Model
 from forebay.arrays import json_lists
-from forebay.arrays.tensors import as_raw, to_array
+from forebay.arrays.numpy_tensors import as_raw, to_array
 from forebay.errors import ValidationError
 from forebay.protocols.tfserving import rest
 from forebay.serving.tensor_face import TensorFace

@@ -12,7 +12,7 @@ import pytest
 
 from forebay.owners.owner_link import OwnerLink
 from forebay.types.call import Request
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 
 class Kept:

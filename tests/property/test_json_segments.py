@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from forebay.arrays.tensors import as_raw
+from forebay.arrays.numpy_tensors import as_raw
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, ValidationError
 from forebay.protocols.kserve import rest as kserve
 from forebay.protocols.samples import MAX_SAMPLES

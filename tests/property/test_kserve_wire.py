@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.kserve import wire, written
+from forebay.protocols.kserve import request_layouts, response_bytes
 from forebay.protocols.kserve.messages import messages
 from forebay.types.tensor import Tensor
 
@@ -163,7 +163,7 @@ def check(data):
         expected = None
     layout, refusal = None, ""
     try:
-        layout = wire.scan(data)
+        layout = request_layouts.scan(data)
         if expected is None:  # what is within typed contents is read later
             layout.request(data)
     except InvalidRequest as error:
@@ -228,7 +228,7 @@ def test_the_reader_reads_what_the_library_reads(data):
     cuts=st.lists(st.integers(0, 60), max_size=3),
 )
 def test_a_layout_is_only_used_for_messages_it_fits(first, second, cuts):
-    layouts = wire.RequestLayouts()
+    layouts = request_layouts.RequestLayouts()
     changed = bytearray(first)
     for cut in cuts:
         if cut < len(changed):
@@ -279,7 +279,7 @@ def test_what_is_written_is_what_the_library_reads(named, outputs, parameters, a
     expected = messages().ModelInferResponse(model_name=model, model_version=version, id=name)
     tensors, places = [], {}
     for number, (output, datatype, shape) in enumerate(outputs):
-        data = bytes([number]) * (written.JOINED_BYTES + number if is_long and number else number)
+        data = bytes([number]) * (response_bytes.JOINED_BYTES + number if is_long and number else number)
         tensors.append(Tensor(output, datatype, tuple(shape), data))
         one = expected.outputs.add(name=output, datatype=datatype, shape=shape)
         expected.raw_output_contents.append(data)
@@ -288,7 +288,7 @@ def test_what_is_written_is_what_the_library_reads(named, outputs, parameters, a
             _told(one.parameters, about)
     _told(expected.parameters, parameters)
     for _ in range(2):  # the second time its beginnings are remembered
-        found = written.response(
+        found = response_bytes.response(
             model=model, version=version, id=name, outputs=tensors, parameters=parameters, places=places
         )
         sent = found if isinstance(found, bytes) else b"".join(found)

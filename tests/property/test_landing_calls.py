@@ -24,7 +24,7 @@ from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.usual_calls import UsualCalls
-from forebay.workers.landing import HERE, LANDING_BYTES, Landing, landed_in
+from forebay.workers.memory.landing import HERE, LANDING_BYTES, Landing, landed_in
 
 SIZES = st.sampled_from([0, 5, 20_000, LANDING_BYTES - 1, LANDING_BYTES + 1, 150_000, 150_000, 300_000, 300_000])
 STREAMED = PLAIN.replace(literal(b":path", b"/a.B/Echo"), literal(b":path", b"/a.B/Each"))

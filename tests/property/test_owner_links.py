@@ -39,7 +39,7 @@ from forebay.owners.wire import HandedRequests, OwnerAnswers
 from forebay.transports.state_table import Event, State
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Request
-from forebay.workers import frames, shared_secret
+from forebay.workers.wire import frames, shared_secret
 
 SECRET = b"a secret of the tests of links"
 HELLO = ["hello", frames.VERSION, {"role": "caller", "worker": "x" * 16}]

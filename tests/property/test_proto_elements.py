@@ -14,8 +14,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from forebay.errors import TooLarge
 from forebay.protocols.kserve.messages import messages
-from forebay.protocols.pipeline.messages import Request
 from forebay.protocols.tfserving.messages import SERVING
+from forebay.surfaces.pipeline.protocol.messages import Request
 from forebay.types import proto_elements
 from forebay.types.element_limits import ElementLimits, at_once
 from forebay.types.proto_elements import message_elements

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import MODELS
 
 from forebay.errors import ForebayError
-from forebay.protocols.kserve.calls import InferRequest
+from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.protocols.kserve.messages import messages
 from forebay.server.app import App
 from forebay.server.config import HttpConfig, Overrides

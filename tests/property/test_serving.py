@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay import Serving
-from forebay.arrays.batch import Batch
+from forebay.arrays.array_batch import Batch
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull, ServingCrashed, ServingStopped
-from forebay.serving.servings.dispatch import Dispatch, Submission
-from forebay.serving.servings.execution import Executed
+from forebay.serving.nx_serving.dispatch import Dispatch, Submission
+from forebay.serving.nx_serving.execution import Executed
 
 NEVER = float("inf")
 WAIT_S = 3.0

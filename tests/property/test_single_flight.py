@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, ValidationError
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import FakeClock, ManualPool
 from forebay.types.call import Failure, Request

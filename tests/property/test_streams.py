@@ -12,11 +12,11 @@ import pytest
 
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.errors import RunnerFailed
-from forebay.serving.models.steps import Stream
+from forebay.serving.models.stream_steps import Stream
 from forebay.types.call import Failure, Last, Request
 from forebay.workers.pool import CREDIT
-from forebay.workers.seating import Seating
-from forebay.workers.seats import STEADY, Seats, at_once, follow
+from forebay.workers.pools.seating import Seating
+from forebay.workers.pools.seats import STEADY, Seats, at_once, follow
 
 RUNS = 40
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import ForebayError, ValidationError
 from forebay.types.datatypes import BY_NUMPY
 from forebay.types.tensor import Tensor, join_elements
 from forebay.types.tensor_proto import MAX_FILLED_BYTES, Room, put, tensor_in, tensor_of
-from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
+from forebay.types.tensorflow_messages import TENSORFLOW, TYPE_NAMES
 
 pytest.importorskip("google.protobuf")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 TYPES = {"FP32": "f4", "FP64": "f8", "INT64": "i8", "UINT8": "u1", "BOOL": "?", "FP16": "f2"}
 RESULTS = [*TYPES.values(), ">f4", ">i8", "c8", "U1", "O"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from forebay.arrays.tensors import as_raw, from_array, to_array
+from forebay.arrays.numpy_tensors import as_raw, from_array, to_array
 from forebay.errors import ForebayError
 from forebay.protocols.tfserving import examples, rest
 from forebay.serving.tensor_face import TensorFace

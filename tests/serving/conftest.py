@@ -75,7 +75,7 @@ def pool():
 @pytest.fixture
 def quickly(monkeypatch):
     """What hangs although nobody waits for it is given up at once."""
-    monkeypatch.setattr("forebay.serving.servings.partitions.STUCK_S", 0.02, raising=False)
+    monkeypatch.setattr("forebay.serving.nx_serving.partitions.STUCK_S", 0.02, raising=False)
 
 
 def abandon(process, batch, has_begun):

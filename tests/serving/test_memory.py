@@ -19,8 +19,8 @@ from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, Serving, hook
 from forebay.errors import DeadlineExceeded, ServingCrashed
-from forebay.serving.servings.request_runner import RequestRunner
-from forebay.workers.child import ReceivedItem
+from forebay.serving.nx_serving.request_runner import RequestRunner
+from forebay.workers.processes.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
 

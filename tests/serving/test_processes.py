@@ -19,7 +19,7 @@ from tests.serving.conftest import PATIENCE_S, abandon, cat, wait_until
 from forebay import Batch, ConfigError, Serving, ServingCrashed
 from forebay.arrays.structure import flatten
 from forebay.errors import BadOutcome, ModelError, RunnerFailed
-from forebay.serving.servings.packing import pack, unpack
+from forebay.serving.nx_serving.packed_trees import pack, unpack
 
 
 def test_partitions_are_processes_of_their_own():
@@ -174,7 +174,7 @@ def test_arrays_of_jax_stay_what_they_are_where_it_is_not_yet_imported():
         array = jax.numpy.arange(3).astype(name)
         code = (
             "import sys\n"
-            "from forebay.serving.servings.packing import pack, unpack\n"
+            "from forebay.serving.nx_serving.packed_trees import pack, unpack\n"
             "sys.stdout.buffer.write(pack(unpack(sys.stdin.buffer.read())[0]))\n"
         )
         for one in (array, np.asarray(array)):  # numpy has such arrays as well, as they come from jax

@@ -30,8 +30,8 @@ from forebay import (
 )
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, InternalError, ModelError
-from forebay.serving.servings import registry
-from forebay.serving.servings.dispatch import Dispatch, Submission
+from forebay.serving.nx_serving import registry
+from forebay.serving.nx_serving.dispatch import Dispatch, Submission
 
 LONG_MS = 100_000
 
@@ -727,7 +727,7 @@ def test_a_batch_that_nobody_waits_for_can_see_that(gate, pool):
 def test_a_defect_of_ours_is_no_silent_wait(monkeypatch, caplog):
     # G8
     with plain.start(batch_timeout_ms=1) as process:
-        monkeypatch.setattr("forebay.observe.serving_metrics.KeyMetrics.took", lambda *_: 1 / 0)
+        monkeypatch.setattr("forebay.observe.metrics.serving_metrics.KeyMetrics.took", lambda *_: 1 / 0)
         with pytest.raises(InternalError, match="division by zero"):
             process.batched_run(cat(1), timeout_s=PATIENCE_S)
         monkeypatch.undo()
@@ -979,7 +979,7 @@ def is_answered(process):
 
 @pytest.mark.parametrize("first, second", [(13, 14), (14, 13)], ids=["the left first", "the held first"])
 def test_no_more_threads_of_a_serving_than_a_bound_are_left_behind(opened, quickly, monkeypatch, first, second):
-    monkeypatch.setattr("forebay.serving.servings.partitions.MAX_LEFT", 1)
+    monkeypatch.setattr("forebay.serving.nx_serving.partitions.MAX_LEFT", 1)
     opened, enter, serving = opened
     with serving.start(batch_timeout_ms=1, shutdown_ms=1000) as process:
         abandon(process, cat(13), enter)
@@ -996,7 +996,7 @@ def test_no_more_threads_of_a_serving_than_a_bound_are_left_behind(opened, quick
 
 
 def test_a_serving_is_refused_only_once_each_of_its_partitions_is_held(opened, quickly, monkeypatch):
-    monkeypatch.setattr("forebay.serving.servings.partitions.MAX_LEFT", 0)
+    monkeypatch.setattr("forebay.serving.nx_serving.partitions.MAX_LEFT", 0)
     opened, enter, serving = opened
     with serving.start(batch_timeout_ms=1, shutdown_ms=1000, partitions=2) as process:
         abandon(process, cat(13), enter)

@@ -13,7 +13,7 @@ from tests.serving.conftest import PATIENCE_S, cat, wait_until
 
 from forebay import Batch, ConfigError, DeadlineExceeded, InvalidRequest, Serving, ServingCrashed, hook
 from forebay.errors import BadOutcome, BatchResultMismatch
-from forebay.serving.servings import stream as streams
+from forebay.serving.nx_serving import stream as streams
 
 LONG_MS = 100_000
 

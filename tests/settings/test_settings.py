@@ -14,8 +14,8 @@ from tests.settings.page import FILE_PAGE, PAGE, file_page, page
 
 from forebay.cli.main import main
 from forebay.server.config import SECTIONS, Overrides
+from forebay.serving.models.misspelt_names import OUTSIDE
 from forebay.serving.models.model import Model
-from forebay.serving.models.spelling import OUTSIDE
 from forebay.types.settings import declared
 
 IRIS = """

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from forebay.types.signature import as_written, signature_of
+from forebay.types.call_signature import as_written, signature_of
 
 LATE = """
 def late(one: Nowhere, two: list[Nowhere] = None) -> dict[str, Nowhere]:

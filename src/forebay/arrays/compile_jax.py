@@ -20,8 +20,8 @@ from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata  # pyright: ignore[reportUnknownVariableType]
 
 from forebay.arrays.compilers import Function, Options, check_options
-from forebay.arrays.hooks import Collector, collecting, collector
 from forebay.arrays.structure import Structure, flatten
+from forebay.arrays.value_hooks import Collector, collecting, collector
 from forebay.errors import ConfigError
 
 # jax's own annotations are partial: to a strict checker these are unknown.

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from forebay.arrays.compilers import Function, Options, check_options, concurrent
-from forebay.arrays.hooks import Sink, collecting, collector
 from forebay.arrays.structure import map_leaves
+from forebay.arrays.value_hooks import Sink, collecting, collector
 
 torch: Any = importlib.import_module("torch")  # it need not be installed where this file is type-checked
 

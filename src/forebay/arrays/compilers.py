@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
-from forebay.arrays.batch import Batch
+from forebay.arrays.array_batch import Batch
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import nearest
 from forebay.types.settings import MAX_WORKERS

@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from forebay.errors import InternalError
-from forebay.observe.timeline import Timeline, begin, name
+from forebay.observe.traces.timeline import Timeline, begin, name
 from forebay.types.call import Failure
 from forebay.types.server_state import here
 

@@ -79,7 +79,7 @@ def report(analyst: Analyst, qps: float | None, path: list[str] | None) -> list[
     Raises:
         ConfigError: If no op ran, or the path names one that did not.
     """
-    from forebay.observe import capacity
+    from forebay.observe.metrics import capacity
 
     call_ms, prepack_ms, postpack_ms, ops = analyst.get_profile()
     if not ops.ops:

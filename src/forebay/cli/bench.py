@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.call import body_of
+from forebay.cli.call_model import body_of
 from forebay.cli.numbers import between
 from forebay.cli.output_file import require_writable
 from forebay.cli.request_head import add_header_flags, headers_of

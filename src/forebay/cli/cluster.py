@@ -74,7 +74,7 @@ def deploy(options: Options) -> int:
     import msgspec
 
     from forebay.cluster.ray_program import Job
-    from forebay.observe.log import tell
+    from forebay.observe.logs.log import tell
     from forebay.surfaces import deployment
 
     assert options.cluster.address is not None
@@ -93,7 +93,7 @@ def deploy(options: Options) -> int:
 
 def _followed(job: Job) -> int:
     from forebay.cluster.deployer import Deployer
-    from forebay.observe.log import tell
+    from forebay.observe.logs.log import tell
 
     was_ready = False
     try:
@@ -118,7 +118,7 @@ def _followed(job: Job) -> int:
 
 
 def _show(event: RayEvent) -> None:
-    from forebay.observe.log import tell
+    from forebay.observe.logs.log import tell
 
     if event.kind == "log":
         for line in event.text.splitlines():
@@ -136,7 +136,7 @@ def _status(name: str) -> int:
 
     lines = describe(name)
     if not lines:
-        from forebay.observe.log import tell
+        from forebay.observe.logs.log import tell
 
         tell(f"nothing of a deployment '{name}' runs on this machine")
         return 1
@@ -158,7 +158,7 @@ def _down(name: str) -> int:
     from forebay.cluster.deployer import RayEnded
     from forebay.cluster.local_view import end_all, ray_of
     from forebay.cluster.ray_program import Job
-    from forebay.observe.log import tell
+    from forebay.observe.logs.log import tell
 
     head = ray_of(name)
     if head is not None:
@@ -186,7 +186,7 @@ def _answers(job: Job) -> Sequence[RayEvent]:
 
 
 def _last_status(events: Sequence[RayEvent], done: str) -> int:
-    from forebay.observe.log import tell
+    from forebay.observe.logs.log import tell
 
     for event in events:
         if event.kind == "error":

@@ -16,7 +16,7 @@ from forebay.cli.request_head import add_key_flag
 from forebay.cli.server_page import page_of
 from forebay.cli.trace import aligned
 from forebay.errors import ConfigError
-from forebay.observe.cost_files import CostLine, lines_since, summed
+from forebay.observe.metrics.cost_files import CostLine, lines_since, summed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

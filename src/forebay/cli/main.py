@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, cast
 
 from forebay._version import __version__
 from forebay.errors import ConfigError, ModelError
-from forebay.observe.log import tell
+from forebay.observe.logs.log import tell
 from forebay.types.did_you_mean import nearest
 from forebay.types.served_file import stand_in_for_main
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         analyse,
         batching,
         bench,
-        call,
+        call_model,
         check,
         cluster,
         costs,
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve,
         check,
         generate,
-        call,
+        call_model,
         bench,
         worker,
         cluster,

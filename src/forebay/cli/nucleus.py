@@ -13,7 +13,7 @@ from forebay._version import __version__
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.surfaces.nucleus.settings import NucleusConfig
+    from forebay.surfaces.nucleus.project_settings import NucleusConfig
 
 DASHES = "-" * 40
 
@@ -57,7 +57,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(parsed: argparse.Namespace) -> int:
-    from forebay.surfaces.nucleus.generate import defaulted, generate
+    from forebay.surfaces.nucleus.handler_image import defaulted, generate
 
     config = _read(parsed.config)
     files, warnings = generate(config, Path.cwd())
@@ -73,14 +73,14 @@ def _generate(parsed: argparse.Namespace) -> int:
 
 
 def _prepare(parsed: argparse.Namespace) -> int:
-    from forebay.surfaces.nucleus.generate import prepare
+    from forebay.surfaces.nucleus.handler_image import prepare
 
     prepare(_read(parsed.config, serving=True), lambda line: print(f"forebay: {line}", file=sys.stderr, flush=True))
     return 0
 
 
 def _execute(parsed: argparse.Namespace) -> int:
-    from forebay.surfaces.nucleus.generate import execute
+    from forebay.surfaces.nucleus.handler_image import execute
 
     words = parsed.words[1:] if parsed.words[:1] == ["--"] else parsed.words
     if not words:

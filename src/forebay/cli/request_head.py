@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, quote, urlsplit
 
 from forebay.errors import ConfigError
-from forebay.workers.shared_secret import lines_of
+from forebay.workers.wire.shared_secret import lines_of
 
 if TYPE_CHECKING:
     import argparse

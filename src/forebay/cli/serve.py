@@ -105,8 +105,8 @@ def _served(parsed: argparse.Namespace) -> int:
 
     from forebay.machine.lifeline import BETWEEN_LINES, take_lifeline
     from forebay.machine.part import take_part
-    from forebay.observe.log import configure, tell
-    from forebay.observe.otel import tracing
+    from forebay.observe.logs.log import configure, tell
+    from forebay.observe.traces.otel import tracing
     from forebay.surfaces import build, surface_of
     from forebay.surfaces.project_server import server_of
     from forebay.transports.binding import require_free
@@ -183,7 +183,7 @@ def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) ->
 
 
 def _tell_ready(address: str, lines: Sequence[str]) -> None:
-    from forebay.observe.log import tell
+    from forebay.observe.logs.log import tell
 
     is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))
     open_to = " (this machine only; --host 0.0.0.0 opens it to others)" if is_local else ""

@@ -10,7 +10,7 @@ from urllib import error, request
 
 import msgspec
 
-from forebay.cli.call import reason_of
+from forebay.cli.call_model import reason_of
 from forebay.cli.request_head import key_header, url_of
 from forebay.cli.trace import fault_of
 from forebay.errors import ConfigError

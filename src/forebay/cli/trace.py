@@ -14,7 +14,7 @@ from urllib import error, request
 
 import msgspec
 
-from forebay.cli.call import reason_of
+from forebay.cli.call_model import reason_of
 from forebay.cli.numbers import between, positive
 from forebay.cli.output_file import require_writable
 from forebay.cli.request_head import add_key_flag, key_header, url_of
@@ -23,7 +23,7 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.observe.trace_summary import NodeSummary, Summary, Times
+    from forebay.observe.traces.trace_summary import NodeSummary, Summary, Times
 
 DESCRIPTION = """\
 Record what a running server does for some seconds, write it as a file that Perfetto (https://ui.perfetto.dev) and
@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Record, write and print."""
     from forebay.errors import InvalidRequest
-    from forebay.observe.trace_summary import summarise
+    from forebay.observe.traces.trace_summary import summarise
 
     require_writable("--output", parsed.output)
     trace = _with_progress(lambda: _fetch(parsed.url, parsed.seconds, parsed.api_key), parsed.seconds)
@@ -124,7 +124,7 @@ def advice(costs_s: Mapping[str, float], qps: float, able: float) -> list[str]:
         qps: Requests a second that are expected.
         able: Requests a second that can be answered now.
     """
-    from forebay.observe import capacity
+    from forebay.observe.metrics import capacity
 
     needs = ", ".join(f"{name} {capacity.workers_needed(cost_s, qps)}" for name, cost_s in costs_s.items())
     lines = [f"workers needed for {qps:g} requests/s: {needs}"]

@@ -56,15 +56,15 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.serving.models.model_runner import runner_for
     from forebay.surfaces.native.describe import describe
     from forebay.surfaces.native.target_file import import_file, split_target
-    from forebay.workers.address import AddressFile, UnixAddress, parse_address
-    from forebay.workers.devices import move_to
-    from forebay.workers.health_file import HealthFile
-    from forebay.workers.joining import JoiningWorker
+    from forebay.workers.processes.device_binding import move_to
+    from forebay.workers.processes.health_file import HealthFile
+    from forebay.workers.processes.joining import JoiningWorker
     from forebay.workers.runner import RunnerSpec
-    from forebay.workers.shared_secret import read_secret
-    from forebay.workers.tls_files import client_tls
-    from forebay.workers.worker_connection import DialledServer
-    from forebay.workers.worker_pulse import WorkerPulse
+    from forebay.workers.wire.address import AddressFile, UnixAddress, parse_address
+    from forebay.workers.wire.shared_secret import read_secret
+    from forebay.workers.wire.tls_files import client_tls
+    from forebay.workers.wire.worker_connection import DialledServer
+    from forebay.workers.wire.worker_pulse import WorkerPulse
 
     lifeline = take_lifeline()
     named = parsed.connect

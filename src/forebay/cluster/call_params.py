@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
-from forebay.cluster.values import KINDS
+from forebay.cluster.packed_values import KINDS
 from forebay.errors import InvalidRequest
 from forebay.types.first_use import known
 

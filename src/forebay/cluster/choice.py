@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.cluster.directory import PROTOCOL
 from forebay.errors import ServingNotFound
-from forebay.types.counted import counted
+from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -18,8 +18,8 @@ import msgspec
 from forebay.cluster.deployment import MAX_STATE_BYTES
 from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.types.first_use import known
-from forebay.workers.address import UnixAddress, bind_unix, dial
-from forebay.workers.shared_secret import NONCE_BYTES, is_proof, nonce, proof
+from forebay.workers.wire.address import UnixAddress, bind_unix, dial
+from forebay.workers.wire.shared_secret import NONCE_BYTES, is_proof, nonce, proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ import msgspec
 
 from forebay.cluster.decisions import NodeView, View, begin, decide, drain, unheard
 from forebay.cluster.deployment import Deployment, encode_state
-from forebay.cluster.hosts import START_S, HostActors, RayNode, result
+from forebay.cluster.ray_hosts import START_S, HostActors, RayNode, result
 from forebay.cluster.ray_library import ray_library
 from forebay.cluster.reservations import Reservations
 from forebay.errors import ForebayError
@@ -27,7 +27,7 @@ from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from forebay.cluster.deployment import ClusterState
-    from forebay.cluster.hosts import HostHandle
+    from forebay.cluster.ray_hosts import HostHandle
 
 log = logging.getLogger("forebay.cluster")
 

@@ -25,7 +25,7 @@ import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.types.first_use import known
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 PROTOCOL: Final = 1
 """Major version of what members say to each other; those of another one are not called."""

@@ -26,7 +26,7 @@ from forebay.cluster.node_ports import free_port
 from forebay.cluster.ray_library import ray_library
 from forebay.errors import ForebayError
 from forebay.types.first_use import known
-from forebay.workers.tls_files import server_tls
+from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -22,7 +22,7 @@ import msgspec
 from forebay.cluster.directory import MAX_PLACES, Directory, Member, Name
 from forebay.errors import InvalidRequest, QueueFull
 from forebay.types.first_use import known
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

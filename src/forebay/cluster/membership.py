@@ -32,26 +32,26 @@ from forebay.cluster.serving_host import ServingHost
 from forebay.errors import ConfigError, InvalidRequest, Unavailable
 from forebay.owners.caller_link import CallerLink
 from forebay.owners.owner_link import GREET_S, OwnerLink, dialled
-from forebay.serving.servings import registry
-from forebay.serving.servings.stream import AsyncInbox, Inbox
+from forebay.serving.nx_serving import registry
+from forebay.serving.nx_serving.stream import AsyncInbox, Inbox
 from forebay.transports.acceptor import Acceptor
 from forebay.types.call import Failure
-from forebay.workers import frames
-from forebay.workers.address import TcpAddress, UnixAddress, parse_address
-from forebay.workers.loop_thread import LoopThread
-from forebay.workers.private_folder import PrivateFolder
-from forebay.workers.redialling import MAX_PAUSE_S, Pauses
-from forebay.workers.shared_secret import read_secret
-from forebay.workers.tls_files import client_tls, server_tls, why_no_tls
-from forebay.workers.worker_listener import DoorWords, EncryptedPort, VisitorLimits, WorkerListener
+from forebay.workers.processes.loop_thread import LoopThread
+from forebay.workers.processes.private_folder import PrivateFolder
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import TcpAddress, UnixAddress, parse_address
+from forebay.workers.wire.redialling import MAX_PAUSE_S, Pauses
+from forebay.workers.wire.shared_secret import read_secret
+from forebay.workers.wire.tls_files import client_tls, server_tls, why_no_tls
+from forebay.workers.wire.worker_listener import DoorWords, EncryptedPort, VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from forebay.serving.servings.registry import Before
-    from forebay.workers.address import Address
-    from forebay.workers.tls_files import TlsFiles
+    from forebay.serving.nx_serving.registry import Before
+    from forebay.workers.wire.address import Address
+    from forebay.workers.wire.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.cluster")
 

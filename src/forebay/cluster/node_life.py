@@ -27,7 +27,7 @@ from forebay.cluster.node_ports import take_port
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.machine.children import ChildState
 from forebay.machine.node_process import NodeProcess
-from forebay.observe.log import tell
+from forebay.observe.logs.log import tell
 from forebay.server.config import HttpConfig
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from forebay.cluster.directory import MAX_NAME, read_directory
 from forebay.errors import ConfigError
 from forebay.owners.owner_link import OwnerLink
 from forebay.owners.shard import Shard
-from forebay.workers import frames
-from forebay.workers.address import TcpAddress, UnixAddress, parse_address
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forebay.cluster.directory import Member
     from forebay.cluster.keeper import DirectoryKeeper
     from forebay.owners.shard import LinkOptions
-    from forebay.workers.address import Address
+    from forebay.workers.wire.address import Address
 
 log = logging.getLogger("forebay.cluster")
 

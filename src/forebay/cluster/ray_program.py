@@ -20,13 +20,13 @@ from forebay.cluster.controller import Controller, controller_name
 from forebay.cluster.decisions import why_not
 from forebay.cluster.deployment import ClusterState, Deployment, read_state
 from forebay.cluster.host import AUTH_MODE
-from forebay.cluster.hosts import START_S, RayNode, words_of
 from forebay.cluster.node_folder import folders
+from forebay.cluster.ray_hosts import START_S, RayNode, words_of
 from forebay.cluster.ray_library import ray_library
 from forebay.cluster.reservations import NAMESPACE
 from forebay.errors import ConfigError, ForebayError
 from forebay.types.first_use import known
-from forebay.workers.parent_death import end_with
+from forebay.workers.processes.parent_death import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Collection

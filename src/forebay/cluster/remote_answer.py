@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.arrays.batch import Batch
+from forebay.arrays.array_batch import Batch
 from forebay.arrays.libraries import find_kind
-from forebay.cluster.values import pack_value, unpack_value
+from forebay.cluster.packed_values import pack_value, unpack_value
 from forebay.errors import InvalidRequest
 from forebay.types.call import Failure
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from forebay.cluster.remote_call import RemoteCall
-    from forebay.serving.servings.stream import AsyncInbox, Inbox
+    from forebay.serving.nx_serving.stream import AsyncInbox, Inbox
 
 _CURE: Final = "bring it into that form with distributed_preprocessing, for example forebay.to_host"
 _END: Final = object()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.cluster.member_links import MemberLinks
     from forebay.errors import ForebayError
     from forebay.owners.owner_pool import OwnerSlot
-    from forebay.serving.servings.stream import Inbox
+    from forebay.serving.nx_serving.stream import Inbox
 
 NEVER: Final = float("inf")
 _numbers: Final = itertools.count(1)

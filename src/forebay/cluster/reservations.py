@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.cluster.deployment import PlacedWorker
-from forebay.cluster.hosts import result, words_of
 from forebay.cluster.node_plan import worker_child
+from forebay.cluster.ray_hosts import result, words_of
 from forebay.cluster.ray_library import ray_library
 
 if TYPE_CHECKING:

@@ -15,22 +15,22 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.call_params import NOT_TAKEN, CallParams, read_params, require_call
+from forebay.cluster.packed_values import pack_value, unpack_value
 from forebay.cluster.threaded_call import ANSWER_CURE, InputFeed, ThreadedCall, has_coroutines
-from forebay.cluster.values import pack_value, unpack_value
 from forebay.errors import Cancelled, DeadlineExceeded, InvalidRequest, QueueFull, ServingNotFound
-from forebay.observe.refusal_log import RefusalLog
+from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.owners.caller_link import Callee, CallerLink
 from forebay.server.byte_budget import ByteBudget
-from forebay.serving.servings import registry
+from forebay.serving.nx_serving import registry
 from forebay.types.call import Failure
-from forebay.workers import frames
-from forebay.workers.hanging_calls import Late, LoopThreads
-from forebay.workers.user_code import attempt_async, user_code
+from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
+from forebay.workers.user_calls.user_code import attempt_async, user_code
+from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.serving.servings.started import ServingProcess
+    from forebay.serving.nx_serving.started_serving import ServingProcess
     from forebay.types.call import Request
 
 HOOK_THREADS: Final = 32

@@ -14,15 +14,15 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.call_params import ITEMS_AHEAD, OPENING
-from forebay.cluster.values import pack_value, unpack_value
+from forebay.cluster.packed_values import pack_value, unpack_value
 from forebay.errors import Cancelled, DeadlineExceeded, InvalidRequest
-from forebay.workers.user_code import caught, close, user_code
+from forebay.workers.user_calls.user_code import caught, close, user_code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from forebay.serving.servings.settings import ServingSettings
-    from forebay.serving.servings.started import ServingProcess
+    from forebay.serving.nx_serving.serving_options import ServingSettings
+    from forebay.serving.nx_serving.started_serving import ServingProcess
     from forebay.types.call import Request
 
 PARTS_AHEAD: Final = 4

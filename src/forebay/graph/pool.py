@@ -27,9 +27,9 @@ from forebay.graph.run import GraphRun
 from forebay.graph.values import Outputs, loaded
 from forebay.types.call import Failure, Request
 from forebay.types.failures import failure_of
-from forebay.workers.objects import Packed, open_outcome, pack
 from forebay.workers.pool import CREDIT, Pool, PoolStatistics
-from forebay.workers.user_code import attempt, user_code
+from forebay.workers.user_calls.user_code import attempt, user_code
+from forebay.workers.wire.objects import Packed, open_outcome, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.call import Item, Outcome
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
 
 log = logging.getLogger("forebay.graph")
 

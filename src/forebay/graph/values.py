@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values on the streams of a graph, as nodes see them.
 
-A value that a worker process returned stays packed in the server (`workers/objects.py`) until somebody looks at it.
-Loading it may raise: its class is the user's.
+A value that a worker process returned stays packed in the server (`workers/wire/objects.py`) until somebody looks at
+it. Loading it may raise: its class is the user's.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.workers.objects import Outputs, Packed, is_packed, unpack
+from forebay.workers.wire.objects import Outputs, Packed, is_packed, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

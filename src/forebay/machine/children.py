@@ -26,11 +26,11 @@ import msgspec
 
 from forebay.errors import ModelError
 from forebay.machine.lifeline import MAX_BYTES, VARIABLE
-from forebay.workers.heartbeat import BEAT_S
-from forebay.workers.supervisor import END_S, Supervisor
+from forebay.workers.processes.supervisor import END_S, Supervisor
+from forebay.workers.wire.heartbeat import BEAT_S
 
 if TYPE_CHECKING:
-    from forebay.workers.supervisor import End
+    from forebay.workers.processes.supervisor import End
 
 log = logging.getLogger("forebay")
 

@@ -16,7 +16,7 @@ from forebay.machine.node_process import NodeProcess
 from forebay.machine.part import Part
 from forebay.transports.binding import reserved
 from forebay.transports.signals import LAST_S
-from forebay.workers.private_folder import PrivateFolder
+from forebay.workers.processes.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

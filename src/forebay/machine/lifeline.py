@@ -12,8 +12,8 @@ import contextlib
 import os
 from typing import Final
 
-from forebay.workers.heartbeat import BEAT_S
-from forebay.workers.parent_death import end_with, end_with_reader
+from forebay.workers.processes.parent_death import end_with, end_with_reader
+from forebay.workers.wire.heartbeat import BEAT_S
 
 VARIABLE: Final = "FOREBAY_NODE"
 """The variable that tells a child the id of its node process and the pipe to it: `PID:DESCRIPTOR`."""

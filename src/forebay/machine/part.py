@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from forebay.types.first_use import known
-from forebay.workers.address import UnixAddress
+from forebay.workers.wire.address import UnixAddress
 
 VARIABLE: Final = "FOREBAY_NODE_PART"
 """The variable in which a node process tells its child that."""

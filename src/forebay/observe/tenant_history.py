@@ -21,7 +21,7 @@ from forebay.types.tenant import OTHER
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from forebay.observe.tenant_accounts import Accounts, TenantAccount
+    from forebay.observe.metrics.tenant_accounts import Accounts, TenantAccount
     from forebay.types.tenant import Tenants
 
 STEP_S: Final = 15.0

@@ -16,14 +16,14 @@ import msgspec
 from forebay.errors import InvalidRequest
 from forebay.types.call import Failure
 from forebay.types.first_use import known
-from forebay.workers import frames
-from forebay.workers.landing import Joining
+from forebay.workers.memory.landing import Joining
+from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from forebay.errors import ForebayError
-    from forebay.workers.landing import Sink
+    from forebay.workers.memory.landing import Sink
 
 MAX_FRAME_BYTES: Final = 1 << 22
 """Longest frame, without what follows it."""

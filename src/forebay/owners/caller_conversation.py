@@ -25,8 +25,8 @@ from forebay.owners.wire import (
     bodies_of,
 )
 from forebay.types.first_use import known
-from forebay.workers import frames
-from forebay.workers.plain_data import require_plain
+from forebay.workers.wire import frames
+from forebay.workers.wire.plain_data import require_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

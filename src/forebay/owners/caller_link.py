@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 
 from forebay.errors import CapacityError, InvalidRequest, TooLarge, Unavailable
-from forebay.observe.naming import id_of
+from forebay.observe.logs.named_requests import id_of
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.observe.refusals import LastRefusals
-from forebay.observe.tenant_accounts import Accounts
-from forebay.owners.answers import Answers
+from forebay.owners.answer_frames import Answers
 from forebay.owners.apart import refused
 from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
@@ -42,12 +42,12 @@ from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
 from forebay.types.server_state import here
 from forebay.types.tenant import Tenants
-from forebay.workers import frames
-from forebay.workers.address import peer_of
-from forebay.workers.landing import Joining, Landing, Places, landed_in, placed
-from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
+from forebay.workers.memory.landing import Joining, Landing, Places, landed_in, placed
 from forebay.workers.pool import CREDIT
-from forebay.workers.untaken import untaken_bytes
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import peer_of
+from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
+from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.observe.access_log import HANDED_ON, CallListeners, EndedCall
-from forebay.observe.refusal_log import RefusalLog
+from forebay.observe.logs.access_log import HANDED_ON, CallListeners, EndedCall
+from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.owners.apart import follow
 from forebay.owners.caller_link import Callee, CallerLink
 from forebay.owners.model_description import WeighedModel, description_of, problem_of
@@ -29,7 +29,7 @@ from forebay.owners.request_form import require_form, require_params
 from forebay.protocols.native import code_of, status_of
 from forebay.types.call import Failure
 from forebay.types.server_state import here
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from forebay.observe.histograms import SECONDS, EndpointMetrics, FailureReason
+from forebay.observe.metrics.histograms import SECONDS, EndpointMetrics, FailureReason
 from forebay.types.first_use import known
-from forebay.workers.address import UnixAddress, bind_unix
-from forebay.workers.kept_socket import keep_socket
+from forebay.workers.wire.address import UnixAddress, bind_unix
+from forebay.workers.wire.kept_socket import keep_socket
 
 if TYPE_CHECKING:
     import socket

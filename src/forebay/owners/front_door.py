@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InvalidRequest
 from forebay.owners.callers import Callers
-from forebay.workers import frames
-from forebay.workers.address import UnixAddress
-from forebay.workers.worker_listener import DoorWords, VisitorLimits, WorkerListener
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import UnixAddress
+from forebay.workers.wire.worker_listener import DoorWords, VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,15 +20,15 @@ import msgspec
 from forebay.owners.owner_link import OwnerLink
 from forebay.owners.shard import Shard
 from forebay.owners.shards import MAX_SHARDS, shard_hosts
-from forebay.workers.address import TcpAddress
-from forebay.workers.hanging_calls import Late, LoopThreads
+from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
+from forebay.workers.wire.address import TcpAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from forebay.owners.model_description import WeighedModel
     from forebay.owners.shard import LinkOptions
-    from forebay.workers.address import Address
+    from forebay.workers.wire.address import Address
 
 log = logging.getLogger("forebay.owners")
 

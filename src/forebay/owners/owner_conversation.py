@@ -40,7 +40,7 @@ from forebay.owners.wire import (
     bodies_of,
 )
 from forebay.types.first_use import known
-from forebay.workers import frames, shared_secret
+from forebay.workers.wire import frames, shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import msgspec
 
 from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable, revive
-from forebay.observe.trace_context import TraceContexts
+from forebay.observe.traces.trace_context import TraceContexts
 from forebay.owners.apart import (
     FOLLOWING_BYTES,
     FRAME_BYTES,
@@ -43,11 +43,11 @@ from forebay.owners.wire import (
 from forebay.types.call import Failure, Media
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
-from forebay.workers import frames
-from forebay.workers.address import CONNECT_S, UnixAddress, peer_of, stranger_at, tune
-from forebay.workers.landing import Joining, landed_in, placed
-from forebay.workers.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
-from forebay.workers.tls_files import why_closed, why_no_tls
+from forebay.workers.memory.landing import Joining, landed_in, placed
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import CONNECT_S, UnixAddress, peer_of, stranger_at, tune
+from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
+from forebay.workers.wire.tls_files import why_closed, why_no_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from forebay.owners.apart import Apart
     from forebay.owners.owner_pool import LinkPool
     from forebay.types.call import Origin, Request
-    from forebay.workers.address import Address
-    from forebay.workers.tls_files import TlsFiles
+    from forebay.workers.wire.address import Address
+    from forebay.workers.wire.tls_files import TlsFiles
 
 FLAG: Final = "--owner-"
 """How the flags begin that name the TLS files of a front."""

@@ -24,9 +24,9 @@ from forebay.owners.request_seats import SEATS, RequestSeats
 from forebay.owners.shards import roomiest
 from forebay.owners.wire import EndedSeat
 from forebay.types.call import Failure
-from forebay.workers.landing import Places
+from forebay.workers.memory.landing import Places
 from forebay.workers.pool import PoolStatistics
-from forebay.workers.slot_pool import SlotPool
+from forebay.workers.pools.slot_pool import SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forebay.owners.owner_link import OwnerLink
     from forebay.owners.wire import ModelAnswers
     from forebay.types.batch import Done, Entry, EntryBatch
-    from forebay.workers.seating import Sitting
+    from forebay.workers.pools.seating import Sitting
 
 AWAY: Final = "is away"
 MISSING: Final = "has no such model now"

@@ -29,7 +29,7 @@ from forebay.owners.owner_pool import AWAY, MISSING
 from forebay.owners.shard import LinkOptions
 from forebay.owners.shards import agreed
 from forebay.types.did_you_mean import meant
-from forebay.workers.memory import keep_freed_memory
+from forebay.workers.memory.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from forebay.owners.owner_pool import OwnerSlot
     from forebay.server.app import App
     from forebay.server.served import Served
-    from forebay.workers.address import Address
-    from forebay.workers.tls_files import TlsFiles
+    from forebay.workers.wire.address import Address
+    from forebay.workers.wire.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.owners")
 

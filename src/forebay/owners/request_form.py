@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.serving.models.methods import CALL
+from forebay.serving.models.further_methods import CALL
 from forebay.serving.models.schema import FORMATS, WRITTEN
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.workers.seating import Seating, Sitting
+from forebay.workers.pools.seating import Seating, Sitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence

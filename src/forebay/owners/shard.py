@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from forebay.owners.owner_link import FLAG, dialled
-from forebay.workers.address import UnixAddress
-from forebay.workers.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
-from forebay.workers.tls_files import why_no_tls
+from forebay.workers.wire.address import UnixAddress
+from forebay.workers.wire.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
+from forebay.workers.wire.tls_files import why_no_tls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.owners.owner_link import OwnerLink
-    from forebay.workers.address import Address
-    from forebay.workers.tls_files import TlsFiles
+    from forebay.workers.wire.address import Address
+    from forebay.workers.wire.tls_files import TlsFiles
 
 
 class LinkOptions(msgspec.Struct):

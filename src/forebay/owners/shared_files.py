@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that both ends of a link see, where they are on one machine.
 
-Theory of operation. Each side puts long bodies into files in memory of its own (`workers/landing.py`), and tells the
+Theory of operation. Each puts long bodies into memory files of its own (`workers/memory/landing.py`), and tells the
 other where. That side copies them with `pread` as soon as it hears of them: so nothing changes under what it works on,
 and a file that turns out to be short is an error and no signal. It opens only files of the process that the kernel says
 is at the other end of the socket, and of those only sealed files in memory. As they have no name, nothing is left of
@@ -18,15 +18,15 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
-from forebay.workers.address import process_of
-from forebay.workers.landing import Joining
-from forebay.workers.memory_file import make_file, open_file
+from forebay.workers.memory.landing import Joining
+from forebay.workers.memory.memory_file import make_file, open_file
+from forebay.workers.wire.address import process_of
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Generator
 
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
 
 STEP_BYTES: Final = 1 << 20
 """How much is copied at once."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from forebay.observe.trace_context import MAX_CHARACTERS
+from forebay.observe.traces.trace_context import MAX_CHARACTERS
 from forebay.types.tenant import LEAST_URGENT, MAX_CHILD, MAX_NAME
-from forebay.workers.heartbeat import BEAT
+from forebay.workers.wire.heartbeat import BEAT
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]

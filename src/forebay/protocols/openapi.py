@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.protocols.openai import described as openai
+from forebay.protocols.openai import openapi_paths as openai
 from forebay.protocols.openapi_components import COMPONENTS, Documented, Json, Schemas, as_form, claim
 
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ForebayError, TooLarge, ValidationError
-from forebay.serving.models.unreadable import refusal
+from forebay.serving.models.sample_errors import refusal
 from forebay.types.first_use import known
 from forebay.types.json_segments import elements
 from forebay.types.msgpack_elements import msgpack_ends

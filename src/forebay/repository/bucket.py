@@ -23,7 +23,7 @@ from forebay.repository.bucket_listing import USUAL, BucketListing, ListingLimit
 from forebay.repository.listing import StoredFile, as_one_line
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
 from forebay.types.caught import answered
-from forebay.types.counted import counted
+from forebay.types.plurals import counted
 
 SILENT_S: Final = 30.0
 """How long a store may say nothing before a request is given up."""

@@ -24,8 +24,8 @@ from forebay.errors import ForebayError, NotFound
 from forebay.repository.cache import Lease
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import Catalog, Revision, as_one_line
-from forebay.repository.local import LocalFolder
-from forebay.repository.looking import MAX_PAUSE_S, SECOND_LOOK_S, Looking, pause_after
+from forebay.repository.local_source import LocalFolder
+from forebay.repository.look_thread import MAX_PAUSE_S, SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.repository.source import SourceFailed
 from forebay.types.caught import caught

@@ -11,7 +11,7 @@ model_file  which library runs what is there, and what is asked of it
 Nothing here knows requests, and nothing here is imported by a worker that has no model file.
 """
 
-from forebay.runtimes.contract import PaddleOptions, RunOptions
+from forebay.runtimes.library import PaddleOptions, RunOptions
 from forebay.runtimes.model_file import ModelFile, load
 from forebay.runtimes.signature import Signature, Var
 from forebay.types.devices import Device

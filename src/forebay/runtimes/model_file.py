@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
-from forebay.runtimes.contract import RunOptions, accelerator
+from forebay.runtimes.library import RunOptions, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
@@ -21,12 +21,12 @@ from forebay.runtimes.signature import Value, named
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, trace_of, words_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.runtimes.contract import Runtime
+    from forebay.runtimes.library import Runtime
     from forebay.runtimes.signature import Feed, Signature, Var
 
 _MAX_REASON: Final = 2000

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.arrays.tensors import texts_or_bytes
+from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.onnx_file import read_onnx, weights_of
 from forebay.runtimes.operators import over_samples
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample

@@ -12,9 +12,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.arrays.tensors import texts_or_bytes
+from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.runtimes.contract import OpenVinoOptions, RunOptions, library, ordinary
+from forebay.runtimes.library import OpenVinoOptions, RunOptions, library, ordinary
 from forebay.runtimes.onnx_file import read_onnx
 from forebay.runtimes.openvino_operators import program_of
 from forebay.runtimes.operators import over_samples
@@ -23,7 +23,7 @@ from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device
 from forebay.types.did_you_mean import meant
 from forebay.types.failures import text_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.runtimes.contract import PaddleOptions, RunOptions, library, tell
+from forebay.runtimes.library import PaddleOptions, RunOptions, library, tell
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.types.devices import Device
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.runtimes.contract import library
+from forebay.runtimes.library import library
 from forebay.runtimes.openvino import OpenVino, silent_library
 from forebay.runtimes.signature import Signature, Var, rows_and_sample
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.datatypes import BY_TENSORFLOW
-from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
+from forebay.types.tensorflow_messages import TENSORFLOW, TYPE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from forebay.runtimes.contract import RunOptions, Runtime
+    from forebay.runtimes.library import RunOptions, Runtime
 
 FILE: Final = "saved_model.pb"
 """The file by which a folder is a SavedModel."""

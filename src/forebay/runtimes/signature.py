@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, ValidationError
-from forebay.types.counted import counted
 from forebay.types.datatypes import DATATYPES
 from forebay.types.did_you_mean import nearest
+from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from forebay.arrays.tensors import texts_or_bytes
-from forebay.runtimes.contract import RunOptions, library, ordinary, runs_on_cpu
+from forebay.arrays.numpy_tensors import texts_or_bytes
+from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value
 
 if TYPE_CHECKING:

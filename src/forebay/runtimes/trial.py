@@ -31,15 +31,15 @@ from typing import TYPE_CHECKING, Final, Protocol, overload
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, Unavailable, revive
-from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.library import RunOptions
 from forebay.runtimes.model_file import load_with, reason_of
 from forebay.runtimes.onnx_file import files_beside
 from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of, untried
 from forebay.types.devices import Device
 from forebay.types.failures import failure_of, text_of
 from forebay.types.first_use import known
-from forebay.workers.parent_death import end_with, end_with_reader
-from forebay.workers.user_code import caught
+from forebay.workers.processes.parent_death import end_with, end_with_reader
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,13 +27,13 @@ from forebay.types.server_state import ServerState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
-    from forebay.observe.histograms import EndpointMetrics
+    from forebay.observe.metrics.histograms import EndpointMetrics
     from forebay.server.cost_log import CostLog
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.server.stock import Stock
     from forebay.serving.endpoint import Endpoint
-    from forebay.workers.worker_listener import WorkerListener
+    from forebay.workers.wire.worker_listener import WorkerListener
 
 log = logging.getLogger("forebay")
 

@@ -30,8 +30,8 @@ from forebay.types.settings import (
 )
 from forebay.types.tenant import TenantConfig, name_of_tenant
 from forebay.types.worker_range import SCALE_DOWN_S, TARGET_QUEUE_MS, WORKERS_NEEDED, WorkerRange, read_workers
-from forebay.workers.devices import existing, existing_one
 from forebay.workers.pool import STUCK_S
+from forebay.workers.processes.device_binding import existing, existing_one
 
 MAX_FRONTS: Final = 64
 """Most fronts of an owner, which carries about four; a number beyond that is a slip."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.observe.cost_files import CostLine, TooMuch, file_of, lines_since, moment, summed
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.cost_files import CostLine, TooMuch, file_of, lines_since, moment, summed
+from forebay.observe.metrics.tenant_accounts import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from forebay.observe.tenant_accounts import TenantAccount
+    from forebay.observe.metrics.tenant_accounts import TenantAccount
     from forebay.server.app import App
 
     _Line = tuple[TenantAccount, float, int, bytes]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay._version import __version__
 from forebay.errors import NotFound, Unavailable, UnknownModel
-from forebay.observe.log import JsonFormatter
-from forebay.observe.timeline import Timeline
+from forebay.observe.logs.log import JsonFormatter
+from forebay.observe.traces.timeline import Timeline
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from forebay.errors import ForebayError
-    from forebay.observe.histograms import EndpointMetrics
+    from forebay.observe.metrics.histograms import EndpointMetrics
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.types.tensor import TensorMetadata

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from forebay.observe.access_log import Answering
+from forebay.observe.logs.access_log import Answering
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import PREDICT
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
     from forebay.graph.drawing.draw import Drawable
-    from forebay.protocols.kserve.calls import InferRequest, InferResponse
+    from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
     from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint, EndpointConfig
     from forebay.serving.tensor_face import TensorFace
     from forebay.types.call import Outcome, Request
     from forebay.types.tenant import Tenant
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
 
 
 class ServedMethod(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 from forebay.server.config import SECTIONS
 from forebay.types.did_you_mean import nearest
 from forebay.types.settings import PREFIX, Setting, declared
-from forebay.workers.shared_secret import lines_of
+from forebay.workers.wire.shared_secret import lines_of
 
 Told = dict[type[Any], dict[str, Any]]
 """Values by the struct that declares them and by name."""

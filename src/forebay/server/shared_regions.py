@@ -20,7 +20,7 @@ from forebay.types.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.protocols.kserve.calls import Parameter
+    from forebay.protocols.kserve.infer_calls import Parameter
     from forebay.protocols.kserve.places import Place
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - where the system keeps these objects

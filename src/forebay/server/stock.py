@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError, NotFound, Unavailable
-from forebay.repository.looking import SECOND_LOOK_S
+from forebay.repository.look_thread import SECOND_LOOK_S
 from forebay.repository.shelf import Full
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import number_of

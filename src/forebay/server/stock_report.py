@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.observe.repository_metrics import StockReading
-from forebay.types.counted import counted
+from forebay.observe.metrics.repository_metrics import StockReading
+from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from forebay.repository.repository import RepositoryStatistics

@@ -15,11 +15,11 @@ from forebay.errors import InvalidRequest, NotFound
 from forebay.protocols.native import Contract
 from forebay.repository.tree_rules import number_of
 from forebay.runtimes.saved_model import DEFAULT
-from forebay.serving.models.methods import CALL
+from forebay.serving.models.further_methods import CALL
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.datatypes import DATATYPES
 from forebay.types.did_you_mean import nearest
-from forebay.types.tensorflow import PREDICT
+from forebay.types.tensorflow_messages import PREDICT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.errors import ConfigError, InvalidRequest, ModelError
 from forebay.types.failures import failure_of
-from forebay.workers.hanging_calls import Late, LoopThreads
+from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,11 +33,12 @@ from forebay.errors import (
     Unavailable,
     UserCodeError,
 )
-from forebay.observe import author_metrics, model_log
-from forebay.observe.histograms import EndpointMetrics
-from forebay.observe.naming import id_of
-from forebay.observe.tenant_accounts import Accounts
-from forebay.observe.timeline import Timeline
+from forebay.observe.logs import model_log
+from forebay.observe.logs.named_requests import id_of
+from forebay.observe.metrics import author_metrics
+from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.tenant_accounts import Accounts
+from forebay.observe.traces.timeline import Timeline
 from forebay.serving.single_flight import Flights
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
     from forebay.types.tenant import Tenant
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
     from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.requests")

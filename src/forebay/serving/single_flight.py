@@ -21,7 +21,7 @@ from forebay.errors import ForebayError, TooLate
 from forebay.types.call import ALONE, Failure, Media, Request, Slice
 from forebay.types.context import PARAM
 from forebay.types.fingerprint import content_of, digest_of
-from forebay.workers.user_code import attempt
+from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchQueue
-    from forebay.observe.histograms import EndpointMetrics
+    from forebay.observe.metrics.histograms import EndpointMetrics
     from forebay.types.call import Outcome
     from forebay.types.fingerprint import Content
     from forebay.types.settings import Sharing

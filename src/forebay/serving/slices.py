@@ -20,7 +20,7 @@ import msgspec
 
 from forebay.errors import QueueFull, TooLarge
 from forebay.types.call import Failure, Joint, Request, Slice
-from forebay.workers.user_code import attempt
+from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

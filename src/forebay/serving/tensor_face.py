@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from forebay.arrays.numpy_tensors import raw_in_steps
 from forebay.arrays.tensor_rows import JoinedRows, Rows
-from forebay.arrays.tensors import raw_in_steps
 from forebay.errors import BadOutcome, InvalidRequest, ValidationError
 from forebay.types.call import EMPTY, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds

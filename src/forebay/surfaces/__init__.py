@@ -11,7 +11,7 @@ from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.cluster.deployment import Deployment
-    from forebay.runtimes.contract import OpenVinoOptions
+    from forebay.runtimes.library import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
     from forebay.server.served import Served

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from forebay.types.failures import text_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 log = logging.getLogger("forebay")
 

@@ -21,7 +21,7 @@ from forebay.surfaces.contract import Options, TargetEntry
 from forebay.surfaces.native.config import entries_of, find_config, read_config
 from forebay.types.settings import Setting, declared
 from forebay.types.tenant import ApiKeys, Tenants
-from forebay.workers.shared_secret import read_secret
+from forebay.workers.wire.shared_secret import read_secret
 
 
 class Side(NamedTuple):

@@ -17,7 +17,7 @@ from forebay.transports.binding import ListeningPlace
 from forebay.transports.grpc.kserve_port import KServePort, OwnerAt
 from forebay.transports.http.forwarding import HttpForwarding
 from forebay.types.tenant import ApiKeys
-from forebay.workers.address import UnixAddress
+from forebay.workers.wire.address import UnixAddress
 
 if TYPE_CHECKING:
     from forebay.machine.part import Part

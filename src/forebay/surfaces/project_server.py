@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.transports.binding import require_free
 from forebay.transports.server import Listener, Server
 from forebay.types.tenant import ApiKeys
-from forebay.workers.address import TcpAddress, require_place
-from forebay.workers.tls_files import server_tls
+from forebay.workers.wire.address import TcpAddress, require_place
+from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

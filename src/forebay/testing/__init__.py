@@ -9,8 +9,8 @@ from __future__ import annotations
 from forebay.testing.answers import Answer, CallFailed
 from forebay.testing.clock import FakeClock, Spinning
 from forebay.testing.contracts import check_model, check_pool
+from forebay.testing.memory_client import AsyncClient, Client, client
 from forebay.testing.pool import ManualPool, MemoryOrigin
-from forebay.testing.served import AsyncClient, Client, client
 
 __all__ = [
     "Answer",

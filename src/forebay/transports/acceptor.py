@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.transports.binding import OWN
-from forebay.workers.kept_socket import keep_socket
+from forebay.workers.wire.kept_socket import keep_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.workers.address import UnixAddress, bind_unix
+from forebay.workers.wire.address import UnixAddress, bind_unix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

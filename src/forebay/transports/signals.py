@@ -23,7 +23,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.workers import sigterm
+from forebay.workers.processes import sigterm
 
 if TYPE_CHECKING:
     import asyncio

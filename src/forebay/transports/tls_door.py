@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.transports.acceptor import Acceptor
 from forebay.transports.binding import OWN
-from forebay.workers.peeking import peek
+from forebay.workers.wire.peeking import peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forebay.errors import ForebayError
     from forebay.server.config import GrpcConfig, HttpConfig
     from forebay.transports.binding import ListeningPlace
-    from forebay.workers.tls_files import TlsFiles
+    from forebay.workers.wire.tls_files import TlsFiles
 
 TLS_GOODBYE_S: Final = 1.0
 """How long a closing TLS connection waits for the client's goodbye."""

@@ -19,7 +19,7 @@ from forebay.types.datatypes import BY_TENSORFLOW, DataType, datatype_of
 from forebay.types.proto_numbers import array_in_parts
 from forebay.types.proto_texts import split_texts
 from forebay.types.tensor import Tensor, check_size, element_ends, elements, join_elements, split_elements
-from forebay.types.tensorflow import TENSORFLOW, TYPE_NAMES
+from forebay.types.tensorflow_messages import TENSORFLOW, TYPE_NAMES
 
 MAX_FILLED_BYTES: Final = 16 * 1024 * 1024
 """How large tensors may be together of which not all elements came, in one request."""

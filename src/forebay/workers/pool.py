@@ -12,10 +12,10 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.observe.tenant_accounts import Accounts
+    from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.worker_range import WorkerRange
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
 
 
 CREDIT = 16

@@ -14,7 +14,7 @@ from forebay.types.call import Item, Outcome
 
 if TYPE_CHECKING:
     from forebay.types.batch import Phase
-    from forebay.workers.together import Together
+    from forebay.workers.user_calls.together import Together
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
@@ -38,8 +38,8 @@ class Runner:
         borrows_input: What a runner is given is its own. True promises that nothing refers to a body any more once
             `run` has returned (or its iterator has ended): in a worker process large bodies are then views of shared
             memory, written over by the next batch, and not copied out of it first.
-        phases: What the time of its last run went into, if it does not tell `forebay.workers.phases.lap`; read right
-            after `run`, in the same thread.
+        phases: What the time of its last run went into, if it does not tell
+            `forebay.workers.user_calls.phases.lap`; read right after `run`, in the same thread.
     """
 
     borrows_input: bool = False

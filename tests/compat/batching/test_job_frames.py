@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.workers.job_frames import READY, JobFrameReader, decode_answer, decode_jobs, encode_answer, encode_jobs
+from forebay.workers.wire.job_frames import (
+    READY,
+    JobFrameReader,
+    decode_answer,
+    decode_jobs,
+    encode_answer,
+    encode_jobs,
+)
 
 ONE = "11111111-1111-4111-8111-111111111111"
 TWO = "22222222-2222-4222-8222-222222222222"

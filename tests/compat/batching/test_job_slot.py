@@ -12,10 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precond
 
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers import job_frames
-from forebay.workers.attached import AttachedPool
-from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
-from forebay.workers.job_slot import JobRefused, JobSlot
+from forebay.workers.pools.attached_pool import AttachedPool
+from forebay.workers.pools.job_slot import JobRefused, JobSlot
+from forebay.workers.wire import job_frames
+from forebay.workers.wire.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 
 class Line(asyncio.Transport):

@@ -8,7 +8,7 @@ import pytest
 from forebay.errors import ConfigError
 from forebay.server import yaml
 from forebay.surfaces.nucleus.config import read_config
-from forebay.surfaces.nucleus.settings import Dependencies, GpuVersion, ModelPath
+from forebay.surfaces.nucleus.project_settings import Dependencies, GpuVersion, ModelPath
 
 PYTHON = "type: python\npath: handler.py\n"
 TENSORFLOW = "type: tensorflow\npath: handler.py\nmodels:\n  path: s3://bucket/model/\n"

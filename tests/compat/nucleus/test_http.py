@@ -16,7 +16,7 @@ from forebay.surfaces.contract import Options
 from forebay.surfaces.nucleus import NucleusSurface
 from forebay.surfaces.nucleus.readiness import Readiness
 from forebay.types.call import ALONE, Request
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
 
 HANDLER = """
     import os, time

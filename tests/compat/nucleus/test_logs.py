@@ -238,7 +238,7 @@ def hook(event, arguments):
     if event in {"socket.connect", "socket.getaddrinfo", "socket.sendto"}:
         raise RuntimeError(f"{event} {arguments}")
 sys.addaudithook(hook)
-from forebay.surfaces.nucleus import config, environment, generate, shim
+from forebay.surfaces.nucleus import config, environment, handler_image, shim
 import forebay.surfaces.nucleus
 shim.install()
 try:

@@ -22,14 +22,14 @@ from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ModelError
 from forebay.server.config import RepositoryConfig
-from forebay.surfaces.nucleus import model_client
+from forebay.surfaces.nucleus import handler_models
 from forebay.surfaces.nucleus.config import read_config
-from forebay.surfaces.nucleus.desk import Desk, DeskClient
 from forebay.surfaces.nucleus.handler import _check_models, constructor_arguments
+from forebay.surfaces.nucleus.handler_models import HandlerModels, ModelRules
 from forebay.surfaces.nucleus.logs import logger
-from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
 from forebay.surfaces.nucleus.model_store import ModelStore, source_for
 from forebay.surfaces.nucleus.shim import UserRuntimeException
+from forebay.surfaces.nucleus.worker_requests import Desk, DeskClient
 
 
 @pytest.fixture(scope="module")
@@ -457,7 +457,7 @@ def test_a_store_that_says_nothing_is_not_waited_for_without_end(served, tmp_pat
     take, release = one.desk.asked["take"], one.desk.asked["release"]
     monkeypatch.setitem(one.desk.asked, "take", lambda *asked: late.append(asked))
     monkeypatch.setitem(one.desk.asked, "release", lambda *asked: (released.append(asked), release(*asked)))
-    monkeypatch.setattr(model_client, "ANSWER_S", 0.01)
+    monkeypatch.setattr(handler_models, "ANSWER_S", 0.01)
     assert "no answer" in refused(one.get, "iris")
     eventually(lambda: late)
     one.loop.call_soon_threadsafe(take, *late[0])  # what comes all the same is given back

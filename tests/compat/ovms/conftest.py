@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.waiting import PATIENCE_S
 
-from forebay.protocols.kserve.calls import InferRequest, InferResponse
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
 from forebay.server.config import HttpConfig, Overrides, RepositoryConfig
 from forebay.serving.tensor_face import parameters_of, tensors_of
 from forebay.surfaces import build

@@ -25,7 +25,7 @@ from tests.waiting import reached
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.server.kserve_facts import is_model_ready
 from forebay.surfaces import build
-from forebay.surfaces.ovms.values import ExecutionFailed
+from forebay.surfaces.ovms.stream_values import ExecutionFailed
 
 pytestmark = pytest.mark.anyio
 

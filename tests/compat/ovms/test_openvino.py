@@ -14,7 +14,7 @@ from tests.compat.ovms.conftest import array, graph_text, one_node, python_node,
 from tests.models import model_files
 from tests.waiting import eventually, reached
 
-from forebay.arrays.tensors import from_array
+from forebay.arrays.numpy_tensors import from_array
 from forebay.cli.main import main
 from forebay.errors import InvalidRequest, ModelError, NotPrepared
 from forebay.runtimes.trial import TrialLimits
@@ -655,7 +655,7 @@ async def test_worker_processes_are_told_what_the_configuration_says(tmp_path): 
 def test_a_model_that_cannot_be_reshaped_stays_as_it_is(tmp_path, monkeypatch, caplog):  # O106
     import openvino
 
-    from forebay.runtimes.contract import OpenVinoOptions, RunOptions
+    from forebay.runtimes.library import OpenVinoOptions, RunOptions
     from forebay.runtimes.model_file import load_with
 
     def refuse(*_):

@@ -12,8 +12,8 @@ from tests.compat.ovms.conftest import Stream, graph_text, one_node, python_node
 from tests.waiting import reached
 
 from forebay.errors import Code, InvalidRequest, TooLarge
-from forebay.surfaces.ovms import calls
-from forebay.surfaces.ovms.calls import IS_FINAL, TIMESTAMP, WANTS_FINAL
+from forebay.surfaces.ovms import graph_calls
+from forebay.surfaces.ovms.graph_calls import IS_FINAL, TIMESTAMP, WANTS_FINAL
 from forebay.types.call import Failure
 
 pytestmark = pytest.mark.anyio
@@ -204,7 +204,7 @@ async def test_a_stream_knows_how_many_requests_it_holds(tmp_path):  # F78: they
 
 
 async def test_only_so_many_requests_may_wait_for_company(tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "MAX_WAITING", 5)
+    monkeypatch.setattr(graph_calls, "MAX_WAITING", 5)
     write(tmp_path, {"graph.pbtxt": one_node(inputs=("a", "b")), "model.py": ECHO})
     async with serving(tmp_path, name="g") as face:
         stream = face.stream("g")

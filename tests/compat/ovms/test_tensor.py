@@ -14,7 +14,7 @@ from forebay.surfaces.ovms import shim
 shim.install()
 from pyovms import Tensor  # noqa: E402 # pyright: ignore[reportMissingImports]
 
-from forebay.surfaces.ovms.tensor import read, renamed, sealed, written  # noqa: E402
+from forebay.surfaces.ovms.pyovms_tensor import read, renamed, sealed, written  # noqa: E402
 from forebay.types.datatypes import DATATYPES  # noqa: E402
 from forebay.types.tensor import Tensor as Wire  # noqa: E402
 

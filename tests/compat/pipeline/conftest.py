@@ -11,11 +11,11 @@ import time
 import pytest
 import yaml
 
-from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import ResponseOp
+from forebay.surfaces.pipeline.protocol.messages import Request
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,6 @@ import uvloop
 from tests.waiting import PATIENCE_S
 
 from forebay.batching.queue import BatchConfig
-from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
@@ -22,6 +21,7 @@ from forebay.surfaces.pipeline.dag.predictions import Predictions
 from forebay.surfaces.pipeline.fronts.admission import _told
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
+from forebay.surfaces.pipeline.protocol.messages import PATH, Request, Response
 from forebay.transports.grpc.listener import GrpcListener
 from forebay.transports.http.asgi import with_cors
 from forebay.transports.http.listener import HttpListener

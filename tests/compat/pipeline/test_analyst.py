@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.observe import capacity
+from forebay.observe.metrics import capacity
 from forebay.surfaces.pipeline.figures.analyst import Analyst
 
 START = 1_700_000_000_000_000

@@ -11,11 +11,11 @@ from google.protobuf import json_format
 from tests.compat.pipeline.fronts import Echo, Fronts
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.protocols.pipeline import rest, sniff, tensors
-from forebay.protocols.pipeline.array_texts import array_text
-from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.dag import service
 from forebay.surfaces.pipeline.ops import packing
+from forebay.surfaces.pipeline.protocol import rest, sniff, tensors
+from forebay.surfaces.pipeline.protocol.array_texts import array_text
+from forebay.surfaces.pipeline.protocol.messages import Request
 
 PRIME = 2**61 - 1
 """What hashes of integers are taken by, so that all its multiples have the same."""

@@ -9,7 +9,7 @@ from tests.compat.pipeline.conftest import post, values_of
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
-from forebay.surfaces.pipeline.fronts.client import PipelineClient
+from forebay.surfaces.pipeline.fronts.pipeline_client import PipelineClient
 
 INNER = """
 import time

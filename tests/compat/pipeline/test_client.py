@@ -17,16 +17,16 @@ import pytest
 from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
 
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
-from forebay.protocols.pipeline import tensors
-from forebay.protocols.pipeline.messages import Response
 from forebay.server.config import GrpcConfig
-from forebay.surfaces.pipeline.fronts.client import (
+from forebay.surfaces.pipeline.fronts.pipeline_client import (
     AsyncPipelineClient,
     ClientResult,
     PipelineClient,
     own_address,
     request_of,
 )
+from forebay.surfaces.pipeline.protocol import tensors
+from forebay.surfaces.pipeline.protocol.messages import Response
 
 
 @pytest.fixture(scope="module")

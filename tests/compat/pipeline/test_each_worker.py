@@ -21,13 +21,13 @@ from tests.compat.pipeline.conftest import post, values_of
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
-from forebay.protocols.pipeline.messages import PATH, SERVICE, Request, Response
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.dag.each_worker import runner_of
 from forebay.surfaces.pipeline.figures.reports import Reporter, Reports
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.protocol.messages import PATH, SERVICE, Request, Response
 from forebay.surfaces.pipeline.server import PipelineServer
-from forebay.workers.child import ReceivedItem
+from forebay.workers.processes.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
 EACH = {"build_dag_each_worker": True}

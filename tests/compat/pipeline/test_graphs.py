@@ -15,16 +15,16 @@ from tests.compat.pipeline.conftest import answer_of, ask, hosting, values_of
 from tests.waiting import PATIENCE_S, reached, timeouts
 
 from forebay.errors import ConfigError, QueueFull
-from forebay.protocols.pipeline.messages import Request, Response
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.codes import CustomException
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.each_worker import runner_of
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.protocol.messages import Request, Response
 from forebay.surfaces.pipeline.server import PipelineServer
-from forebay.workers.objects import UnpackedItem
 from forebay.workers.runner import WorkerContext
+from forebay.workers.wire.objects import UnpackedItem
 
 
 class Tag(Op):

@@ -22,8 +22,8 @@ from forebay.errors import (
     RunnerFailed,
     Unavailable,
 )
-from forebay.protocols.pipeline.messages import SERVICE, Request
 from forebay.server.config import GrpcConfig
+from forebay.surfaces.pipeline.protocol.messages import SERVICE, Request
 from forebay.transports.grpc.listener import GrpcListener
 
 Code = grpc.StatusCode

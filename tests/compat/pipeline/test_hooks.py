@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.protocols.pipeline import tensors
-from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, Prepared
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.protocol import tensors
+from forebay.surfaces.pipeline.protocol.messages import Request
 
 
 class Own(ProductErrCode):
@@ -516,7 +516,7 @@ def test_each_key_needs_a_value() -> None:  # P10, F109
 
 
 def test_tensors_of_a_request_become_arrays() -> None:  # P57
-    from forebay.protocols.pipeline import messages, tensors
+    from forebay.surfaces.pipeline.protocol import messages, tensors
 
     request = messages.Request(key=["a"], value=["text"], logid=5)
     tensors.pack(request.tensors.add(), "x", np.arange(6, dtype="float32").reshape(2, 3))

@@ -21,13 +21,13 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
-from forebay.repository.watching import one_version
+from forebay.repository.file_watching import one_version
 from forebay.runtimes.signature import Signature, Value, Var
-from forebay.surfaces.pipeline.fronts.client import PipelineClient
+from forebay.surfaces.pipeline.fronts.pipeline_client import PipelineClient
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 from forebay.surfaces.pipeline.predictors import LocalConf, LocalServiceHandler, PredictorSettings, client_for
+from forebay.surfaces.pipeline.predictors.client_watching import ModelWatch, watch_of
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
-from forebay.surfaces.pipeline.predictors.watching import ModelWatch, watch_of
 
 X = np.array([[1.0, 2.0, 3.0]], np.float32)
 OLD, NEW = 321.0, 642.0

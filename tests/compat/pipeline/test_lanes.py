@@ -12,8 +12,8 @@ import pytest
 from tests.compat.pipeline.conftest import post
 from tests.waiting import PATIENCE_S
 
-from forebay.protocols.pipeline.messages import Request
 from forebay.surfaces.pipeline import Op, RequestOp
+from forebay.surfaces.pipeline.protocol.messages import Request
 
 SCRIPT = """
 import os

@@ -18,10 +18,10 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
-from forebay.protocols.pipeline.messages import PATH, Request, Response
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.config import DagConfig, OpSettings
 from forebay.surfaces.pipeline.fronts import schema
+from forebay.surfaces.pipeline.protocol.messages import PATH, Request, Response
 from forebay.types.settings import declared
 
 ECHO = """

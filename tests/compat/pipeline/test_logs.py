@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from forebay.observe import model_log
-from forebay.observe.model_log import Voice
+from forebay.observe.logs import model_log
+from forebay.observe.logs.model_log import Voice
 from forebay.surfaces.pipeline import logs
 from forebay.types.log_line import LogLine
 

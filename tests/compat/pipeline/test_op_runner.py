@@ -21,11 +21,11 @@ from forebay.surfaces.pipeline.ops.op import REQUEST, Op
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.types.batch import EntryBatch
 from forebay.types.call import After, Failure, Request
-from forebay.workers.cancel import is_cancelled
-from forebay.workers.objects import packed
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec, WorkerContext
-from forebay.workers.threads import ThreadPool
+from forebay.workers.user_calls.cancel import is_cancelled
+from forebay.workers.wire.objects import packed
 
 ROOT = str(Path(__file__).parents[3])
 
@@ -654,7 +654,7 @@ def stuck_op() -> Any:
 
 
 def test_a_process_with_a_stuck_call_is_replaced() -> None:  # P88
-    from forebay.workers.objects import open_outcome, pack
+    from forebay.workers.wire.objects import open_outcome, pack
 
     async def serve() -> list[Any]:
         pool = ProcessPool(packed(RunnerSpec(factory=f"{__name__}:stuck_op")), workers=1, path=[ROOT])

@@ -21,9 +21,9 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts
 from tests.ports import free_port
 
 from forebay.errors import ForebayError
-from forebay.protocols.pipeline.messages import Response
-from forebay.surfaces.pipeline.fronts.client import PipelineClient
+from forebay.surfaces.pipeline.fronts.pipeline_client import PipelineClient
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for
+from forebay.surfaces.pipeline.protocol.messages import Response
 
 pytestmark = pytest.mark.slow
 

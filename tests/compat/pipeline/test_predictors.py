@@ -28,7 +28,7 @@ from forebay.surfaces.pipeline.predictors import (
     model_processes,
 )
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES, read_signature
-from forebay.surfaces.pipeline.predictors.local import local_client
+from forebay.surfaces.pipeline.predictors.local_models import local_client
 
 ROOT = Path(__file__).parents[3]
 PADDLE = ROOT / ".venv/environments/paddle/bin/python"
@@ -399,7 +399,7 @@ def test_openvino_reports_to_nobody_that_it_is_used(tmp_path, model):
 import os, sys
 from pathlib import Path
 os.register_at_fork(before=lambda: print("forked"))
-from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.library import RunOptions
 from forebay.runtimes.openvino import OpenVino
 OpenVino(Path(sys.argv[1]), RunOptions())
 print(sys.modules.get("openvino_telemetry"))
@@ -483,8 +483,8 @@ PADDLE_SCRIPT = """
 import json, sys
 import numpy as np
 from forebay.errors import ForebayError
-from forebay.surfaces.pipeline.predictors.local import local_client
-from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.surfaces.pipeline.predictors.local_models import local_client
+from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 
 order = json.load(sys.stdin)
 found = []
@@ -503,8 +503,8 @@ NEWEST_SCRIPT = """
 import json, sys
 import numpy as np
 import paddle
-from forebay.surfaces.pipeline.predictors.local import local_client
-from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.surfaces.pipeline.predictors.local_models import local_client
+from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 from forebay.surfaces.pipeline.predictors import model_processes
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES
 
@@ -732,7 +732,7 @@ def test_a_model_service_that_cannot_start_stops_the_start(tmp_path):  # P113
 HOSTING = """
 import os, sys, time
 from forebay.surfaces.pipeline.predictors.model_processes import take_host
-from forebay.surfaces.pipeline.predictors.settings import LocalConf
+from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 host = take_host(LocalConf(model_config=sys.argv[1], client_type="brpc"), None)
 print(host.pids[0], flush=True)
 time.sleep(60)

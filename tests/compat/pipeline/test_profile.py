@@ -20,17 +20,17 @@ from forebay.errors import ConfigError
 from forebay.graph.pool import GraphPool, Node
 from forebay.graph.spec import GraphSpec, NodeSpec
 from forebay.graph.values import inputs_of
-from forebay.observe.capacity import accumulation
-from forebay.observe.node_totals import NodeListener
-from forebay.observe.timeline import BatchRecord, Recording, Step
+from forebay.observe.metrics.capacity import accumulation
+from forebay.observe.metrics.node_totals import NodeListener
+from forebay.observe.traces.timeline import BatchRecord, Recording, Step
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.figures.analyst import Analyst
 from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, ProfileWriter, RequestProfile, take_wish
 from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, Tracer, TracerFile
-from forebay.workers.objects import packed
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
+from forebay.workers.wire.objects import packed
 
 EVENT = r"(?:prep|midp|postp)#\[(?:bow|cnn)\|0\]_[01]:\d{16}"
 OP_LINE = re.compile(rf"PROFILE\tpid:(\d+)\t{EVENT}(?: {EVENT}){{5}}\n")

@@ -27,19 +27,19 @@ from tests.compat.pipeline.predictor_models import PRICES, X, describe, onnx_mod
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import ConfigError, DeadlineExceeded, ForebayError
 from forebay.protocols.kserve import rest, rpc
-from forebay.protocols.kserve.calls import InferRequest
-from forebay.protocols.pipeline import general_model as general_rpc
-from forebay.protocols.pipeline import tensors
-from forebay.protocols.pipeline.messages import Response
-from forebay.remotes import servers
-from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.servers import PAUSE_S, Rotation, ServerAddress, parent
+from forebay.protocols.kserve.infer_calls import InferRequest
+from forebay.remote_servers import servers
+from forebay.remote_servers.grpc_calls import GrpcCalls
+from forebay.remote_servers.servers import PAUSE_S, Rotation, ServerAddress, parent
 from forebay.surfaces.pipeline.ops.op import Op
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
-from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_model
+from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_calls
+from forebay.surfaces.pipeline.protocol import general_model as general_rpc
+from forebay.surfaces.pipeline.protocol import tensors
+from forebay.surfaces.pipeline.protocol.messages import Response
 from forebay.workers.runner import WorkerContext
 
 HERE = Path(__file__).parent
@@ -404,10 +404,10 @@ def test_an_answer_that_is_none_has_a_number(face, remote, described, answer, sa
     + [np.array([np.nan, np.inf, -np.inf], np.float32), np.array(["a", "b"]), np.zeros((2, 0), np.float32)],
 )
 def test_arrays_of_every_type_survive_the_json(array):  # P109
-    var = general_model.Var("x", "x")
-    value = general_model.Value(array, np.array([0, 1, len(array)]))
-    sent = general_model.msgspec.json.encode(general_model.pack(var, value))
-    found = general_model.unpack(general_model.msgspec.json.decode(sent, type=general_model.GeneralTensor))
+    var = general_calls.Var("x", "x")
+    value = general_calls.Value(array, np.array([0, 1, len(array)]))
+    sent = general_calls.msgspec.json.encode(general_calls.pack(var, value))
+    found = general_calls.unpack(general_calls.msgspec.json.decode(sent, type=general_calls.GeneralTensor))
     assert found.array.dtype == array.dtype
     np.testing.assert_array_equal(found.array, array)
     assert found.lod is not None

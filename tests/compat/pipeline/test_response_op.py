@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from forebay.errors import DeadlineExceeded, ForebayError, RunnerFailed
-from forebay.protocols.pipeline import literal, messages, tensors
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, err_of, error
 from forebay.surfaces.pipeline.ops import hooks, packing
 from forebay.surfaces.pipeline.ops.channel import (
@@ -24,6 +23,7 @@ from forebay.surfaces.pipeline.ops.channel import (
     ChannelDataType,
 )
 from forebay.surfaces.pipeline.ops.op import ResponseOp
+from forebay.surfaces.pipeline.protocol import literal, messages, tensors
 
 
 def packed(outcome: Any, op: ResponseOp | None = None) -> Any:

@@ -17,8 +17,8 @@ from forebay.errors import (
     RunnerFailed,
     Unavailable,
 )
-from forebay.protocols.pipeline.messages import Request, Response, Tensor
 from forebay.server.config import GrpcConfig, HttpConfig
+from forebay.surfaces.pipeline.protocol.messages import Request, Response, Tensor
 
 ASKED = b'{"key":["x"],"value":["1"]}'
 

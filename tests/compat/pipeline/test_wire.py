@@ -16,12 +16,12 @@ from tests.compat.pipeline.fronts import PATIENCE_S, Echo, Fronts, status_of
 from tests.ports import free_port
 
 from forebay.errors import ConfigError
-from forebay.protocols.pipeline.messages import OldRequest, Request
 from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.predictions import messages_of
 from forebay.surfaces.pipeline.fronts import schema
+from forebay.surfaces.pipeline.protocol.messages import OldRequest, Request
 from forebay.transports.server import Server
 
 PROTO = """
@@ -265,7 +265,8 @@ def test_grpc_is_not_imported_where_it_is_not_needed():
 
 @pytest.mark.parametrize("name", ["messages", "sniff", "tensors", "literal", "rest"])
 def test_the_protocol_is_imported_without_grpc_and_numpy(name):
-    code = f"import sys, forebay.protocols.pipeline.{name}; sys.exit(not {{'grpc', 'numpy'}}.isdisjoint(sys.modules))"
+    name = f"forebay.surfaces.pipeline.protocol.{name}"
+    code = f"import sys, {name}; sys.exit(not {{'grpc', 'numpy'}}.isdisjoint(sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -19,10 +19,10 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options
 from forebay.surfaces.ventu.media import MsgPack
-from forebay.surfaces.ventu.pages import Reply, ServicePages
 from forebay.surfaces.ventu.runner import build
+from forebay.surfaces.ventu.service_pages import Reply, ServicePages
 from forebay.surfaces.ventu.surface import VentuSurface
-from forebay.workers.child import ReceivedItem
+from forebay.workers.processes.child import ReceivedItem
 from forebay.workers.runner import WorkerContext
 
 MODEL = """

@@ -9,7 +9,7 @@ from tests.integration.kserve.served import KServed
 from tests.integration.tfserving.conftest import M
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import InvalidRequest
 from forebay.server.config import Overrides
 from forebay.serving.tensor_face import TensorFace

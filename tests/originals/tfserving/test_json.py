@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.originals.replay import assert_as_recorded, exchanges, read_json
 
-from forebay.arrays.tensors import as_raw, from_array, to_array
+from forebay.arrays.numpy_tensors import as_raw, from_array, to_array
 from forebay.errors import ForebayError
 from forebay.protocols.tfserving import rest
 from forebay.serving.tensor_face import TensorFace

@@ -11,7 +11,7 @@ from tests.later import jax, jnp
 from tests.waiting import PATIENCE_S
 
 from forebay import Batch, ConfigError, hook, jit, print_value
-from forebay.arrays.hooks import collecting
+from forebay.arrays.value_hooks import collecting
 
 COMPILERS = ["python", "jax"]
 
@@ -138,7 +138,7 @@ def test_devices_run_at_once_and_hooks_reach_their_own_run():  # S53 S58
         import jax, numpy as np
         import forebay
         from forebay.arrays.compilers import find_compiler
-        from forebay.arrays.hooks import collecting
+        from forebay.arrays.value_hooks import collecting
 
         together = threading.Barrier(4)
 

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from forebay.arrays.tensors import as_raw, from_array, numbers_of, to_array
+from forebay.arrays.numpy_tensors import as_raw, from_array, numbers_of, to_array
 from forebay.errors import ValidationError
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Tensor, check_size, elements

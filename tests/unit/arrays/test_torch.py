@@ -7,8 +7,8 @@ from tests.later import torch
 
 from forebay import Batch, BatchMismatch, Lazy, hook, jit
 from forebay.arrays.compilers import find_compiler
-from forebay.arrays.hooks import collecting
 from forebay.arrays.trees import concatenate, slice_rows, to_host
+from forebay.arrays.value_hooks import collecting
 
 
 @pytest.fixture(autouse=True)

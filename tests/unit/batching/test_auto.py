@@ -20,7 +20,7 @@ import pytest
 from forebay.batching.auto import MAX_KEYS
 from forebay.batching.batcher import Batcher
 from forebay.batching.queue import BatchConfig, BatchQueue
-from forebay.observe.exposition import Exposition, Reading
+from forebay.observe.metrics.exposition import Exposition, Reading
 from forebay.protocols.native import Contract
 from forebay.server.app import App
 from forebay.server.served import Served

@@ -12,7 +12,7 @@ import types
 import msgspec
 import pytest
 
-from forebay.cluster import hosts, node_dials
+from forebay.cluster import node_dials, ray_hosts
 from forebay.cluster.controller import Controller
 from forebay.cluster.decisions import Level
 from forebay.cluster.deployment import ClusterState, Deployment, Owning, PlacedWorker, Run, Unit, read_state
@@ -104,7 +104,7 @@ class FakeRay:
 
     def remote(self, kind):
         def options(**said):
-            if kind is hosts.Host:
+            if kind is ray_hosts.Host:
                 return types.SimpleNamespace(remote=lambda *_: FakeHost(self, said["scheduling_strategy"]))
             return types.SimpleNamespace(remote=lambda: self._reservation(said["label_selector"] or {}))
 
@@ -143,8 +143,8 @@ def begun(monkeypatch):
 def clock(monkeypatch):
     """Puts the clock of the hosts forward."""
     passed = [0.0]
-    real = hosts.time.monotonic
-    monkeypatch.setattr(hosts, "time", types.SimpleNamespace(monotonic=lambda: real() + passed[0]))
+    real = ray_hosts.time.monotonic
+    monkeypatch.setattr(ray_hosts, "time", types.SimpleNamespace(monotonic=lambda: real() + passed[0]))
 
     def forward(seconds):
         passed[0] += seconds
@@ -201,13 +201,13 @@ def test_a_host_that_never_answers_is_waited_for_a_minute_even_if_it_is_started_
     ray.late.add(("b", "report"))
     controller = begun(ray)
     turns(controller)
-    clock(hosts.START_S / 2)
+    clock(ray_hosts.START_S / 2)
     for handle in controller._hosts.every:
         if handle.node_id == "b":
             handle.forget_actor()
     turns(controller)
     assert ray.reserved == []
-    clock(hosts.START_S / 2)
+    clock(ray_hosts.START_S / 2)
     turns(controller)
     assert ray.reserved == ["a"]
 

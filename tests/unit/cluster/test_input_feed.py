@@ -7,8 +7,8 @@ import time
 import pytest
 
 from forebay.cluster.call_params import ITEMS_AHEAD
+from forebay.cluster.packed_values import pack_value
 from forebay.cluster.threaded_call import InputFeed
-from forebay.cluster.values import pack_value
 from forebay.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from forebay.types.call import Request
 

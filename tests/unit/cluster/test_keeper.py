@@ -11,7 +11,7 @@ from forebay.cluster.directory import Member, read_directory
 from forebay.cluster.keeper import DirectoryKeeper
 from forebay.errors import InvalidRequest
 from forebay.owners.wire import MemberServings
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 
 def member(number, port=1):

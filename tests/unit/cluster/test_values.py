@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from forebay.arrays.batch import Batch
-from forebay.cluster.values import pack_value, unpack_value
+from forebay.arrays.array_batch import Batch
+from forebay.cluster.packed_values import pack_value, unpack_value
 from forebay.errors import BatchMismatch, ForebayError, InvalidRequest
 
 

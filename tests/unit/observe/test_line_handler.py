@@ -13,8 +13,8 @@ import threading
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.observe import line_handler
-from forebay.observe.line_handler import LineHandler
+from forebay.observe.logs import line_handler
+from forebay.observe.logs.line_handler import LineHandler
 
 LONG = "x" * (2 * select.PIPE_BUF)
 
@@ -94,7 +94,7 @@ def test_the_last_lines_are_waited_for(pipe, monkeypatch):
 
 CONFIGURED = """
 import logging
-from forebay.observe.log import configure
+from forebay.observe.logs.log import configure
 
 configure("info", "json")
 logging.getLogger("forebay").info("é 日 \N{GRINNING FACE}")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from forebay.observe.log import JsonFormatter, TextFormatter
+from forebay.observe.logs.log import JsonFormatter, TextFormatter
 
 
 def record(message="it %s", *args, **extra):

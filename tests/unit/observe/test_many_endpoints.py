@@ -13,10 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull
-from forebay.observe import exposition
-from forebay.observe.author_metrics import MetricStore
-from forebay.observe.exposition import LEFT_OUT, LOOKED_AT, MAX_ENDPOINTS, SLICE, Exposition, Reading, finish, pieces
-from forebay.observe.histograms import EndpointMetrics
+from forebay.observe.metrics import exposition
+from forebay.observe.metrics.author_metrics import MetricStore
+from forebay.observe.metrics.exposition import (
+    LEFT_OUT,
+    LOOKED_AT,
+    MAX_ENDPOINTS,
+    SLICE,
+    Exposition,
+    Reading,
+    finish,
+    pieces,
+)
+from forebay.observe.metrics.histograms import EndpointMetrics
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described, document, written
 from forebay.server.app import App

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Code, InternalError, RunnerFailed, Unavailable
-from forebay.observe.exposition import Exposition, Reading
-from forebay.observe.histograms import ROWS, SECONDS, EndpointMetrics, Histogram
+from forebay.observe.metrics.exposition import Exposition, Reading
+from forebay.observe.metrics.histograms import ROWS, SECONDS, EndpointMetrics, Histogram
 
 times = st.floats(0, 100, allow_nan=False)
 
@@ -116,10 +116,10 @@ def test_the_reference_names_every_metric():
     from collections import defaultdict
     from pathlib import Path
 
-    from forebay.observe import exposition
-    from forebay.observe.repository_metrics import RepositoryCollector, StockReading
-    from forebay.observe.serving_metrics import KeyMetrics, ServingCollector, ServingReading
-    from forebay.observe.tenant_families import FAMILIES
+    from forebay.observe.metrics import exposition
+    from forebay.observe.metrics.repository_metrics import RepositoryCollector, StockReading
+    from forebay.observe.metrics.serving_metrics import KeyMetrics, ServingCollector, ServingReading
+    from forebay.observe.metrics.tenant_families import FAMILIES
 
     counters = {f"{name}_total" for name in exposition.COUNTERS}
     counters |= {f"{name}_total" if kind == "counter" else name for name, kind, _ in FAMILIES}

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from forebay.errors import DeadlineExceeded, RunnerFailed
-from forebay.observe.exposition import SLICE, Reading
-from forebay.observe.histograms import EndpointMetrics
-from forebay.observe.pulse import MAX_FAULTS, Pulse, for_strangers, shown
+from forebay.observe.metrics.exposition import SLICE, Reading
+from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.pulse import MAX_FAULTS, Pulse, for_strangers, shown
 
 
 class One:

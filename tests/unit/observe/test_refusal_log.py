@@ -3,7 +3,7 @@
 
 import pytest
 
-from forebay.observe.refusal_log import MAX_REASONS, RefusalLog
+from forebay.observe.logs.refusal_log import MAX_REASONS, RefusalLog
 
 
 @pytest.fixture

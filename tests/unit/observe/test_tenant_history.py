@@ -4,8 +4,8 @@
 import pytest
 
 from forebay.observe import tenant_history
-from forebay.observe.histograms import EndpointMetrics
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.observe.tenant_history import LISTED, MARKS, STEP_S, TenantHistory
 from forebay.types.tenant import OTHER, TenantConfig, Tenants
 

@@ -18,23 +18,23 @@ from tests.unit.observe.chrome_trace import check
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import InvalidRequest
-from forebay.observe import capacity
-from forebay.observe.tenant_accounts import Accounts
-from forebay.observe.timeline import BatchRecord, Recording, Step, Timeline
-from forebay.observe.trace_format import chrome_trace
-from forebay.observe.trace_summary import summarise
+from forebay.observe.metrics import capacity
+from forebay.observe.metrics.tenant_accounts import Accounts
+from forebay.observe.traces.timeline import BatchRecord, Recording, Step, Timeline
+from forebay.observe.traces.trace_format import chrome_trace
+from forebay.observe.traces.trace_summary import summarise
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing.pool import ManualPool
 from forebay.types.batch import EntryBatch, Noted
 from forebay.types.call import Request
 from forebay.types.server_state import here
-from forebay.workers import frames
-from forebay.workers.inline import InlinePool
-from forebay.workers.phases import lap
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
+from forebay.workers.pools.worker_slot import WorkerSlot
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
-from forebay.workers.worker_slot import WorkerSlot
+from forebay.workers.user_calls.phases import lap
+from forebay.workers.wire import frames
 
 
 class Laps(Runner):

@@ -16,7 +16,7 @@ from forebay.owners.in_steps import InSteps
 from forebay.owners.owner_link import client_of
 from forebay.server.byte_budget import ByteBudget
 from forebay.testing import MemoryOrigin
-from forebay.workers import frames
+from forebay.workers.wire import frames
 
 
 class Owner:

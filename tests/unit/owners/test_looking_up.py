@@ -14,8 +14,8 @@ from tests.waiting import reached
 from forebay.owners import owner as module
 from forebay.owners.owner import Owner
 from forebay.owners.shard import LinkOptions
-from forebay.workers import frames
-from forebay.workers.address import TcpAddress
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import TcpAddress
 
 NAME = "owners.example"
 OPTIONS = LinkOptions("x" * 16, None, None)

@@ -9,9 +9,9 @@ from tests.waiting import reached
 from forebay.owners import shard as module
 from forebay.owners.owner import Owner
 from forebay.owners.shard import LinkOptions
-from forebay.workers import frames
-from forebay.workers.address import UnixAddress
-from forebay.workers.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
+from forebay.workers.wire import frames
+from forebay.workers.wire.address import UnixAddress
+from forebay.workers.wire.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
 
 REFUSAL = frames.encode(["refused", "its secret is not this server's"])
 WELCOME = frames.encode(["open", {"max_frame": 4096}]) + frames.encode(["models", []])

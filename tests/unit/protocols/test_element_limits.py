@@ -11,14 +11,14 @@ import pytest
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge
 from forebay.protocols.kserve import rest as kserve
-from forebay.protocols.openai import reading
-from forebay.protocols.pipeline.literal import parse
+from forebay.protocols.openai import request_reading
 from forebay.protocols.tfserving import rest as tfserving
 from forebay.serving.tensor_face import TensorFace
+from forebay.surfaces.pipeline.protocol.literal import parse
 from forebay.types.element_limits import ElementLimits, at_once
 from forebay.types.tensor import TensorMetadata
-from forebay.workers.frames import FrameReader, encode
-from forebay.workers.job_frames import JobFrameReader, encode_answer
+from forebay.workers.wire.frames import FrameReader, encode
+from forebay.workers.wire.job_frames import JobFrameReader, encode_answer
 
 FACE = TensorFace(inputs=[TensorMetadata("x", "FP32", (-1, -1))], outputs=[TensorMetadata("y", "FP32", (-1,))])
 encode_json = msgspec.json.encode
@@ -93,19 +93,21 @@ def test_an_output_is_named_once():  # F76
 
 def test_stop_sequences_are_counted_before_they_are_made():  # F75
     body = b'{"model":"m","stop":[%b]}' % b",".join([b'"a"'] * 1_000_000)
-    took, error = made_bytes(lambda: reading.read(body))
+    took, error = made_bytes(lambda: request_reading.read(body))
     assert took < 2 * len(body)
     assert isinstance(error, ForebayError)
     assert error.message == "'stop' is longer than 16 texts may be"
     longest = ["\U0001f600" * 256] * 16
-    assert reading.read(b'{"model":"m","stop":%b}' % encode_json(longest)).stops == longest
+    assert request_reading.read(b'{"model":"m","stop":%b}' % encode_json(longest)).stops == longest
     with pytest.raises(InvalidRequest, match=r"length <= 16 - at `\$\.stop`"):
-        reading.read(b'{"model":"m","stop":%b}' % encode_json(["a"] * 17))
+        request_reading.read(b'{"model":"m","stop":%b}' % encode_json(["a"] * 17))
 
 
 def test_names_that_are_said_for_each_sample_are_counted():  # F75
     body = encode_json({"model": "m", "prompt": ["a", "b"], **{f"a{n}": 0 for n in range(30_000)}})
-    took, error = made_bytes(lambda: reading.samples_of(reading.COMPLETIONS, reading.read(body), body))
+    took, error = made_bytes(
+        lambda: request_reading.samples_of(request_reading.COMPLETIONS, request_reading.read(body), body)
+    )
     assert isinstance(error, TooLarge)
     assert error.message.startswith("a body of several samples has more than 20000 objects and members of objects;")
     assert took < 4 * len(body)

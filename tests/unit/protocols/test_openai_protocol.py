@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import BadOutcome, InvalidRequest, QueueFull, TooLarge, Unavailable
 from forebay.openai import Embedding, FunctionCall, Logprob, TextPart, ToolCall
-from forebay.protocols.openai import errors, reading, vectors
-from forebay.protocols.openai.reading import CHAT, COMPLETIONS, EMBEDDINGS
+from forebay.protocols.openai import joined_vectors, openai_errors, request_reading
+from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS
 from forebay.protocols.openai.texts import DONE, Choice, Cut, Texts
 from forebay.serving.models.vectors import vector_in_base64
 from forebay.types.tenant import TenantConfig, Tenants
@@ -23,16 +23,18 @@ encode = msgspec.json.encode
 
 def samples(path, **body):
     written = encode({"model": "m", **body})
-    return [msgspec.json.decode(one) for one in reading.samples_of(path, reading.read(written), written)]
+    return [
+        msgspec.json.decode(one) for one in request_reading.samples_of(path, request_reading.read(written), written)
+    ]
 
 
 def texts(path=CHAT, **body):
-    return Texts(path, reading.read(encode({"model": "m", **body})), "1", 5)
+    return Texts(path, request_reading.read(encode({"model": "m", **body})), "1", 5)
 
 
 def test_a_body_becomes_as_many_samples_as_choices_prompts_and_texts():
     body = encode({"model": "m", "messages": [], "n": 3})
-    assert reading.samples_of(CHAT, reading.read(body), body) == [body] * 3
+    assert request_reading.samples_of(CHAT, request_reading.read(body), body) == [body] * 3
     assert [one["prompt"] for one in samples(COMPLETIONS, prompt=["a", [1, 2]], n=2)] == ["a", "a", [1, 2], [1, 2]]
     assert samples(EMBEDDINGS, input=["a,b", "]"], encoding_format="base64", other=1) == [
         {"model": "m", "other": 1, "input": "a,b"},
@@ -57,13 +59,13 @@ def test_a_field_without_a_name_is_not_lost_on_the_way_to_the_worker():
 def test_what_is_repeated_for_each_text_counts_with_the_names_of_its_fields():
     body = encode({"model": "m", "input": ["a"] * 2048, "k" * 20_000: 1})
     with pytest.raises(TooLarge, match="too long to be said for each"):
-        reading.samples_of(EMBEDDINGS, reading.read(body), body)
+        request_reading.samples_of(EMBEDDINGS, request_reading.read(body), body)
 
 
 def test_names_that_are_no_text_are_refused_before_samples_are_made_of_them():
     body = b'{"model":"m","input":["a"],"\xff":1}'
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        reading.samples_of(EMBEDDINGS, reading.read(body), body)
+        request_reading.samples_of(EMBEDDINGS, request_reading.read(body), body)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_too_many_or_no_samples(path, body, error):
 def test_too_many_choices_are_told_by_what_makes_them_so_many():
     with pytest.raises(TooLarge, match="'n' is 65 and there are 2 prompts; 128 choices are possible") as raised:
         samples(COMPLETIONS, prompt=["a", "b"], n=65)
-    assert msgspec.json.decode(errors.body_of(raised.value))["error"]["param"] == "n"
+    assert msgspec.json.decode(openai_errors.body_of(raised.value))["error"]["param"] == "n"
     assert len(samples(COMPLETIONS, prompt=["a", "b"], n=64)) == 128
     with pytest.raises(TooLarge, match="'prompt' has more than 128 elements"):
         samples(COMPLETIONS, prompt=["a"] * 129, n=2)
@@ -98,7 +100,7 @@ def test_too_many_choices_are_told_by_what_makes_them_so_many():
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"{}", b'{"model":3}', b'{"model":"\xff"}', b"[" * 5000])
 def test_bodies_that_cannot_be_read(body):
     with pytest.raises(InvalidRequest):
-        reading.read(body)
+        request_reading.read(body)
 
 
 @given(st.lists(st.text("ab€", max_size=4), max_size=8), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
@@ -216,14 +218,14 @@ def test_vectors_are_written_in_base64_as_32_bits():
         assert struct.unpack("<2f", base64.b64decode(msgspec.json.decode(vector_in_base64(value)))) == (1.5, -2.0)
     counted = msgspec.json.decode(vector_in_base64(Embedding(np.array([1.5]), 4)))
     assert counted["tokens"] == 4
-    asked = reading.read(b'{"model":"m","encoding_format":"base64"}')
-    written = vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
+    asked = request_reading.read(b'{"model":"m","encoding_format":"base64"}')
+    written = joined_vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
     found = msgspec.json.decode(written)
     assert found["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
     assert len(found["data"]) == 2
     for wrong in (b"3", b'{"tokens":1}', b"[1]", b"null"):
         with pytest.raises(BadOutcome):
-            vectors.whole(asked, [wrong])
+            joined_vectors.whole(asked, [wrong])
 
 
 @pytest.mark.parametrize(
@@ -236,15 +238,17 @@ def test_vectors_are_written_in_base64_as_32_bits():
     ],
 )
 def test_errors_have_a_type_and_a_code(error, status, kind, code):
-    found = msgspec.json.decode(errors.body_of(error))["error"]
-    assert (errors.status_of(error), found["type"], found["code"], found["param"]) == (status, kind, code, None)
+    found = msgspec.json.decode(openai_errors.body_of(error))["error"]
+    assert (openai_errors.status_of(error), found["type"], found["code"], found["param"]) == (status, kind, code, None)
     assert "secret" not in found["message"]
-    assert msgspec.json.decode(errors.body_of(InvalidRequest("\ud800")))["error"]["type"] == "invalid_request_error"
+    assert (
+        msgspec.json.decode(openai_errors.body_of(InvalidRequest("\ud800")))["error"]["type"] == "invalid_request_error"
+    )
 
 
 def test_a_tier_of_service_is_a_class_and_none_above_that_of_the_key():
     tenant = Tenants({"one": TenantConfig(tier=1)}).of("one")
     for tier, found in {"priority": 1, "default": 1, "flex": 2, "auto": 1, "scale": 1, 7: 1, None: 1}.items():
-        asked = reading.read(encode({"model": "m", "service_tier": tier}))
+        asked = request_reading.read(encode({"model": "m", "service_tier": tier}))
         assert asked.in_class(tenant).tier == found
-    assert reading.read(b'{"model": "m"}').in_class(tenant) is tenant
+    assert request_reading.read(b'{"model": "m"}').in_class(tenant) is tenant

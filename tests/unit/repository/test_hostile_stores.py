@@ -14,8 +14,8 @@ from forebay.repository.bucket import Bucket
 from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import StoredFile, as_one_line
-from forebay.repository.local import LocalFolder
-from forebay.repository.looking import pause_after
+from forebay.repository.local_source import LocalFolder
+from forebay.repository.look_thread import pause_after
 from forebay.repository.repository import Repository
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
 from forebay.repository.tree_rules import TreeRules
@@ -252,7 +252,7 @@ def test_an_object_that_is_larger_than_it_was_listed_is_another_one(store):
 
 
 def test_a_folder_with_more_files_than_are_allowed_is_a_problem(tmp_path):  # F125
-    from forebay.repository.local import LocalFolder
+    from forebay.repository.local_source import LocalFolder
 
     for number in range(4):
         (tmp_path / f"{number}").write_bytes(b"")

@@ -13,7 +13,7 @@ from forebay.errors import ConfigError, Unavailable
 from forebay.repository import own_folder
 from forebay.repository.disk import DiskCache
 from forebay.repository.listing import Revision
-from forebay.repository.local import LocalFolder
+from forebay.repository.local_source import LocalFolder
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 

@@ -21,13 +21,13 @@ from tests.waiting import PATIENCE_S, eventually
 from forebay.errors import ConfigError, NotFound, Unavailable
 from forebay.repository import bucket as bucket_module
 from forebay.repository import fetching
-from forebay.repository.address import source_of
 from forebay.repository.bucket import Bucket
 from forebay.repository.disk import DiskCache
 from forebay.repository.fetching import DiskFull
 from forebay.repository.listing import StoredFile
-from forebay.repository.local import LocalFolder
+from forebay.repository.local_source import LocalFolder
 from forebay.repository.repository import Repository
+from forebay.repository.repository_address import source_of
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
 from forebay.repository.tree_rules import TreeRules
 

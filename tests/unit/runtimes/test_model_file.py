@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S
 import forebay.runtimes
 from forebay.errors import ConfigError, ForebayError, InvalidRequest, RunnerFailed, ValidationError
 from forebay.runtimes import Device
-from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
+from forebay.runtimes.library import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with, reason_of
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)

@@ -12,9 +12,9 @@ from tests.models import model_files
 
 import forebay.runtimes
 from forebay.errors import ConfigError
-from forebay.repository.local import files_of_model
+from forebay.repository.local_source import files_of_model
 from forebay.runtimes import onnx_file
-from forebay.runtimes.contract import OpenVinoOptions, RunOptions
+from forebay.runtimes.library import OpenVinoOptions, RunOptions
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.onnx_file import files_beside, read_onnx
 

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 from forebay.errors import ConfigError, Unavailable
 from forebay.runtimes import trial
-from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.library import RunOptions
 from forebay.runtimes.trial import TrialLimits, tried
 from forebay.types.devices import Device
 
@@ -205,7 +205,7 @@ def test_it_ends_with_the_server(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from forebay.runtimes.contract import RunOptions
+from forebay.runtimes.library import RunOptions
 from forebay.runtimes.trial import TrialLimits, tried
 tried(Path(sys.argv[1]), RunOptions(), [], TrialLimits(3600.0, None))
 """

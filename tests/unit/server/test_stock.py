@@ -12,9 +12,9 @@ from tests.waiting import PATIENCE_S, reached
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, ModelError, NotFound, Unavailable
-from forebay.observe.repository_metrics import RepositoryCollector
+from forebay.observe.metrics.repository_metrics import RepositoryCollector
 from forebay.protocols.native import Contract
-from forebay.repository.local import LocalFolder
+from forebay.repository.local_source import LocalFolder
 from forebay.repository.repository import Repository
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
@@ -25,7 +25,7 @@ from forebay.server.served import Served
 from forebay.server.stock import Stock
 from forebay.server.stock_offer import FIRST_PAUSE_S, Stocked
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.workers.inline import InlinePool
+from forebay.workers.pools.inline import InlinePool
 from forebay.workers.runner import Runner, RunnerSpec
 
 

@@ -15,9 +15,9 @@ from forebay.protocols.native import Contract
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.workers.inline import InlinePool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 
 class Tells(Runner):

@@ -21,8 +21,8 @@ from forebay.serving.tensor_face import TensorRequest
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
 from forebay.types.call import ALONE, Failure, Request
 from forebay.types.tenant import Tenant
-from forebay.workers.inline import InlinePool
 from forebay.workers.pool import CREDIT
+from forebay.workers.pools.inline import InlinePool
 from forebay.workers.runner import Runner, RunnerSpec
 
 

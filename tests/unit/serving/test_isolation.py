@@ -19,8 +19,8 @@ from forebay.serving.models import isolation
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.types.call import Request
-from forebay.workers.cancel import probe
 from forebay.workers.runner import WorkerContext
+from forebay.workers.user_calls.cancel import probe
 
 JSON = {"in": "json", "out": "json"}
 

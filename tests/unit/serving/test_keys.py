@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, InvalidRequest, RunnerFailed, TooLarge, ValidationError
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.serving.models.keys import SampleKeys
+from forebay.serving.models.batch_keys import SampleKeys
 from forebay.serving.models.schema import WireType
 from forebay.testing import FakeClock, ManualPool
 from forebay.types.call import Failure, Request

@@ -6,7 +6,7 @@ import pytest
 import forebay
 from forebay import ConfigError, Model
 from forebay.serving.models.annotations import io_types
-from forebay.serving.models.methods import ModelMethod, check_paths, methods_of
+from forebay.serving.models.further_methods import ModelMethod, check_paths, methods_of
 from forebay.serving.models.model import settings_of
 
 

@@ -21,10 +21,10 @@ from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.types.call import Failure as Failed
 from forebay.types.call import Request
-from forebay.workers.inline import InlinePool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
-from forebay.workers.user_code import one_each
+from forebay.workers.user_calls.user_code import one_each
 
 JSON = {"in": "json", "out": "json"}
 

@@ -17,7 +17,7 @@ import pytest
 from tests.stepping import steps_of
 
 from forebay.errors import BadOutcome, Code, InvalidRequest, NotFound, RunnerFailed, ValidationError
-from forebay.serving.models.methods import endpoint
+from forebay.serving.models.further_methods import endpoint
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import ModelRunner, runner_for
 from forebay.types.call import Failure, Request

@@ -14,8 +14,8 @@ from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.sample_times import SampleTimes
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers.phases import needed
 from forebay.workers.runner import WorkerContext
+from forebay.workers.user_calls.phases import needed
 
 ROW_S = 0.004
 JSON = {"in": "json", "out": "json"}

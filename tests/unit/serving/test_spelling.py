@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import ConfigError
+from forebay.serving.models.misspelt_names import HOOKS, STEPS
 from forebay.serving.models.model import Model, settings_of
-from forebay.serving.models.spelling import HOOKS, STEPS
 
 
 class Base(Model):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
-from forebay.workers.seating import Seating
-from forebay.workers.slot_pool import SlotPool
+from forebay.workers.pools.seating import Seating
+from forebay.workers.pools.slot_pool import SlotPool
 
 
 class Slot:

@@ -8,7 +8,7 @@ from tests.unit.transports.http.driven import Door, request
 
 from forebay.transports.body_reader import TURN_BYTES
 from forebay.transports.reading_turns import AT_ONCE, ReadingTurns
-from forebay.workers.landing import HERE, Landing
+from forebay.workers.memory.landing import HERE, Landing
 
 BODY = bytes(3 * TURN_BYTES)
 CLIENTS = 5

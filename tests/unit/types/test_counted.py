@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from forebay.types.counted import counted
+from forebay.types.plurals import counted
 
 
 def test_one_thing_is_not_several():

@@ -12,8 +12,8 @@ from pathlib import Path
 from forebay.errors import InvalidRequest
 from forebay.serving.models.model import load_module
 from forebay.types.call import After, Failure
-from forebay.workers.objects import Outputs
 from forebay.workers.runner import Runner
+from forebay.workers.wire.objects import Outputs
 
 
 class Doing(Runner):

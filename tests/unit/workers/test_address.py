@@ -10,8 +10,8 @@ import socket
 import pytest
 from tests.waiting import PATIENCE_S
 
-from forebay.workers import address
-from forebay.workers.address import TcpAddress, dial
+from forebay.workers.wire import address
+from forebay.workers.wire.address import TcpAddress, dial
 
 
 @contextlib.contextmanager

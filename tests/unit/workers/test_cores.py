@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from forebay.workers.cores import usable_cores
+from forebay.workers.processes.cores import usable_cores
 
 EIGHT = set(range(8))
 

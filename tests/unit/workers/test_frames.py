@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.workers.frames import SHARED, FrameReader, encode, shared
+from forebay.workers.wire.frames import SHARED, FrameReader, encode, shared
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),

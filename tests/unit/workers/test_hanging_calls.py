@@ -8,8 +8,8 @@ import time
 import pytest
 from tests.waiting import PATIENCE_S, reached
 
-from forebay.workers.hanging_calls import Late, LoopThreads
 from forebay.workers.pool import MAX_LEFT
+from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
 
 
 class Told:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from forebay.errors import ConfigError
-from forebay.workers.health_file import STUCK_S, HealthFile
+from forebay.workers.processes.health_file import STUCK_S, HealthFile
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 from tests.waiting import PATIENCE_S
 
-from forebay.workers import address
-from forebay.workers.address import TcpAddress, UnixAddress
-from forebay.workers.joining import JoiningWorker
-from forebay.workers.worker_connection import DialledServer, WorkerConnection, WorkerRefused
+from forebay.workers.processes.joining import JoiningWorker
+from forebay.workers.wire import address
+from forebay.workers.wire.address import TcpAddress, UnixAddress
+from forebay.workers.wire.worker_connection import DialledServer, WorkerConnection, WorkerRefused
 
 
 def test_a_worker_that_is_refused_several_slots_says_once_that_it_leaves():

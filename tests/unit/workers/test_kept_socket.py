@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import errno
 
-from forebay.workers import kept_socket
-from forebay.workers.kept_socket import keep_socket
+from forebay.workers.wire import kept_socket
+from forebay.workers.wire.kept_socket import keep_socket
 
 
 def test_it_is_tried_again_when_nobody_can_listen(monkeypatch, tmp_path):

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
 from forebay.types.server_state import ServerState
-from forebay.workers import landing
-from forebay.workers.frames import LANDED, FrameReader, encode, landed
-from forebay.workers.landing import (
+from forebay.workers.memory import landing
+from forebay.workers.memory.landing import (
     HERE,
     LANDING_BYTES,
     UNKNOWN_BYTES,
@@ -30,8 +29,9 @@ from forebay.workers.landing import (
     landed_in,
     own,
 )
-from forebay.workers.objects import dump
-from forebay.workers.shm import ArenaWriter
+from forebay.workers.memory.shm import ArenaWriter
+from forebay.workers.wire.frames import LANDED, FrameReader, encode, landed
+from forebay.workers.wire.objects import dump
 
 SIZES = st.lists(st.sampled_from((1, 100, 40_000, LANDING_BYTES, 262_144, UNKNOWN_BYTES)), min_size=1, max_size=8)
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.waiting import PATIENCE_S
 
-from forebay.workers.loop_thread import LoopThread
+from forebay.workers.processes.loop_thread import LoopThread
 
 
 def test_a_loop_that_cannot_be_closed_keeps_nobody_waiting(monkeypatch):

@@ -19,12 +19,12 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, ConfigError, ForebayError, RunnerFailed, Unavailable
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import load_module
-from forebay.workers import shm
-from forebay.workers.frames import FrameReader, encode
-from forebay.workers.objects import Outputs, Packed, is_packed, open_outcome, pack, packed, unpack
-from forebay.workers.processes import ProcessPool
+from forebay.workers.memory import shm
+from forebay.workers.memory.shm import THRESHOLD_BYTES
+from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.shm import THRESHOLD_BYTES
+from forebay.workers.wire.frames import FrameReader, encode
+from forebay.workers.wire.objects import Outputs, Packed, is_packed, open_outcome, pack, packed, unpack
 
 ROOT = str(Path(__file__).parents[3])
 LARGE = THRESHOLD_BYTES // 4

@@ -8,7 +8,7 @@ import datetime as dt
 import pytest
 
 from forebay.errors import InvalidRequest
-from forebay.workers.plain_data import MAX_DEPTH, MAX_VALUES, require_plain
+from forebay.workers.wire.plain_data import MAX_DEPTH, MAX_VALUES, require_plain
 
 
 def nested(levels, value=None):

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from tests.waiting import PATIENCE_S
 
-from forebay.workers import private_folder
-from forebay.workers.private_folder import PrivateFolder
+from forebay.workers.processes import private_folder
+from forebay.workers.processes.private_folder import PrivateFolder
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from forebay.workers import private_folder
+from forebay.workers.processes import private_folder
 
 def die(*_arguments):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.workers import private_folder, private_socket
-from forebay.workers.private_socket import PrivateSocket
+from forebay.workers.processes import private_folder, private_socket
+from forebay.workers.processes.private_socket import PrivateSocket
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from forebay.errors import BadOutcome, ConfigError, NotFound, RunnerFailed, revive
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of
-from forebay.workers.cancel import is_cancelled, probe
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.user_code import checked, do_after, settled
+from forebay.workers.user_calls.cancel import is_cancelled, probe
+from forebay.workers.user_calls.user_code import checked, do_after, settled
 
 
 def test_a_runner_is_built_by_name_with_its_arguments():

@@ -7,9 +7,9 @@ from __future__ import annotations
 import msgspec
 
 from forebay.errors import BadOutcome
-from forebay.workers import frames
-from forebay.workers.child import _ServerLink
-from forebay.workers.seats import Round
+from forebay.workers.pools.seats import Round
+from forebay.workers.processes.child import _ServerLink
+from forebay.workers.wire import frames
 
 MOST = 200
 

@@ -16,9 +16,9 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import InvalidRequest
-from forebay.workers import shm
-from forebay.workers.frames import FrameReader, encode
-from forebay.workers.shm import THRESHOLD_BYTES, ArenaReader, ArenaWriter
+from forebay.workers.memory import shm
+from forebay.workers.memory.shm import THRESHOLD_BYTES, ArenaReader, ArenaWriter
+from forebay.workers.wire.frames import FrameReader, encode
 
 LARGE = THRESHOLD_BYTES
 
@@ -201,8 +201,8 @@ def test_where_no_memory_can_be_made_there_is_none(monkeypatch):
 def test_nothing_is_left_of_an_arena_whose_server_was_killed():
     """F26."""
     code = (
-        "import os, signal; from forebay.workers import shm; arenas = shm.Arenas(); arenas.place([bytes(1 << 20)]);"
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from forebay.workers.memory import shm; arenas = shm.Arenas();"
+        "arenas.place([bytes(1 << 20)]); os.kill(os.getpid(), signal.SIGKILL)"
     )
     before = set(Path("/dev/shm").iterdir())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_S)

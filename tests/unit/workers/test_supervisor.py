@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError
-from forebay.workers.supervisor import FIRST_PAUSE_S, LIVED_S, MAX_FAILURES, MAX_PAUSE_S, Restarts, Supervisor
+from forebay.workers.processes.supervisor import FIRST_PAUSE_S, LIVED_S, MAX_FAILURES, MAX_PAUSE_S, Restarts, Supervisor
 
 
 def test_pauses_double_up_to_the_longest():
@@ -110,7 +110,7 @@ def test_it_is_tried_again_until_it_works():
 
 def test_it_dies_while_it_loads_however_long_that_took(monkeypatch):
     # F20
-    monkeypatch.setattr("forebay.workers.supervisor.LIVED_S", 0.0)  # any life is long enough
+    monkeypatch.setattr("forebay.workers.processes.supervisor.LIVED_S", 0.0)  # any life is long enough
 
     def load(process):
         process.kill()

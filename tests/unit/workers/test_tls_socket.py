@@ -8,8 +8,8 @@ import threading
 import pytest
 import trustme
 
-from forebay.workers.heartbeat import MISSED, Heartbeat
-from forebay.workers.tls_socket import TlsSocket
+from forebay.workers.wire.heartbeat import MISSED, Heartbeat
+from forebay.workers.wire.tls_socket import TlsSocket
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ import msgspec
 
 from forebay.errors import ConfigError, RunnerFailed
 from forebay.graph.composition.node import NodeDefinition
-from forebay.graph.composition.signature import NodeInput, signature_of_function
+from forebay.graph.composition.node_signature import NodeInput, signature_of_function
 from forebay.graph.composition.symbols import Drawing, Edge, NodeCall, Symbol, drawing, edge_of
 from forebay.graph.composition.types_fit import fits, spell
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
@@ -42,7 +42,7 @@ from forebay.graph.values import SKIP
 from forebay.serving.models.model import Model, kebab, load_module
 from forebay.types.names import endpoint_name, version_name
 from forebay.types.settings import Checked, DeadlineMilliseconds, checked
-from forebay.workers.user_code import user_code
+from forebay.workers.user_calls.user_code import user_code
 
 if TYPE_CHECKING:
     from types import ModuleType

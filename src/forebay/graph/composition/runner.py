@@ -17,7 +17,7 @@ from forebay.serving.models.outputs import Held
 from forebay.types.call import Failure
 from forebay.types.failures import failure_of
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import attempt
+from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome

@@ -13,7 +13,7 @@ import typing
 from typing import Any, Final, Literal, TypeVar, cast
 
 from forebay.serving.models.schema import unwrap
-from forebay.types.signature import as_written
+from forebay.types.call_signature import as_written
 
 _UNION: Final = (typing.Union, types.UnionType)
 

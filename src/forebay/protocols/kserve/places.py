@@ -12,7 +12,7 @@ from forebay.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forebay.protocols.kserve.calls import Parameter
+    from forebay.protocols.kserve.infer_calls import Parameter
 
 REGION: Final = "shared_memory_region"
 """The parameter without which a tensor lies in its message."""

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.arrays.tensors import numbers_of, to_array
+from forebay.arrays.numpy_tensors import numbers_of, to_array
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
-from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.places import place_of, place_wanted
 from forebay.types import element_limits
 from forebay.types.call import EMPTY

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from forebay.errors import ValidationError
 from forebay.protocols.kserve import contents
-from forebay.protocols.kserve.calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
 from forebay.protocols.kserve.messages import SERVICE, messages, parsed
 from forebay.types.tensor import Tensor
 

@@ -14,7 +14,7 @@ import msgspec
 from forebay.errors import BadOutcome
 from forebay.openai import TextPart
 from forebay.protocols.openai.logprobs import Logprobs, of_chat, of_completion
-from forebay.protocols.openai.reading import CHAT
+from forebay.protocols.openai.request_reading import CHAT
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from forebay.openai import Logprob, ToolCall
-    from forebay.protocols.openai.reading import Asked
+    from forebay.protocols.openai.request_reading import Asked
 
 DONE: Final = b"data: [DONE]\n\n"
 

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.arrays.tensors import as_raw, bits_of, from_array, to_array
+from forebay.arrays.numpy_tensors import as_raw, bits_of, from_array, to_array
 from forebay.errors import BadOutcome, InvalidRequest, TooLarge
 from forebay.types.datatypes import datatype_of
 from forebay.types.tensor import Tensor, join_elements
-from forebay.types.tensorflow import TENSORFLOW
+from forebay.types.tensorflow_messages import TENSORFLOW
 
 if TYPE_CHECKING:
     from forebay.serving.tensor_face import TensorFace

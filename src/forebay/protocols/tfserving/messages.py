@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.types.proto_tables import ProtoMethod, ProtoTable
-from forebay.types.tensorflow import TENSORFLOW
+from forebay.types.tensorflow_messages import TENSORFLOW
 
 PACKAGE: Final = "tensorflow.serving"
 PREDICTION: Final = f"{PACKAGE}.PredictionService"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from forebay.arrays import json_numbers
-from forebay.arrays.tensors import as_raw, raw_in_steps, to_array
+from forebay.arrays.numpy_tensors import as_raw, raw_in_steps, to_array
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols import native
 from forebay.protocols.samples import MAX_SAMPLES, elements_in, elements_up_to, samples_of

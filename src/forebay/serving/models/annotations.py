@@ -23,14 +23,14 @@ from forebay.serving.models.class_places import with_place
 from forebay.serving.models.function_kinds import generates
 from forebay.serving.models.schema import WireType, is_union, spell, unwrap
 from forebay.types.call import Last
+from forebay.types.call_signature import signature_of
 from forebay.types.context import PARAM
 from forebay.types.failures import words_of
-from forebay.types.signature import signature_of
 from forebay.types.type_names import bound_in, expanded
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if typing.TYPE_CHECKING:
-    from forebay.serving.models.methods import ModelMethod
+    from forebay.serving.models.further_methods import ModelMethod
 
 _BATCHES: Final = frozenset(
     {

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
 from forebay.serving.models.function_kinds import awaits, may_await
+from forebay.serving.models.misspelt_names import STEPS
 from forebay.serving.models.model import set_in_vain, takes_context
 from forebay.serving.models.padding import Padded, require_numpy
 from forebay.serving.models.sample_times import SampleTimes
-from forebay.serving.models.spelling import STEPS
-from forebay.serving.models.steps import Stream
+from forebay.serving.models.stream_steps import Stream
 from forebay.types.call import Failure
 from forebay.types.context import PARAM, context_of
 from forebay.types.failures import failure_in, failure_of
-from forebay.workers.coroutines import Coroutines
-from forebay.workers.phases import lap, needed
 from forebay.workers.runner import Runner
-from forebay.workers.together import SideBySide
-from forebay.workers.user_code import aclose, attempt, attempt_async, close, one_each
+from forebay.workers.user_calls.coroutines import Coroutines
+from forebay.workers.user_calls.phases import lap, needed
+from forebay.workers.user_calls.together import SideBySide
+from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, close, one_each
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
     from forebay.types.context import Context
     from forebay.workers.runner import WorkerContext
-    from forebay.workers.together import Together
+    from forebay.workers.user_calls.together import Together
 
 log = logging.getLogger("forebay.workers")
 

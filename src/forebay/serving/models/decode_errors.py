@@ -16,7 +16,7 @@ import msgspec
 from forebay.serving.models.schema_places import fields_at, values_at
 from forebay.types.did_you_mean import nearest
 from forebay.types.file import NO_BASE64
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.serving.models.schema import Buffer, Decode, WireType

@@ -16,19 +16,19 @@ from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
-from forebay.runtimes.contract import OpenVinoOptions, RunOptions, accelerator
+from forebay.runtimes.library import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import SignaturePlan
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.array_types import SCALARS, ArrayType, array_of, objects_of
-from forebay.serving.models.methods import endpoint, methods_of, path_like
+from forebay.serving.models.further_methods import endpoint, methods_of, path_like
 from forebay.serving.models.model import Model
 from forebay.serving.models.model_runner import MethodsRunner, ModelRunner, runner_for
 from forebay.serving.models.padding import Pad, Padded
 from forebay.serving.models.tensor_codec import TensorCodec, TensorPort, TensorSide
 from forebay.types.first_use import known
-from forebay.workers.cores import usable_cores
-from forebay.workers.user_code import caught
+from forebay.workers.processes.cores import usable_cores
+from forebay.workers.user_calls.user_code import caught
 
 _BOUNDED: Final = 32
 """Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""

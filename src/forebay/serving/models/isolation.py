@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.errors import Cancelled, CapacityError
 from forebay.types.call import Failure
-from forebay.workers.cancel import is_cancelled
-from forebay.workers.user_code import attempt, attempt_async
+from forebay.workers.user_calls.cancel import is_cancelled
+from forebay.workers.user_calls.user_code import attempt, attempt_async
 
 if TYPE_CHECKING:
     from forebay.serving.models.sample_times import SampleTimes

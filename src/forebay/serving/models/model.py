@@ -20,9 +20,10 @@ from msgspec import Meta
 from forebay.errors import ConfigError
 from forebay.serving.models.class_places import shown_path, with_place
 from forebay.serving.models.function_kinds import generates, may_await
-from forebay.serving.models.methods import ModelMethod, methods_of
+from forebay.serving.models.further_methods import ModelMethod, methods_of
+from forebay.serving.models.misspelt_names import STEPS, check_called_bare, check_spelling, like_predict
 from forebay.serving.models.padding import Pad
-from forebay.serving.models.spelling import STEPS, check_called_bare, check_spelling, like_predict
+from forebay.types.call_signature import as_written, signature_of
 from forebay.types.context import PARAM
 from forebay.types.devices import written
 from forebay.types.did_you_mean import nearest
@@ -37,7 +38,6 @@ from forebay.types.settings import (
     checked,
     declared,
 )
-from forebay.types.signature import as_written, signature_of
 from forebay_target import TargetSpec, package_of
 
 

@@ -22,7 +22,7 @@ from forebay.errors import ConfigError
 from forebay.serving.models.schema import WireType, nodes_of, plain
 from forebay.types.call import Media
 from forebay.types.first_use import known
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 Check: TypeAlias = Callable[[list[Any]], bool]
 """Whether all of these values are surely of a type; nothing else is asked of it."""

@@ -34,21 +34,21 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
-from forebay.serving.models import left_out, unsaid
+from forebay.serving.models import default_fields, empty_fields
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.json_rows import row_encoder
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
 from forebay.serving.models.vectors import vector_in_base64
 from forebay.types.call import Media
+from forebay.types.call_signature import as_written
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
 from forebay.types.first_use import known
-from forebay.types.signature import as_written
 from forebay.types.type_names import named_by
-from forebay.workers.landing import own
-from forebay.workers.user_code import caught
+from forebay.workers.memory.landing import own
+from forebay.workers.user_calls.user_code import caught
 
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -200,7 +200,7 @@ class WireType:
             codec = msgspec.json if format == "json" else msgspec.msgpack
             decode = codec.Decoder(known(self.annotation), dec_hook=self._hook).decode
             if self.openai:
-                decode = unsaid.reader(decode, unwrap(self.annotation), self.openai, codec)
+                decode = empty_fields.reader(decode, unwrap(self.annotation), self.openai, codec)
             return self._filled(decode)
         if format == "json":
             validate_json = self._adapter.validate_json
@@ -219,8 +219,8 @@ class WireType:
 
     def _filled(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return what reads whole objects, where this does not; see `left_out`."""
-        defaults = left_out.defaults_in(nodes_of(self.annotation))
-        return left_out.reader(read, defaults) if defaults else read
+        defaults = default_fields.defaults_in(nodes_of(self.annotation))
+        return default_fields.reader(read, defaults) if defaults else read
 
     def _named_decoder(self, format: str) -> Decode:
         reader = NamedReader(*self.places, self.converter(strict=False))

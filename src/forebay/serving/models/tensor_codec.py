@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
-from forebay.arrays.tensors import as_json, as_raw, from_array, numbers_of, texts_or_bytes, to_array
+from forebay.arrays.numpy_tensors import as_json, as_raw, from_array, numbers_of, texts_or_bytes, to_array
 from forebay.errors import BadOutcome, ValidationError
 from forebay.serving.models.array_types import array_type_of, is_array
+from forebay.serving.models.sample_errors import refusal
 from forebay.serving.models.schema import is_union, unwrap
-from forebay.serving.models.unreadable import refusal
 from forebay.serving.tensor_face import TensorFace, outcome_of
 from forebay.types.call import Media
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
 from forebay.types.tensor import Tensor, TensorMetadata, elements, join_elements
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay._version import __version__
+from forebay.surfaces.container.install_steps import InstallStep, steps
 from forebay.surfaces.container.recipe import USER, Recipe
-from forebay.surfaces.container.steps import InstallStep, steps
 
 CONDA_IMAGE: Final = "condaforge/miniforge3:24.9.2-0"
 ENVIRONMENT: Final = "/opt/venv"

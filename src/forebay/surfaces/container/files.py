@@ -12,6 +12,7 @@ from typing import Any, Final
 from forebay.errors import ConfigError
 from forebay.surfaces.container.dockerfile import dockerfile
 from forebay.surfaces.container.filling import block, filled, shown
+from forebay.surfaces.container.install_steps import steps
 from forebay.surfaces.container.manifests import MOST, kustomization, scrape, whole
 from forebay.surfaces.container.pod import (
     KEYS,
@@ -28,7 +29,6 @@ from forebay.surfaces.container.pod import (
 from forebay.surfaces.container.ray_cluster import ray_cluster
 from forebay.surfaces.container.recipe import Recipe, Sidecar
 from forebay.surfaces.container.split import certificates_script, split
-from forebay.surfaces.container.steps import steps
 from forebay.surfaces.container.wanted import Wanted
 
 CERTIFICATES: Final = "wire-certificates.sh"

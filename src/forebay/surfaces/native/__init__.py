@@ -22,15 +22,15 @@ from forebay.server.served import Served
 from forebay.server.versions import TWO_ALIKE
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.annotations import io_types
-from forebay.serving.models.keys import MethodKeys, SampleKeys
+from forebay.serving.models.batch_keys import MethodKeys, SampleKeys
 from forebay.serving.models.model import models_in, settings_of
 from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.contract import Project, TargetEntry
-from forebay.surfaces.native.attached import Lobby, project_pool
+from forebay.surfaces.native.attached_models import Lobby, project_pool
 from forebay.surfaces.native.check_line import summary
+from forebay.surfaces.native.compositions import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.describe import describe, describe_in, faces_of, served_by
-from forebay.surfaces.native.graphs import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
 from forebay.surfaces.native.model_options import (
     batching_of,
@@ -49,7 +49,7 @@ from forebay.surfaces.native.repositories import RepositoryTarget, is_repository
 from forebay.surfaces.native.servings import serve_serving, serving_in
 from forebay.surfaces.native.target_file import import_file, package_in, root_of, split_target
 from forebay.types.devices import read_devices
-from forebay.workers.devices import doubtful
+from forebay.workers.processes.device_binding import doubtful
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from forebay.cluster.deployment import Deployment
     from forebay.graph.drawing.draw import Drawable
-    from forebay.runtimes.contract import OpenVinoOptions
+    from forebay.runtimes.library import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
     from forebay.server.config import HttpConfig, Overrides
     from forebay.serving.models.model import Model, ModelSettings
@@ -134,7 +134,7 @@ class NativeSurface:
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs; a bucket is only looked at where it is served."""
-        from forebay.surfaces.native.packing import recipe  # reads YAML, which workers elsewhere need not have
+        from forebay.surfaces.native.project_image import recipe  # reads YAML, which workers elsewhere need not have
 
         return recipe(target, options, lambda: self.build(target, options))
 

@@ -16,11 +16,11 @@ import msgspec
 from forebay.cluster import project_files
 from forebay.cluster.deployment import PROJECT, TLS_FILES, Deployment, Unit
 from forebay.errors import ConfigError
-from forebay.repository.address import is_address
+from forebay.repository.repository_address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
 from forebay.serving.models.model import models_in, settings_of
+from forebay.surfaces.native.compositions import compositions_of
 from forebay.surfaces.native.describe import describe_in
-from forebay.surfaces.native.graphs import compositions_of
 from forebay.surfaces.native.model_files import is_model_file
 from forebay.surfaces.native.model_options import named
 from forebay.surfaces.native.repositories import is_repository, name_of
@@ -28,7 +28,7 @@ from forebay.surfaces.native.servings import serving_in
 from forebay.surfaces.native.target_file import import_file, split_target
 from forebay.types.settings import declared
 from forebay.types.tenant import ALL, ApiKeys, TenantConfig
-from forebay.workers.tls_files import server_tls
+from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

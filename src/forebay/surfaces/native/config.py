@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, c
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.repository.address import is_address
+from forebay.repository.repository_address import is_address
 from forebay.server.config import (
     AttachConfig,
     ClusterConfig,
@@ -44,7 +44,7 @@ from forebay.surfaces.contract import TargetEntry
 from forebay.types.settings import Checked, Setting, declared
 from forebay.types.tenant import ALL, name_of_tenant
 from forebay.types.worker_range import WorkerRange
-from forebay.workers.address import UnixAddress, parse_address
+from forebay.workers.wire.address import UnixAddress, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,12 +19,12 @@ from forebay.protocols.openapi import document as openapi_document
 from forebay.server.served import Served, ServedMethod, contract_of
 from forebay.server.wire_schema import WireSchema, wire_schema_of
 from forebay.serving.models.annotations import io_types
-from forebay.serving.models.methods import ModelMethod, check_paths
+from forebay.serving.models.further_methods import ModelMethod, check_paths
 from forebay.serving.models.model import ModelSettings, PlainSettings, models_in, settings_of
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.first_use import known
-from forebay.workers.parent_death import end_with, end_with_reader
+from forebay.workers.processes.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -239,7 +239,7 @@ def main() -> None:
 
     What the file prints goes to the other output.
     """
-    from forebay.surfaces.native.graphs import compositions_of
+    from forebay.surfaces.native.compositions import compositions_of
     from forebay.surfaces.native.target_file import import_file, split_target
 
     answer = os.fdopen(os.dup(1), "wb")

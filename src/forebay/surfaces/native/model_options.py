@@ -10,11 +10,11 @@ import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError
-from forebay.serving.models.keys import MethodKey
+from forebay.serving.models.batch_keys import MethodKey
 from forebay.serving.models.model import Model
 from forebay.types.devices import read_devices
 from forebay.types.worker_range import WorkerRange
-from forebay.workers.devices import existing
+from forebay.workers.processes.device_binding import existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from forebay.owners.model_description import description_of
 from forebay.owners.owned_model import owned_model
 from forebay.owners.owner_link import FLAG
 from forebay.owners.owners import Owners, WantedOwner, names_of
-from forebay.workers.address import UnixAddress, parse_address
-from forebay.workers.tls_files import client_tls
+from forebay.workers.wire.address import UnixAddress, parse_address
+from forebay.workers.wire.tls_files import client_tls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -9,9 +9,9 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.surfaces.native.model_options import environment_of
-from forebay.workers.inline import InlinePool
-from forebay.workers.processes import ProcessPool
-from forebay.workers.threads import ThreadPool
+from forebay.workers.pools.inline import InlinePool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,8 +23,8 @@ import msgspec
 
 from forebay.cluster.peer_servers import read_peers
 from forebay.errors import ConfigError, ForebayError, NotFound
-from forebay.repository.local import files_of_model
-from forebay.repository.looking import Looking, pause_after
+from forebay.repository.local_source import files_of_model
+from forebay.repository.look_thread import Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
 from forebay.server.version_loading import beside
@@ -35,7 +35,7 @@ from forebay.surfaces.native.repositories import is_repository
 from forebay.types.did_you_mean import meant
 from forebay.types.settings import declared
 from forebay.types.tenant import Tenants
-from forebay.workers import working_folder
+from forebay.workers.processes import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ConfigError, Unavailable
-from forebay.repository.address import is_address, source_of
 from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.disk import disk_for
 from forebay.repository.repository import FIRST_S, Repository
+from forebay.repository.repository_address import is_address, source_of
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
 from forebay.runtimes.saved_model import FILE, files_problem

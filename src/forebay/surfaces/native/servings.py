@@ -15,10 +15,10 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.model import Model, defined_models, kebab
 from forebay.serving.models.schema import WireType
-from forebay.serving.servings import client
-from forebay.serving.servings.definition import Serving
-from forebay.serving.servings.request_runner import RequestRunner, face_of, query_key
-from forebay.serving.servings.settings import options_of, partitions_of
+from forebay.serving.nx_serving import caller
+from forebay.serving.nx_serving.definition import Serving
+from forebay.serving.nx_serving.request_runner import RequestRunner, face_of, query_key
+from forebay.serving.nx_serving.serving_options import options_of, partitions_of
 from forebay.surfaces.native.model_options import devices_of, times_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.types.did_you_mean import nearest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from forebay.server.config import Overrides
-    from forebay.serving.servings.settings import ProcessOptions
+    from forebay.serving.nx_serving.serving_options import ProcessOptions
     from forebay.types.call import Request
     from forebay.workers.pool import Pool
 
@@ -85,7 +85,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         raise ConfigError(
             f"{path}:{name} is a Serving, whose workers run one batch at a time; give it more --workers, not --threads"
         )
-    client.require_blocking(serving.settings, f"{path}:{name}")
+    caller.require_blocking(serving.settings, f"{path}:{name}")
     if options.distribution_weight != 1 or serving.settings.distributed_postprocessing is not None:
         said = "distributed_postprocessing" if options.distribution_weight == 1 else "distribution_weight"
         raise ConfigError(
@@ -152,7 +152,7 @@ def _pool(serving: Serving[Any, Any], path: Path, name: str, options: ProcessOpt
         workers = max(workers, len(partitions_of(serving.settings, options)))
     batch_size = overrides.max_batch_size or options.batch_size
     spec = RunnerSpec(
-        factory="forebay.serving.servings.request_runner:from_file",
+        factory="forebay.serving.nx_serving.request_runner:from_file",
         kwargs={
             "path": str(path.absolute()),
             "name": name,

@@ -14,7 +14,7 @@ from forebay.serving.models.class_places import shown_path
 from forebay.serving.models.model import load_module
 from forebay.types.failures import text_of
 from forebay.types.served_file import TARGET_PREFIX
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "forebay"})
 """Folders of whose files nobody is told who wrote a model."""

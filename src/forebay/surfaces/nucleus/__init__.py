@@ -19,13 +19,13 @@ from forebay.server.config import Overrides, grpc_like
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
-from forebay.surfaces.nucleus.desk import Desk
 from forebay.surfaces.nucleus.readiness import DEFAULT_FOLDER, Readiness
+from forebay.surfaces.nucleus.worker_requests import Desk
 from forebay.transports.server import Listener
 from forebay.types.call import ALONE
-from forebay.workers.frames import MAX_FRAME_BYTES
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.wire.frames import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.model_store import ModelStore
+    from forebay.surfaces.nucleus.project_settings import Models, NucleusConfig
     from forebay.surfaces.nucleus.proto import UserService
-    from forebay.surfaces.nucleus.settings import Models, NucleusConfig
     from forebay.transports.grpc.listener import GrpcListener
     from forebay.transports.http.route import Route
 
@@ -146,7 +146,7 @@ class NucleusSurface:
         """Return what a container of the project needs; its handler may still be missing."""
         from forebay.surfaces.container.recipe import tls_of
         from forebay.surfaces.nucleus.config import read_config
-        from forebay.surfaces.nucleus.generate import recipe
+        from forebay.surfaces.nucleus.handler_image import recipe
 
         path = Path(target)
         config, warnings = read_config(path / CONFIG_FILE if path.is_dir() else path, serving=False)
@@ -300,7 +300,7 @@ def _store(models: Models, config: NucleusConfig, options: Options, desk: Desk) 
 
     rules, tfs = TreeRules(kind="models", holds=files_problem), None
     if address := _tfs_address(config):
-        from forebay.remotes.servers import ServerAddress
+        from forebay.remote_servers.servers import ServerAddress
         from forebay.surfaces.nucleus.tfs_models import TfsModels
 
         where = ServerAddress.parse(address, "grpc", "tfs_container_dns")
@@ -329,7 +329,7 @@ def _info(config: NucleusConfig, store: ModelStore) -> Callable[[], dict[str, An
     if config.type == "python" or models is None or models.cache_size is not None:
         return store.info
     from forebay.surfaces.nucleus.tensorflow_signatures import told
-    from forebay.workers.user_code import caught
+    from forebay.workers.user_calls.user_code import caught
 
     keys = msgspec.json.encode(_signature_keys(models))
 

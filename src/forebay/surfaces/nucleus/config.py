@@ -21,7 +21,7 @@ from forebay.server import yaml
 from forebay.server.document import Document
 from forebay.server.document import Path as Place
 from forebay.server.struct_reader import StructReader, dotted
-from forebay.surfaces.nucleus.settings import (
+from forebay.surfaces.nucleus.project_settings import (
     DEFAULT_MODEL,
     DEFAULT_TENSORFLOW,
     DEFAULT_TFS_HOST,

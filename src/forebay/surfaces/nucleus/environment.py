@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forebay.errors import ConfigError
-from forebay.surfaces.nucleus.settings import DEFAULT_TFS_HOST, NucleusConfig
+from forebay.surfaces.nucleus.project_settings import DEFAULT_TFS_HOST, NucleusConfig
 
 DOT_ENV = ".env"
 DOT_ENV_TIMEOUT_S = 30.0

@@ -16,16 +16,16 @@ import msgspec
 import yaml
 
 from forebay.errors import ModelError
-from forebay.surfaces.nucleus.desk import DeskClient
+from forebay.surfaces.nucleus.handler_models import HandlerModels, ModelRules
 from forebay.surfaces.nucleus.logs import logger
-from forebay.surfaces.nucleus.model_client import HandlerModels, ModelRules
-from forebay.surfaces.nucleus.settings import NO_PYTHON_CLIENT
+from forebay.surfaces.nucleus.project_settings import NO_PYTHON_CLIENT
+from forebay.surfaces.nucleus.worker_requests import DeskClient
+from forebay.types.call_signature import signature_of
 from forebay.types.failures import text_of, trace_of
 from forebay.types.first_use import known
-from forebay.types.signature import signature_of
-from forebay.workers.coroutines import Coroutines
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.coroutines import Coroutines
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

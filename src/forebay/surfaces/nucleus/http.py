@@ -23,7 +23,7 @@ from forebay.errors import (
     Unavailable,
     WorkerLost,
 )
-from forebay.surfaces.nucleus import answers
+from forebay.surfaces.nucleus import handler_answers
 from forebay.surfaces.nucleus.in_flight import TOO_MANY
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check, counting
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
-    from forebay.surfaces.nucleus.answers import Answer
+    from forebay.surfaces.nucleus.handler_answers import Answer
     from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.pages import ServerPages
@@ -143,7 +143,9 @@ class NucleusHttp:
         elif path == "/info/":
             status = await _write(send, [307, [[b"location", b"/info"]], b""])
         else:
-            status = await _write(send, answers.text(404, f"nothing is served at {path[:100]}; there is / and /info"))
+            status = await _write(
+                send, handler_answers.text(404, f"nothing is served at {path[:100]}; there is / and /info")
+            )
         host, port = scope.get("client") or ("-", 0)
         log_access(f"{host}:{port}", scope["method"], path, status)
 
@@ -161,7 +163,7 @@ class NucleusHttp:
             return await _write(send, _too_many())
         if scope["method"] != "GET":
             return await _write(send, _not_allowed(["GET"]))
-        return await _write(send, answers.whole(200, answers.JSON, json.dumps(self.info()).encode()))
+        return await _write(send, handler_answers.whole(200, handler_answers.JSON, json.dumps(self.info()).encode()))
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> int:
         if scope["method"] == "OPTIONS":
@@ -185,7 +187,9 @@ class NucleusHttp:
         try:
             body = await read_body(receive, self._max_body_bytes)
         except BodyTooLong:
-            return await _write(send, answers.text(413, f"at most {self._max_body_bytes} bytes are taken"), CORS)
+            return await _write(
+                send, handler_answers.text(413, f"at most {self._max_body_bytes} bytes are taken"), CORS
+            )
         if body is None:
             return CLIENT_GONE
         headers = forwarded(scope)
@@ -197,13 +201,13 @@ class NucleusHttp:
         try:
             await in_turns(counting(content_type, body, self._elements))
         except TooLarge as error:
-            return await _write(send, answers.text(413, error.message), CORS)
+            return await _write(send, handler_answers.text(413, error.message), CORS)
         batched = self._batched and verb == "post"
         if batched and self._reads_posts:
             try:
                 check(content_type, body)
             except BadPayload as error:
-                return await _write(send, answers.refusal(error), CORS)
+                return await _write(send, handler_answers.refusal(error), CORS)
         params = {"verb": verb, "query": scope["query_string"], "headers": headers}
         events: asyncio.Queue[_Event] = asyncio.Queue()
 
@@ -343,12 +347,12 @@ def _without_port(host: bytes) -> bytes:
 
 def _error(error: ForebayError) -> Answer:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    status, headers, body = answers.text(status, INTERNAL_ERROR if status == 500 else error.message)
+    status, headers, body = handler_answers.text(status, INTERNAL_ERROR if status == 500 else error.message)
     return [status, [*headers, *error_headers(error)], body]
 
 
 def _not_allowed(allowed: Sequence[str]) -> Answer:
-    status, headers, body = answers.text(405, "Method Not Allowed")
+    status, headers, body = handler_answers.text(405, "Method Not Allowed")
     return [status, [*headers, [b"allow", ", ".join(allowed).encode()]], body]
 
 
@@ -357,5 +361,5 @@ def _too_many() -> Answer:
 
 
 def _unauthorized() -> Answer:
-    status, headers, body = answers.text(401, "an API key is needed, as X-API-Key or as Authorization: Bearer")
+    status, headers, body = handler_answers.text(401, "an API key is needed, as X-API-Key or as Authorization: Bearer")
     return [status, [*headers, [b"www-authenticate", b"Bearer"]], body]

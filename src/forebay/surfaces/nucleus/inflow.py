@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from forebay.surfaces.nucleus.desk import Desk, DeskClient, DeskVisitor
+    from forebay.surfaces.nucleus.worker_requests import Desk, DeskClient, DeskVisitor
 
 ROOM: Final = 16
 """Messages that a worker has room for."""

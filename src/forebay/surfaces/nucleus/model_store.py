@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.repository.address import source_of
 from forebay.repository.bucket_listing import USUAL, ListingLimits
 from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
+from forebay.repository.repository_address import source_of
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
-from forebay.surfaces.nucleus.settings import DEFAULT_MODEL
+from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from forebay.repository.listing import Revision, StoredFile
     from forebay.repository.source import ModelSource
     from forebay.server.config import RepositoryConfig
-    from forebay.surfaces.nucleus.desk import Desk, DeskVisitor
-    from forebay.surfaces.nucleus.settings import Models
+    from forebay.surfaces.nucleus.project_settings import Models
     from forebay.surfaces.nucleus.tfs_models import TfsModels
+    from forebay.surfaces.nucleus.worker_requests import Desk, DeskVisitor
 
 log = logging.getLogger("forebay.repository")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import UploadFile
 
     from forebay.types.element_limits import ElementLimits, Steps
-    from forebay.workers.coroutines import Coroutines
+    from forebay.workers.user_calls.coroutines import Coroutines
 
 MAX_CHECKED_BYTES: Final = 1 << 20
 """Bodies up to this size are checked before they may join a batch; longer ones would hold up the event loop."""

@@ -28,7 +28,7 @@ import msgspec
 from forebay.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from forebay.surfaces.nucleus.settings import NucleusConfig
+    from forebay.surfaces.nucleus.project_settings import NucleusConfig
 
 COMPILE_S: Final = 60.0
 """Time the compiler has."""

@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.arrays.batch import Batch
+from forebay.arrays.array_batch import Batch
 from forebay.errors import ServingCrashed
-from forebay.serving.servings.definition import Serving
-from forebay.types.counted import counted
+from forebay.serving.nx_serving.definition import Serving
+from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array

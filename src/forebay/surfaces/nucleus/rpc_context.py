@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self
 
-from forebay.workers.cancel import is_cancelled
+from forebay.workers.user_calls.cancel import is_cancelled
 
 OK: Final = 0
 CANCELLED: Final = 1

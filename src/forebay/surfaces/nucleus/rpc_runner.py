@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from forebay.surfaces.nucleus.rpc_context import Pairs
     from forebay.types.call import Item, Outcome
-    from forebay.workers.coroutines import Coroutines
+    from forebay.workers.user_calls.coroutines import Coroutines
 
 ABOUT: Final = ""
 """In place of a method: asks which methods want a context."""

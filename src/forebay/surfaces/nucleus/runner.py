@@ -17,9 +17,9 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 
 from forebay.errors import ModelError, NotFound
-from forebay.surfaces.nucleus import answers, tensors
-from forebay.surfaces.nucleus.answers import Streamed
+from forebay.surfaces.nucleus import handler_answers, handler_tensors
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, method_parameters, shown
+from forebay.surfaces.nucleus.handler_answers import Streamed
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure
@@ -29,7 +29,7 @@ from forebay.types.failures import text_of, words_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.surfaces.nucleus.answers import Answer
+    from forebay.surfaces.nucleus.handler_answers import Answer
     from forebay.types.call import Item, Outcome
 
 VERBS: Final = ("post", "get", "put", "patch", "delete")
@@ -96,11 +96,11 @@ class NucleusRunner(HandlerHost):
         else:
             outcomes = [self._answer(item) for item in items]
         outcomes = [
-            tensors.settled(outcome) if tensors.is_call(item) else outcome
+            handler_tensors.settled(outcome) if handler_tensors.is_call(item) else outcome
             for item, outcome in zip(items, outcomes, strict=True)
         ]
         if any(type(_unwrapped(outcome)) is Streamed for outcome in outcomes):
-            return answers.steps(outcomes, self._coroutines, _report)
+            return handler_answers.steps(outcomes, self._coroutines, _report)
         return outcomes
 
     def _make(self, cls: type) -> None:
@@ -114,7 +114,7 @@ class NucleusRunner(HandlerHost):
         try:
             values = self._values(verb, item)
         except BadPayload as error:
-            return answers.refusal(error)
+            return handler_answers.refusal(error)
         return answered(lambda: self._outcome(self._call(verb, values), item), _failed)
 
     def _answer_batch(self, items: Sequence[Item]) -> list[Outcome]:
@@ -126,7 +126,7 @@ class NucleusRunner(HandlerHost):
             try:
                 found = self._values(verb, item)
             except BadPayload as error:
-                outcomes[index] = answers.refusal(error)
+                outcomes[index] = handler_answers.refusal(error)
                 continue
             accepted.append(index)
             for name, value in found.items():
@@ -156,7 +156,7 @@ class NucleusRunner(HandlerHost):
             )
         text = f"error: {msg}: runtime exception"
         logger.error(text)
-        return [_Refused(answers.text(500, text))] * count
+        return [_Refused(handler_answers.text(500, text))] * count
 
     def _settled(self, result: Any, item: Item) -> Outcome:
         """Return the outcome of one element of a batch; what cannot be written fails alone."""
@@ -170,8 +170,8 @@ class NucleusRunner(HandlerHost):
         """
         params = item.params
         headers = Headers(raw=[(name, value) for name, value in params["headers"]])
-        if tensors.is_call(item):
-            payload = tensors.payload_of(item)
+        if handler_tensors.is_call(item):
+            payload = handler_tensors.payload_of(item)
         else:
             payload = parse(headers, bytes(item.body), self._coroutines) if verb.wants_payload else None
         return {"payload": payload, "query_params": QueryParams(params["query"]), "headers": headers}
@@ -180,11 +180,11 @@ class NucleusRunner(HandlerHost):
         return self._waited(verb.arguments.call(verb.function, values))
 
     def _outcome(self, result: Any, item: Item) -> Outcome:
-        result, callback = answers.split_callback(result)
+        result, callback = handler_answers.split_callback(result)
         answer: Any = (
-            tensors.outcome_of(result, item)
-            if tensors.is_call(item)
-            else answers.answer_of(result, lambda: _scope(item))
+            handler_tensors.outcome_of(result, item)
+            if handler_tensors.is_call(item)
+            else handler_answers.answer_of(result, lambda: _scope(item))
         )
         work = functools.partial(self._do, callback) if callback is not None else None
         background = getattr(result, "background", None)
@@ -246,16 +246,18 @@ def _scope(item: Item) -> dict[str, Any]:
 def _failed(error: BaseException, *, in_words: bool = False) -> Answer | Failure:
     """Return the answer to a request whose handler has raised this, with its words or without."""
     if isinstance(error, HTTPException):
-        return answered(lambda: answers.http_error(error), _unforeseen)  # its detail and headers may be anything
+        return answered(
+            lambda: handler_answers.http_error(error), _unforeseen
+        )  # its detail and headers may be anything
     if in_words:
         _report(error)
-        return answers.text(500, words_of(error))
+        return handler_answers.text(500, words_of(error))
     return _unforeseen(error)
 
 
 def _unforeseen(error: BaseException) -> Answer:
     _report(error)
-    return answers.text(500, INTERNAL_ERROR)
+    return handler_answers.text(500, INTERNAL_ERROR)
 
 
 def _unwrapped(outcome: Outcome) -> Any:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ForebayError
-from forebay.runtimes.contract import RunOptions, accelerator
+from forebay.runtimes.library import RunOptions, accelerator
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.signature import Value
-from forebay.surfaces.nucleus.model_client import AGAIN_S, FIRST_S, LATEST, HandlerModels, ModelRules
+from forebay.surfaces.nucleus.handler_models import AGAIN_S, FIRST_S, LATEST, HandlerModels, ModelRules
 from forebay.surfaces.nucleus.row_batches import RowBatches
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
@@ -27,9 +27,9 @@ from forebay.types.caught import answered
 if TYPE_CHECKING:
     from forebay.repository.cache import Lease
     from forebay.runtimes.signature import Array
-    from forebay.surfaces.nucleus.desk import DeskClient
     from forebay.surfaces.nucleus.row_batches import Arrays, Run
     from forebay.surfaces.nucleus.tensorflow_signatures import KeyedSignature
+    from forebay.surfaces.nucleus.worker_requests import DeskClient
 
 TIMEOUT_S: Final = 300.0
 """Time a prediction may take, as in the original."""
@@ -138,8 +138,8 @@ class TensorFlowClient:
         self._rules = rules
         self._calls: Any = None
         if rules.address:
-            from forebay.remotes.servers import ServerAddress
-            from forebay.remotes.tfserving import TfServingCalls
+            from forebay.remote_servers.servers import ServerAddress
+            from forebay.remote_servers.tfserving import TfServingCalls
 
             self._calls = TfServingCalls(ServerAddress.parse(rules.address, "grpc", "tfs_container_dns"), TIMEOUT_S)
         models.bind(self._load)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import ForebayError
-from forebay.repository.address import source_of
+from forebay.repository.repository_address import source_of
 from forebay.repository.tree_rules import TreeRules
 from forebay.runtimes.saved_model import chosen, definitions_of, files_problem, signatures_of
 from forebay.surfaces.nucleus.shim import UserException

@@ -11,12 +11,12 @@ import shutil
 import threading
 from typing import TYPE_CHECKING
 
-from forebay.remotes.tfserving import TfServingCalls
+from forebay.remote_servers.tfserving import TfServingCalls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forebay.remotes.servers import ServerAddress
+    from forebay.remote_servers.servers import ServerAddress
     from forebay.repository.listing import Revision
 
 RELOAD_S = 300.0

@@ -18,25 +18,25 @@ from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.stock_offer import FIRST_PAUSE_S
 from forebay.surfaces.contract import Project
-from forebay.surfaces.ovms.calls import VERSION
 from forebay.surfaces.ovms.config import file_of, read_target
 from forebay.surfaces.ovms.config_pages import ConfigPages, retired
-from forebay.surfaces.ovms.fitting import misfits
+from forebay.surfaces.ovms.graph_calls import VERSION
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.model_nodes import SharedModels
 from forebay.surfaces.ovms.model_versions import StoredModels
-from forebay.surfaces.ovms.reloading import LOOK_S, GraphReloading
+from forebay.surfaces.ovms.project_reload import LOOK_S, GraphReloading
+from forebay.surfaces.ovms.tensor_checks import misfits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.graph.drawing.draw import Drawable
-    from forebay.runtimes.contract import OpenVinoOptions
+    from forebay.runtimes.library import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options
     from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
-    from forebay.surfaces.ovms.layout import GraphLayout, InferenceNode
+    from forebay.surfaces.ovms.linked_graph import GraphLayout, InferenceNode
     from forebay.surfaces.ovms.model_versions import ModelEntry
 
 ServeFile: TypeAlias = "Callable[[Path, Overrides, SharedFile | None, OpenVinoOptions], Served]"

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import ConfigError
-from forebay.repository.address import SCHEMES, source_of
-from forebay.runtimes.contract import OpenVinoOptions
+from forebay.repository.repository_address import SCHEMES, source_of
+from forebay.runtimes.library import OpenVinoOptions
 from forebay.server import yaml
 from forebay.server.document import Document
 from forebay.server.document import Path as Place

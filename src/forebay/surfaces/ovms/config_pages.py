@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.ovms.app import OvmsApp
-    from forebay.surfaces.ovms.reloading import GraphReloading
+    from forebay.surfaces.ovms.project_reload import GraphReloading
 
 _STATES: Final = {"ready": "AVAILABLE", "loading": "LOADING", "leaving": "UNLOADING", "failed": "LOADING"}
 _PRECONDITION_FAILED: Final = 412

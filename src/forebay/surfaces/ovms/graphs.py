@@ -15,23 +15,23 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.protocols.native import Contract
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.ovms.calls import VERSION, GraphCalls, GraphStream, face_of
+from forebay.surfaces.ovms.graph_calls import VERSION, GraphCalls, GraphStream, face_of
 from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
-from forebay.surfaces.ovms.layout import GraphLayout
+from forebay.surfaces.ovms.linked_graph import GraphLayout
 from forebay.surfaces.ovms.linker import read_layout
 from forebay.surfaces.ovms.model_nodes import InferenceRunner
 from forebay.surfaces.ovms.model_versions import ModelEntry
 from forebay.surfaces.ovms.passing import PassingRunner
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forebay.server.config import Overrides
     from forebay.surfaces.ovms.config import GraphEntry
-    from forebay.surfaces.ovms.layout import InferenceNode
+    from forebay.surfaces.ovms.linked_graph import InferenceNode
     from forebay.surfaces.ovms.model_nodes import SharedModels
 
 THREADS: Final = 8

@@ -17,18 +17,18 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from weakref import WeakSet
 
-from forebay.arrays.tensors import as_json
+from forebay.arrays.numpy_tensors import as_json
 from forebay.errors import ModelError, RequestError
 from forebay.graph.values import Outputs
 from forebay.surfaces.ovms import shim
-from forebay.surfaces.ovms.layout import PythonNode
+from forebay.surfaces.ovms.linked_graph import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
-from forebay.surfaces.ovms.tensor import PyTensor, check_numbers, check_writable, sealed, written
-from forebay.surfaces.ovms.values import ExecutionFailed, as_python, wants_in_json
+from forebay.surfaces.ovms.pyovms_tensor import PyTensor, check_numbers, check_writable, sealed, written
+from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_python, wants_in_json
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, text_of, trace_of
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import attempt, caught, close
+from forebay.workers.user_calls.user_code import attempt, caught, close
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

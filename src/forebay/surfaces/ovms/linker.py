@@ -20,7 +20,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, Policy, check
 from forebay.surfaces.ovms.graph_pbtxt import CalculatorNode, GraphFile, Handler, StreamPort, meant, read_graph
-from forebay.surfaces.ovms.layout import (
+from forebay.surfaces.ovms.linked_graph import (
     IMAGE,
     OV_TENSOR,
     PY_TENSOR,

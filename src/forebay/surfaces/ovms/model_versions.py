@@ -12,15 +12,15 @@ from typing import Final
 import msgspec
 
 from forebay.errors import ForebayError
-from forebay.repository.address import source_of
 from forebay.repository.bucket_listing import ListingLimits
 from forebay.repository.cache import Lease
 from forebay.repository.disk import disk_for
 from forebay.repository.listing import Revision, StoredFile
-from forebay.repository.local import LocalFolder, files_of_model
+from forebay.repository.local_source import LocalFolder, files_of_model
 from forebay.repository.repository import FIRST_S, Repository
+from forebay.repository.repository_address import source_of
 from forebay.repository.tree_rules import TreeRules, number_of
-from forebay.runtimes.contract import OpenVinoOptions
+from forebay.runtimes.library import OpenVinoOptions
 from forebay.runtimes.saved_model import FILE as SAVED_MODEL
 from forebay.server.config import RepositoryConfig
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.arrays.tensors import as_json, as_raw
+from forebay.arrays.numpy_tensors import as_json, as_raw
 from forebay.surfaces.ovms.handlers import UNARY
-from forebay.surfaces.ovms.values import wants_in_json
+from forebay.surfaces.ovms.stream_values import wants_in_json
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import attempt
+from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import Final
 
 from forebay.surfaces.offered_modules import Modules, offer
 
-_MODULES: Final[Modules] = {"pyovms": {"Tensor": "forebay.surfaces.ovms.tensor:PyTensor"}}
+_MODULES: Final[Modules] = {"pyovms": {"Tensor": "forebay.surfaces.ovms.pyovms_tensor:PyTensor"}}
 
 
 def install() -> None:

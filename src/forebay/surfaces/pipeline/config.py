@@ -21,7 +21,7 @@ from forebay.server.document import Document, Path
 from forebay.server.struct_reader import StructReader, dotted
 from forebay.server.yaml import load
 from forebay.server.yaml import read as read_file
-from forebay.surfaces.pipeline.predictors.settings import ClientType, LocalConf, OpModel
+from forebay.surfaces.pipeline.predictors.model_settings import ClientType, LocalConf, OpModel
 from forebay.surfaces.pipeline.store.store import STORE_KEYS
 from forebay.types.settings import Checked, Count, Setting, SomeMilliseconds, Workers, Written, declared
 from forebay.workers.pool import MAX_SLOTS

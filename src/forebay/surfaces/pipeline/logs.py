@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from forebay.errors import ConfigError
-from forebay.observe import model_log
-from forebay.observe.log import TextFormatter, configure
+from forebay.observe.logs import model_log
+from forebay.observe.logs.log import TextFormatter, configure
 
 FOLDER: Final = "PipelineServingLogs"
 VARIABLE: Final = "SERVING_LOG_PATH"

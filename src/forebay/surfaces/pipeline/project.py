@@ -27,11 +27,11 @@ from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
-from forebay.surfaces.pipeline.fronts.tensors import let_in, routes_in_tensors
+from forebay.surfaces.pipeline.fronts.tensor_calls import let_in, routes_in_tensors
 from forebay.transports.binding import require_free
 from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
-from forebay.types.counted import counted
+from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +119,7 @@ def serve_here(server: PipelineServer) -> int:
     Raises:
         ConfigError, ModelError: If it cannot start.
     """
-    from forebay.observe.log import configure
+    from forebay.observe.logs.log import configure
     from forebay.surfaces.project_server import server_of
 
     options = Options(http=HttpConfig(allowed_hosts=("*",)))  # there is no command line to name any

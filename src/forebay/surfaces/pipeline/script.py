@@ -24,7 +24,7 @@ from forebay.surfaces import offered_modules
 from forebay.surfaces.imported_names import imported_in
 from forebay.surfaces.pipeline import shim
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 OURS: Final = "forebay.surfaces.pipeline"
 _ORIGINALS: Final = ("paddle_serving_server", "paddle_serving_server_gpu", "paddle_serving_client.pipeline")

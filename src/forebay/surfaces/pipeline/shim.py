@@ -33,7 +33,7 @@ _OPS: Final[Mapping[str, str]] = dict[str, str].fromkeys(("Op", "RequestOp", "Re
 _PIPELINE: Final[Mapping[str, str]] = {
     **_OPS,
     "PipelineServer": f"{_HOME}.server",
-    "PipelineClient": f"{_HOME}.fronts.client",
+    "PipelineClient": f"{_HOME}.fronts.pipeline_client",
     "LocalServiceHandler": f"{_HOME}.predictors",
     "Analyst": f"{_HOME}.figures.analyst",
 }
@@ -48,9 +48,9 @@ _ERRORS: Final[Mapping[str, str]] = dict.fromkeys(
     ("CustomException", "CustomExceptionCode", "ProductErrCode"), f"{_HOME}.codes"
 )
 _MESSAGES: Final[Mapping[str, str]] = {
-    "Request": "forebay.protocols.pipeline.messages",
+    "Request": "forebay.surfaces.pipeline.protocol.messages",
     "Response": f"{_HOME}.ops.packing",
-    "Tensor": "forebay.protocols.pipeline.messages",
+    "Tensor": "forebay.surfaces.pipeline.protocol.messages",
 }
 _SERVICE: Final[Mapping[str, str]] = {"WebService": f"{_HOME}.server", "Op": f"{_HOME}.ops.op"}
 
@@ -69,7 +69,7 @@ _SERVER: Final[Mapping[str, Mapping[str, str]]] = {
     ".pipeline.channel": _CHANNEL,
     ".pipeline.error_catch": _ERRORS,
     ".pipeline.pipeline_server": {"PipelineServer": f"{_HOME}.server"},
-    ".pipeline.pipeline_client": {"PipelineClient": f"{_HOME}.fronts.client"},
+    ".pipeline.pipeline_client": {"PipelineClient": f"{_HOME}.fronts.pipeline_client"},
     ".pipeline.local_service_handler": {"LocalServiceHandler": f"{_HOME}.predictors"},
     ".pipeline.analyse": {"Analyst": f"{_HOME}.figures.analyst"},
     ".pipeline.proto": {},

@@ -20,7 +20,7 @@ from forebay.errors import InvalidRequest
 from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, UnfitResult
 from forebay.types.failures import without_frames
-from forebay.workers.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
+from forebay.workers.wire.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -15,7 +15,7 @@ import msgspec
 from forebay.errors import BadOutcome
 from forebay.surfaces.ventu.media import Unreadable
 from forebay.surfaces.ventu.schema import Invalid
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

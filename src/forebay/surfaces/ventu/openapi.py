@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import msgspec
 
 from forebay.types.failures import text_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.ventu.schema import Schema

@@ -11,12 +11,12 @@ from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.models.model import load_module
 from forebay.surfaces.ventu import handover, shim
 from forebay.surfaces.ventu.inference import HookFailed
-from forebay.surfaces.ventu.pages import reply_to
+from forebay.surfaces.ventu.service_pages import reply_to
+from forebay.types.call_signature import signature_of
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of, text_of, trace_of
-from forebay.types.signature import signature_of
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

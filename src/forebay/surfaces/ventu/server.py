@@ -13,12 +13,12 @@ from forebay.server.app import App
 from forebay.server.config import HttpConfig
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.ventu.asgi import HEALTH, VentuHttp
-from forebay.surfaces.ventu.pages import ServicePages
+from forebay.surfaces.ventu.asgi_service import HEALTH, VentuHttp
+from forebay.surfaces.ventu.service_pages import ServicePages
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.server import Server
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,14 +16,14 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Project
 from forebay.surfaces.imported_names import imported_in
-from forebay.surfaces.ventu.asgi import VentuHttp
+from forebay.surfaces.ventu.asgi_service import VentuHttp
 from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
-from forebay.surfaces.ventu.pages import Reply, ServicePages
 from forebay.surfaces.ventu.server import OPAQUE
+from forebay.surfaces.ventu.service_pages import Reply, ServicePages
 from forebay.types.call import ALONE
-from forebay.workers.private_folder import PrivateFolder
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.processes.private_folder import PrivateFolder
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forebay.surfaces.ventu.pages import Action, Reply, ServicePages, too_large
+from forebay.surfaces.ventu.service_pages import Action, Reply, ServicePages, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

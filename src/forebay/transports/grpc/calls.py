@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import CapacityError, ForebayError, QueueFull, TooLate
-from forebay.observe.access_log import COST, EndedCall
+from forebay.observe.logs.access_log import COST, EndedCall
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
 from forebay.transports.grpc.service import parent_in
@@ -24,7 +24,7 @@ from forebay.transports.rate_limit_fields import rate_limit_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from forebay.observe.access_log import Answering
+    from forebay.observe.logs.access_log import Answering
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
     from forebay.transports.grpc.refusals import CallRefusal

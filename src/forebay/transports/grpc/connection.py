@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Final, cast
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.body_reader import TURN_BYTES as LONG_READ_BYTES
 from forebay.transports.grpc import frames, states, statuses
+from forebay.transports.grpc.abuse_limits import Manners
 from forebay.transports.grpc.calls import OpenCall, too_long
 from forebay.transports.grpc.control_frames import GOODBYE
 from forebay.transports.grpc.frames import ConnectionFault, Reason
-from forebay.transports.grpc.manners import Manners
 from forebay.transports.grpc.messages import PREFIX_BYTES
-from forebay.transports.grpc.patience import Patience
 from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.sending import Outgoing, Sender
+from forebay.transports.grpc.slow_clients import Patience
 from forebay.transports.grpc.states import CONNECTIONS, DECIDED, GONE, HALF_CLOSED, LEAVING, LINGER, OPEN, WARNED
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES, Intake
-from forebay.workers.untaken import untaken_bytes
+from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,9 +9,9 @@ from forebay.transports.grpc import frames
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
 
 if TYPE_CHECKING:
+    from forebay.transports.grpc.abuse_limits import Manners
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import GrpcConnection
-    from forebay.transports.grpc.manners import Manners
     from forebay.transports.grpc.sending import Sender
 
 LONGEST_FRAME_BYTES: Final = 64 * 1024

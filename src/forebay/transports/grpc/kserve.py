@@ -24,11 +24,11 @@ from forebay.server.kserve_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import CudaRegions, Region
-from forebay.transports.grpc.lending import Lending
+from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_infer import STATUSES, InferMethods
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import MayNotManage, NotOffered
-from forebay.workers.landing import HERE
+from forebay.workers.memory.landing import HERE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.server.app import App
     from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call, Direct, Unary
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
 
 _NAME_FIRST: Final = 0x0A
 """How a call of a model begins that names it first: the tag of that field; its length comes next."""

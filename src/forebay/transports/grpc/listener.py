@@ -16,7 +16,7 @@ from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
 from forebay.transports.tls_door import TlsDoor
-from forebay.workers.tls_files import server_tls
+from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

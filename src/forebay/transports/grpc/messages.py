@@ -9,12 +9,12 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from forebay.transports.grpc.statuses import Status
-from forebay.workers.landing import LANDING_BYTES, Landing
+from forebay.workers.memory.landing import LANDING_BYTES, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from forebay.workers.landing import Places
+    from forebay.workers.memory.landing import Places
 
     PlacesOf = Callable[[memoryview], Places]
 

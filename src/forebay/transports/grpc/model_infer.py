@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, ShareUsed, TooLarge, UnknownModel
-from forebay.observe.ids import next_id
-from forebay.protocols.kserve import written
-from forebay.protocols.kserve.calls import in_class, timeout_of
-from forebay.protocols.kserve.wire import RequestLayouts, id_of
-from forebay.protocols.kserve.written import Written
+from forebay.observe.logs.request_ids import next_id
+from forebay.protocols.kserve import response_bytes
+from forebay.protocols.kserve.infer_calls import in_class, timeout_of
+from forebay.protocols.kserve.request_layouts import RequestLayouts, id_of
+from forebay.protocols.kserve.response_bytes import Written
 from forebay.server.kserve_facts import in_tritons_words
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
-from forebay.transports.grpc.beside import run_beside
-from forebay.transports.grpc.lending import Lending
+from forebay.transports.grpc.call_tasks import run_beside
+from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
 from forebay.transports.grpc.service import parent_in
 from forebay.transports.grpc.statuses import Status
@@ -37,8 +37,8 @@ from forebay.types.context import PARAM, told
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.calls import Parameter
-    from forebay.protocols.kserve.wire import RequestLayout, Span
+    from forebay.protocols.kserve.infer_calls import Parameter
+    from forebay.protocols.kserve.request_layouts import RequestLayout, Span
     from forebay.server.app import App
     from forebay.server.served import Served, StandIn
     from forebay.server.shared_regions import SharedRegions
@@ -192,7 +192,7 @@ class InferMethods:
         if plan.layout.is_elsewhere:
             tensors, places = self._placed(plan.layout, tensors)
         config = plan.served.endpoint.config
-        return written.response(
+        return response_bytes.response(
             model=config.name,
             version=config.version,
             id=asked.name,

@@ -13,17 +13,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, Unavailable
-from forebay.protocols.kserve import written
-from forebay.protocols.kserve.calls import InferRequest
+from forebay.protocols.kserve import response_bytes
+from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.transports.grpc.statuses import of_error
 from forebay.types.call import EMPTY, Failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from forebay.protocols.kserve.calls import InferResponse
-    from forebay.protocols.kserve.wire import RequestLayout
-    from forebay.protocols.kserve.written import Written
+    from forebay.protocols.kserve.infer_calls import InferResponse
+    from forebay.protocols.kserve.request_layouts import RequestLayout
+    from forebay.protocols.kserve.response_bytes import Written
     from forebay.server.served import Served, Session
     from forebay.transports.grpc.model_infer import BegunInfer, InferMethods
     from forebay.transports.grpc.service import Call
@@ -167,10 +167,10 @@ class InferStream:
             self._put(_error(outcome.error, asked.name))
         elif _wants_final(asked):
             config = asked.plan.served.endpoint.config
-            last = written.response(
+            last = response_bytes.response(
                 model=config.name, version=config.version, id=asked.name, outputs=(), parameters={_IS_FINAL: True}
             )
-            self._put(written.stream_response(last))
+            self._put(response_bytes.stream_response(last))
         # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
         asked.stream = asked.call = asked.on_part = None
         self._wake()
@@ -208,7 +208,7 @@ class InferStream:
             message = self._inference.response(asked, outcome, parameters)
         except ForebayError as error:
             return _error(error, asked.name)
-        return written.stream_response(message)
+        return response_bytes.stream_response(message)
 
     def _put_in_line(self, place: object, message: Written) -> None:
         """Send an answer behind those of earlier requests, and whatever waited for it."""
@@ -236,14 +236,14 @@ class InferStream:
 
     def _said(self, answer: InferResponse, release: Callable[[], object]) -> None:
         """Send an answer of the session."""
-        message = written.response(
+        message = response_bytes.response(
             model=answer.model,
             version=answer.version,
             id=answer.id,
             outputs=answer.outputs,
             parameters=answer.parameters,
         )
-        self._put(written.stream_response(message), release)
+        self._put(response_bytes.stream_response(message), release)
 
     def _ended(self, outcome: Outcome) -> None:
         """Take how the session ended; its error is that of the call."""
@@ -281,7 +281,7 @@ def _size(message: Written) -> int:
 def _error(error: ForebayError, id: str) -> bytes:
     """Return what a stream says of an error."""
     _, text = of_error(error)
-    return written.stream_error(text, id)
+    return response_bytes.stream_error(text, id)
 
 
 def _wants_final(asked: BegunInfer) -> bool:

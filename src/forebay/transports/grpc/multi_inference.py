@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.tfserving.messages import SERVING, UNCUT
-from forebay.transports.grpc.beside import run_beside
+from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.model_infer import STATUSES
 from forebay.transports.reading_turns import in_turns
 from forebay.types.element_limits import ElementLimits
 from forebay.types.proto_elements import message_elements
-from forebay.types.tensorflow import CLASSIFY, REGRESS
+from forebay.types.tensorflow_messages import CLASSIFY, REGRESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forebay.observe.access_log import Answering
+    from forebay.observe.logs.access_log import Answering
     from forebay.transports.grpc.service import Call, Direct
     from forebay.types.call import Request
     from forebay.types.tenant import Tenant

@@ -9,8 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe.access_log import CallListeners
-from forebay.observe.refusal_log import RefusalLog
+from forebay.observe.logs.access_log import CallListeners
+from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.observe.refusals import LastRefusals
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
@@ -18,9 +18,9 @@ from forebay.transports.grpc.calls import NEVER
 from forebay.transports.grpc.even_frames import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.heads import MAX_GUESSES
+from forebay.transports.grpc.http1_refusals import NEEDS_TLS
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
-from forebay.transports.grpc.strangers import NEEDS_TLS
 from forebay.transports.reading_turns import turns_of
 from forebay.transports.refusal_pacing import RefusalLine
 from forebay.types.server_state import here
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.errors import ForebayError
-    from forebay.observe.access_log import EndedCall
+    from forebay.observe.logs.access_log import EndedCall
     from forebay.server.config import GrpcConfig
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import GrpcConnection

@@ -12,7 +12,7 @@ from forebay.errors import ForebayError
 from forebay.transports.grpc.statuses import NONE
 
 if TYPE_CHECKING:
-    from forebay.observe.access_log import Answering
+    from forebay.observe.logs.access_log import Answering
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.heads import Metadata
     from forebay.transports.grpc.messages import PlacesOf

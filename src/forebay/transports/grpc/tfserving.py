@@ -17,7 +17,7 @@ import msgspec
 from google.protobuf import json_format
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge, Unavailable
-from forebay.observe.ids import next_id
+from forebay.observe.logs.request_ids import next_id
 from forebay.protocols.tfserving import examples
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING, UNCUT
 from forebay.protocols.tfserving.rest import MAX_INPUTS
@@ -25,7 +25,7 @@ from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_of
-from forebay.transports.grpc.beside import run_beside
+from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
 from forebay.transports.grpc.multi_inference import multi_inference
 from forebay.transports.grpc.service import GrpcService, parent_in

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from forebay.errors import ForebayError, QueueFull, TooLate
-from forebay.observe.access_log import CALLED_OFF, COST, EndedCall, cost_of
-from forebay.observe.ids import next_id
+from forebay.observe.logs.access_log import CALLED_OFF, COST, EndedCall, cost_of
+from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.arriving_body import ArrivingBody

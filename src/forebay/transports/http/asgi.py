@@ -24,14 +24,14 @@ from starlette.routing import Route as PathRoute
 
 from forebay.errors import Cancelled, ForebayError, NotFound, Unavailable
 from forebay.protocols import openapi
-from forebay.protocols.openai.reading import PATHS
+from forebay.protocols.openai.request_reading import PATHS
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
 from forebay.transports.http.dashboard.page import PREFIX, Dashboard, is_public, to_page, wants_page
 from forebay.transports.http.error_answers import error_answer
-from forebay.transports.http.errors import NothingThere, Unauthorized
+from forebay.transports.http.http_errors import NothingThere, Unauthorized
 from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault, unspoken

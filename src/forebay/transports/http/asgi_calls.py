@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
 from forebay.errors import CapacityError, UserCodeError
-from forebay.observe.access_log import CALLED_OFF, COST, Answering, EndedCall
-from forebay.observe.ids import next_id
+from forebay.observe.logs.access_log import CALLED_OFF, COST, Answering, EndedCall
+from forebay.observe.logs.request_ids import next_id
 from forebay.observe.refusals import LastRefusals
 from forebay.protocols import native
 from forebay.transports.http.route import request_id_of

@@ -28,13 +28,13 @@ from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.answering import nowhere
 from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT
-from forebay.transports.http.errors import TooSlow
 from forebay.transports.http.head import UNREAD
+from forebay.transports.http.http_errors import TooSlow
 from forebay.transports.http.port import SWEEP_S
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES
 from forebay.transports.tls_writing import TlsWriter
-from forebay.workers.untaken import untaken_bytes
+from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
     import asyncio

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.transports.http.errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
+from forebay.transports.http.http_errors import HeadTooLarge, MethodNotAllowed, NotHttp, NotImplementedHere
 from forebay.transports.state_table import Event, State
 
 MAX_DROPPED_BYTES: Final = 64 * 1024

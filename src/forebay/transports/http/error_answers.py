@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from forebay.errors import QueueFull, Unavailable
-from forebay.observe.ids import next_id
+from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
-from forebay.transports.http.errors import MethodNotAllowed, Unauthorized, UnsupportedEncoding
+from forebay.transports.http.http_errors import MethodNotAllowed, Unauthorized, UnsupportedEncoding
 
 if TYPE_CHECKING:
     from forebay.errors import ForebayError

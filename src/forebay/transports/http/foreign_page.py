@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from forebay.transports.http.errors import ForeignPage
+from forebay.transports.http.http_errors import ForeignPage
 
 HEADER: Final = "x-forebay-page"
 

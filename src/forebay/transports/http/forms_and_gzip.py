@@ -26,7 +26,7 @@ from forebay.errors import InvalidRequest, TooLarge, Unavailable
 from forebay.protocols.native import UnsupportedMedia
 from forebay.serving.models.named import named
 from forebay.types.file import FormPart
-from forebay.workers.private_folder import PrivateFolder
+from forebay.workers.processes.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

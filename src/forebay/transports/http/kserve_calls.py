@@ -24,7 +24,7 @@ from forebay.errors import (
 )
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
-from forebay.protocols.kserve.calls import InferRequest, InferResponse, in_class, timeout_of
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, in_class, timeout_of
 from forebay.server.served import StandIn
 from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.http.error_answers import error_headers

@@ -25,7 +25,7 @@ from forebay.server.kserve_facts import (
 from forebay.server.shared_regions import CudaRegions, Region
 from forebay.transports.http.asgi_calls import failed, id_of, path_of_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
-from forebay.transports.http.errors import MethodNotAllowed
+from forebay.transports.http.http_errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
 from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known

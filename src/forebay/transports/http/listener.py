@@ -16,7 +16,7 @@ from forebay.transports.binding import OWN, why_not
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
-from forebay.workers.tls_files import server_tls
+from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

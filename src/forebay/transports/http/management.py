@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from forebay.errors import Cancelled, InvalidRequest, TooLarge
 from forebay.transports.http.bodies import BodyTooLong, read_body
-from forebay.transports.http.errors import ForeignPage, NotManaged
+from forebay.transports.http.http_errors import ForeignPage, NotManaged
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull
-from forebay.observe import timeline
-from forebay.observe.ids import next_id
+from forebay.observe.logs.request_ids import next_id
+from forebay.observe.traces import timeline
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
-from forebay.protocols.openai import errors, reading, vectors
-from forebay.protocols.openai.reading import EMBEDDINGS, PATHS
+from forebay.protocols.openai import joined_vectors, openai_errors, request_reading
+from forebay.protocols.openai.request_reading import EMBEDDINGS, PATHS
 from forebay.protocols.openai.texts import COST, Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
 from forebay.serving.endpoint import EndpointConfig
-from forebay.serving.models.methods import CALL
+from forebay.serving.models.further_methods import CALL
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import NEVER
 from forebay.transports.http.route import Route
@@ -35,7 +35,7 @@ from forebay.types.json_elements import json_elements
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from forebay.protocols.openai.reading import Asked
+    from forebay.protocols.openai.request_reading import Asked
     from forebay.protocols.openai.texts import Choice
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
@@ -63,7 +63,7 @@ def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Rout
 def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return status, headers and body of an answer that is an error."""
     headers = [(b"content-type", b"application/json"), (b"x-request-id", (request_id or next_id()).encode())]
-    return errors.status_of(error), headers + error_headers(error), errors.body_of(error)
+    return openai_errors.status_of(error), headers + error_headers(error), openai_errors.body_of(error)
 
 
 def unspoken(path: str) -> str | None:
@@ -154,7 +154,7 @@ class OpenAiModels:
         """Have the model that a body names answer it."""
         reject = self.reject
         try:
-            asked = reading.read(request.body)
+            asked = request_reading.read(request.body)
             served, contract = self._find(asked.model)
             if request.tenant is not None:
                 request.tenant = asked.in_class(request.tenant)
@@ -219,9 +219,9 @@ class _Call:
         self._request = request
         self._asked = asked
         self._endpoint = endpoint
-        samples = reading.samples_of(models.path, asked, request.body)
+        samples = request_reading.samples_of(models.path, asked, request.body)
         if len(samples) > (limit := endpoint.batching.capacity):
-            raise reading.too_many(models.path, asked, len(samples), limit)
+            raise request_reading.too_many(models.path, asked, len(samples), limit)
         self._left = len(samples)
         self._texts: Texts | None = None
         self._choices: list[Choice] = []
@@ -308,7 +308,7 @@ class _Call:
         self._request.taken = self._request.taken or sample.taken
         self._request.cost_s += sample.cost_s
         if type(outcome) is Failure:
-            self._end(Failure(reading.placed(outcome.error, self._models.path, self._asked, number)))
+            self._end(Failure(request_reading.placed(outcome.error, self._models.path, self._asked, number)))
             return
         if self._contract.batchable:
             (outcome,) = outcome
@@ -324,7 +324,7 @@ class _Call:
             assert outcome is not None
             self._vectors[number] = outcome
             if not self._left:
-                self._end(vectors.whole(self._asked, self._vectors))
+                self._end(joined_vectors.whole(self._asked, self._vectors))
             return
         choice = self._choices[number]
         text = ("" if outcome is None else choice.take(outcome, is_whole=True)) + choice.end()
@@ -397,7 +397,7 @@ class _OpenAiRoute(Route):
 
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""
-        return b"data: %b\n\n" % errors.body_of(error)
+        return b"data: %b\n\n" % openai_errors.body_of(error)
 
 
 def _full(name: str) -> QueueFull:

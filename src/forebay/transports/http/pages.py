@@ -16,15 +16,15 @@ from starlette.responses import Response
 
 from forebay._version import __version__
 from forebay.errors import Cancelled, ForebayError, InvalidRequest, NotFound
-from forebay.observe.author_metrics import MetricStore
-from forebay.observe.exposition import Exposition, Reading, finish_in_turns, pieces
+from forebay.observe.metrics.author_metrics import MetricStore
+from forebay.observe.metrics.exposition import Exposition, Reading, finish_in_turns, pieces
+from forebay.observe.metrics.repository_metrics import RepositoryCollector
+from forebay.observe.metrics.serving_metrics import ServingCollector
 from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, LastRefusals
-from forebay.observe.repository_metrics import RepositoryCollector
-from forebay.observe.serving_metrics import ServingCollector
 from forebay.protocols import openapi
 from forebay.server import stock_report
 from forebay.server.model_index import in_turns
-from forebay.serving.servings import registry
+from forebay.serving.nx_serving import registry
 from forebay.transports.http import kserve_calls, openai, tfserving
 from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
 from forebay.transports.http.dashboard.page import Dashboard, from_root, wants_page, without_last_slash

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 import httptools
 
 from forebay.errors import ForebayError
-from forebay.transports.http.errors import NotHttp
+from forebay.transports.http.http_errors import NotHttp
 
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
 _NO_PATH: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?]*(?=\?|\Z)")

@@ -13,17 +13,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from forebay.errors import CapacityError, InternalError
-from forebay.observe.access_log import CallListeners
-from forebay.observe.refusal_log import RefusalLog
+from forebay.observe.logs.access_log import CallListeners
+from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.observe.refusals import LastRefusals
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
 from forebay.transports.api_keys import KeyHolders
 from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.error_answers import error_answer
-from forebay.transports.http.errors import NotHttp
 from forebay.transports.http.head import HeadMemory
-from forebay.transports.http.hosts import Hosts
+from forebay.transports.http.host_names import Hosts
+from forebay.transports.http.http_errors import NotHttp
 from forebay.transports.http.same_turn import Mailbox, SameTurn, TakesMany
 from forebay.transports.rate_limit_fields import telling_limits
 from forebay.transports.reading_turns import ReadingTurns, turns_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from forebay.errors import ForebayError
-    from forebay.observe.access_log import EndedCall
+    from forebay.observe.logs.access_log import EndedCall
     from forebay.server.config import HttpConfig
     from forebay.transports.http.connection import HttpConnection
     from forebay.transports.http.head import Head

@@ -26,8 +26,8 @@ from forebay.transports.http.connection_state import (
     SHUT,
     check_framing,
 )
-from forebay.transports.http.errors import NotHttp
 from forebay.transports.http.head import Head
+from forebay.transports.http.http_errors import NotHttp
 from forebay.transports.http.parsers import (
     new_parser,
     parser_of_rest,

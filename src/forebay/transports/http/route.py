@@ -14,14 +14,14 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
-from forebay.observe.ids import next_id
+from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
 from forebay.transports.api_keys import KeyHolders, key_is_known
 from forebay.transports.http.error_answers import error_answer
-from forebay.transports.http.errors import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.transports.http.forms_and_gzip import PACKINGS
 from forebay.transports.http.head import NEVER, Head
+from forebay.transports.http.http_errors import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.types.call import Media, Request
 from forebay.types.context import PARAM, told
 from forebay.types.element_limits import DEFAULT

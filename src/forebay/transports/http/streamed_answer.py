@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.observe.ids import next_id
+from forebay.observe.logs.request_ids import next_id
 from forebay.transports.rate_limit_fields import rate_limit_fields
 
 if TYPE_CHECKING:

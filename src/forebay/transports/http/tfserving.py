@@ -22,7 +22,7 @@ from forebay.errors import BadOutcome, InvalidRequest, NotFound, Unavailable
 from forebay.protocols.tfserving import examples, rest
 from forebay.server import tfserving_facts as facts
 from forebay.server.kserve_facts import find_served
-from forebay.serving.models.methods import CALL
+from forebay.serving.models.further_methods import CALL
 from forebay.serving.tensor_face import JoinedTensors, TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from forebay.errors import Cancelled, InvalidRequest, QueueFull
-from forebay.observe.timeline import Recording, Timeline
-from forebay.observe.trace_format import chrome_trace
+from forebay.observe.traces.timeline import Recording, Timeline
+from forebay.observe.traces.trace_format import chrome_trace
 from forebay.transports.http.foreign_page import refuse_foreign_page
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from tensorflow_serving.apis import (  # pyright: ignore[reportMissingImports]
     regression_pb2,
 )
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.types.tensor_proto import put, tensor_of
-from forebay.types.tensorflow import TENSORFLOW
+from forebay.types.tensorflow_messages import TENSORFLOW
 
 channel = grpc.insecure_channel(sys.argv[1])
 predictions = prediction_service_pb2_grpc.PredictionServiceStub(channel)

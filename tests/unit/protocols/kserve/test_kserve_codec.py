@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from forebay.arrays.tensors import from_array, to_array
+from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import TooLarge, ValidationError
 from forebay.protocols.kserve import rest, rpc
-from forebay.protocols.kserve.calls import InferRequest
 from forebay.protocols.kserve.contents import FIELDS
+from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.protocols.kserve.messages import messages
 from forebay.types.datatypes import DATATYPES, datatype_of
 from forebay.types.tensor import Tensor

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from forebay.errors import InvalidRequest, TooLarge
-from forebay.protocols.kserve import wire, written
+from forebay.protocols.kserve import request_layouts, response_bytes
 from forebay.protocols.kserve.messages import messages
 from forebay.protocols.kserve.places import Place
-from forebay.protocols.kserve.wire import RequestLayouts, scan
+from forebay.protocols.kserve.request_layouts import RequestLayouts, scan
 from forebay.types.tensor import Tensor
 
 M = messages()
@@ -150,7 +150,7 @@ def test_a_head_has_an_end():
 
 
 def test_typed_contents_that_would_grow_are_not_read(monkeypatch):
-    monkeypatch.setattr(wire, "MAX_TYPED_BYTES", 10)
+    monkeypatch.setattr(request_layouts, "MAX_TYPED_BYTES", 10)
     with pytest.raises(TooLarge, match="'x' has 13 bytes of typed contents; at most 10"):
         read(message(("x", "INT64", [11], {"int64_contents": [0] * 11})))
 
@@ -178,10 +178,10 @@ def test_a_head_whose_contents_have_to_be_read_is_not_remembered():
 
 def test_only_so_many_heads_are_remembered():
     layouts = RequestLayouts()
-    for size in range(wire.MAX_LAYOUTS + 10):
+    for size in range(request_layouts.MAX_LAYOUTS + 10):
         layouts.of(message(("x", "UINT8", [size], {}), raw=[bytes(size)]))
-    assert len(layouts._known) <= wire.MAX_LAYOUTS
-    long = message(("x" * wire.MAX_FIXED_BYTES, "UINT8", [1], {}), raw=[b"1"])
+    assert len(layouts._known) <= request_layouts.MAX_LAYOUTS
+    long = message(("x" * request_layouts.MAX_FIXED_BYTES, "UINT8", [1], {}), raw=[b"1"])
     assert layouts.of(long) is not layouts.of(long)
 
 
@@ -190,11 +190,13 @@ def test_only_so_many_heads_are_remembered():
 
 
 def written_by_us(outputs, parameters=None, **more):
-    found = written.response(model="m", version="1", id="abc", outputs=outputs, parameters=parameters or {}, **more)
+    found = response_bytes.response(
+        model="m", version="1", id="abc", outputs=outputs, parameters=parameters or {}, **more
+    )
     return found if isinstance(found, bytes) else b"".join(found)
 
 
-@pytest.mark.parametrize("size", [0, 5, written.JOINED_BYTES, written.JOINED_BYTES + 1, 100_000])
+@pytest.mark.parametrize("size", [0, 5, response_bytes.JOINED_BYTES, response_bytes.JOINED_BYTES + 1, 100_000])
 def test_a_response_is_what_the_library_would_write(size):
     big, small = Tensor("y", "UINT8", (size,), memoryview(bytes(size))), Tensor("z", "FP32", (2, 1), bytes(8))
     told = {"a": True, "b": -1, "c": 2**63, "d": 1.5, "e": "", "triton_final_response": False}
@@ -211,8 +213,8 @@ def test_a_response_is_what_the_library_would_write(size):
         expected.parameters["e"].string_param = ""
         expected.parameters["triton_final_response"].bool_param = False
         assert found == expected
-        whole = written.stream_response(
-            written.response(model="m", version="1", id="abc", outputs=outputs, parameters=told)
+        whole = response_bytes.stream_response(
+            response_bytes.response(model="m", version="1", id="abc", outputs=outputs, parameters=told)
         )
         streamed = M.ModelStreamInferResponse.FromString(whole if isinstance(whole, bytes) else b"".join(whole))
         assert streamed.infer_response == expected
@@ -221,14 +223,14 @@ def test_a_response_is_what_the_library_would_write(size):
 
 def test_large_outputs_are_pieces_of_their_own():
     data = memoryview(bytes(1 << 20))
-    pieces = written.response(
+    pieces = response_bytes.response(
         model="m", version="", id="", outputs=[Tensor("y", "UINT8", (1 << 20,), data)], parameters={}
     )
     assert any(piece is data for piece in pieces)
 
 
 def test_an_error_of_a_stream_says_whose_it_is():
-    found = M.ModelStreamInferResponse.FromString(written.stream_error("went wrong", "abc"))
+    found = M.ModelStreamInferResponse.FromString(response_bytes.stream_error("went wrong", "abc"))
     assert (found.error_message, found.infer_response.id) == ("went wrong", "abc")
 
 

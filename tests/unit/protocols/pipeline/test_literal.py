@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import forebay
-from forebay.protocols.pipeline.array_texts import array_text
-from forebay.protocols.pipeline.literal import parse
-from forebay.protocols.pipeline.literal_limits import LiteralLimits
+from forebay.surfaces.pipeline.protocol.array_texts import array_text
+from forebay.surfaces.pipeline.protocol.literal import parse
+from forebay.surfaces.pipeline.protocol.literal_limits import LiteralLimits
 
 LONG = 10_000_000
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.pipeline.messages import Request, Response, Tensor
-from forebay.protocols.pipeline.rest import request_of, response_json
+from forebay.surfaces.pipeline.protocol.messages import Request, Response, Tensor
+from forebay.surfaces.pipeline.protocol.rest import request_of, response_json
 
 BODIES = [
     b"", b"  \n", b"{}", b'{"key":["x"],"value":["1"]}', b'{"logid":77}', b'{"logid":"77"}',

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.pipeline.messages import OldRequest, Request, Tensor
-from forebay.protocols.pipeline.sniff import is_old, request_of
+from forebay.surfaces.pipeline.protocol.messages import OldRequest, Request, Tensor
+from forebay.surfaces.pipeline.protocol.sniff import is_old, request_of
 
 FIELDS = ("key", "value", "name", "method", "logid", "clientip")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.pipeline.messages import Tensor
-from forebay.protocols.pipeline.tensors import pack, unpack_all
+from forebay.surfaces.pipeline.protocol.messages import Tensor
+from forebay.surfaces.pipeline.protocol.tensors import pack, unpack_all
 
 TYPES = {
     "int64": 0, "float32": 1, "int32": 2, "float64": 3, "int16": 4, "float16": 5,

@@ -19,7 +19,7 @@ from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.transports.http.route import Route
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.types.call import Failure
-from forebay.workers.landing import Places
+from forebay.workers.memory.landing import Places
 
 KEY = "x-api-key: k1"
 

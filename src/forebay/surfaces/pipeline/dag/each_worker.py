@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build_dag_each_worker`: the whole graph in each of several processes, behind one port of each kind.
 
-Here is both what hands requests to the processes and what answers them there; `graph/processes.py` moves them.
+Here is both what hands requests to the processes and what answers them there; `graph/graph_processes.py` moves them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import DeadlineExceeded, ForebayError, Unavailable
-from forebay.graph.processes import GraphProcesses, GraphRunner
+from forebay.graph.graph_processes import GraphProcesses, GraphRunner
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured

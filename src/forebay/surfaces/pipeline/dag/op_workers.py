@@ -14,8 +14,8 @@ from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.storing import OpStore, StoringRunner
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
-from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
-from forebay.surfaces.pipeline.predictors.watching import watch_of
+from forebay.surfaces.pipeline.predictors.client_watching import watch_of
+from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
 from forebay.surfaces.pipeline.store.store import StoreConfig
 from forebay.types.first_use import known
 

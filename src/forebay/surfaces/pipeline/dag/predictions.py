@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.figures.profile import RequestProfile
     from forebay.types.call import Outcome
     from forebay.types.tenant import Tenant
-    from forebay.workers.hanging_calls import LoopCall
+    from forebay.workers.user_calls.hanging_calls import LoopCall
 
 Respond = Callable[[Any, "Prediction | None"], None]
 """Takes the answer, or the `ForebayError` that is a fault of the transport; and the prediction, if it became one."""
@@ -225,7 +225,7 @@ def messages_of(config: PipelineConfig) -> tuple[Any, Any]:
         ConfigError: If the project's own cannot be loaded.
     """
     if config.proto is None:
-        from forebay.protocols.pipeline.messages import Request, Response
+        from forebay.surfaces.pipeline.protocol.messages import Request, Response
 
         return Request, Response
     from forebay.surfaces.pipeline.fronts.schema import load

@@ -16,10 +16,10 @@ from forebay.surfaces.pipeline.dag.service import PipelineService
 from forebay.surfaces.pipeline.dag.wiring import NEVER_S, slots_of
 from forebay.surfaces.pipeline.figures.observers import Observers
 from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, open_store
-from forebay.workers.objects import packed
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec
-from forebay.workers.threads import ThreadPool
+from forebay.workers.wire.objects import packed
 
 if TYPE_CHECKING:
     import itertools

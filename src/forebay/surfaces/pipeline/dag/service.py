@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull
 from forebay.graph.values import loaded
-from forebay.observe import timeline
-from forebay.remotes.servers import PARENT
+from forebay.observe.traces import timeline
+from forebay.remote_servers.servers import PARENT
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
 from forebay.surfaces.pipeline.dag.wiring import RESULT
@@ -34,8 +34,8 @@ from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Request
 from forebay.types.caught import caught
 from forebay.types.failures import trace_of, without_frames, words_of
-from forebay.workers.hanging_calls import Late, LoopThreads
-from forebay.workers.objects import Packed
+from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
+from forebay.workers.wire.objects import Packed
 
 if TYPE_CHECKING:
     import itertools

@@ -13,7 +13,7 @@ from forebay.surfaces.pipeline.config import settle
 from forebay.surfaces.pipeline.dag.input_order import input_order
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
-from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
 from forebay.types.did_you_mean import listed, meant
 
 if TYPE_CHECKING:

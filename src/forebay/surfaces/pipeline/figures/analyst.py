@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.observe import capacity
-from forebay.observe.trace_lanes import lanes
+from forebay.observe.metrics import capacity
+from forebay.observe.traces.trace_lanes import lanes
 from forebay.surfaces.pipeline.figures.profile import STEPS, events_in
 from forebay.types.did_you_mean import nearest
 

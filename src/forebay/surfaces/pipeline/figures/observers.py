@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.observe.node_totals import NodeListener
-from forebay.observe.timeline import Timeline
+from forebay.observe.metrics.node_totals import NodeListener
+from forebay.observe.traces.timeline import Timeline
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
 from forebay.surfaces.pipeline.figures.reports import Reporter

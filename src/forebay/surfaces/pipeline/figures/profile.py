@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.observe.node_totals import runs_of
-from forebay.observe.timeline import BatchListener, Timeline
+from forebay.observe.metrics.node_totals import runs_of
+from forebay.observe.traces.timeline import BatchListener, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
 
-    from forebay.observe.timeline import BatchRecord
+    from forebay.observe.traces.timeline import BatchRecord
 
 KEY: Final = "pipeline.profile"
 """Key by which a client asks for the lines of its request, and under which they stand in the answer."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.observe import log_relay
-from forebay.observe.log_relay import KEPT, LogRelay
-from forebay.observe.node_totals import NodeListener, NodeTotals
+from forebay.observe.logs import log_relay
+from forebay.observe.logs.log_relay import KEPT, LogRelay
+from forebay.observe.metrics.node_totals import NodeListener, NodeTotals
 from forebay.surfaces.pipeline import logs
 from forebay.types.first_use import known
 

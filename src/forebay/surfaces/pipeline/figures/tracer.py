@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.observe.node_totals import NodeTotals
+from forebay.observe.metrics.node_totals import NodeTotals
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import token
 

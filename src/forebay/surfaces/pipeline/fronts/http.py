@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, QueueFull, TooLarge
 from forebay.protocols.native import Contract, status_of
-from forebay.protocols.pipeline import rest
-from forebay.remotes.servers import PARENT
+from forebay.remote_servers.servers import PARENT
 from forebay.server.served import StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.fronts.admission import begin
+from forebay.surfaces.pipeline.protocol import rest
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Peer, Predict
 from forebay.transports.http.error_answers import error_headers
-from forebay.transports.http.errors import Unauthorized
+from forebay.transports.http.http_errors import Unauthorized
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route
 from forebay.types.call import Failure

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.protocols.pipeline import sniff
-from forebay.protocols.pipeline.messages import METHOD, SERVICE, Request
-from forebay.remotes.servers import PARENT
+from forebay.remote_servers.servers import PARENT
 from forebay.surfaces.pipeline.fronts.admission import begin
+from forebay.surfaces.pipeline.protocol import sniff
+from forebay.surfaces.pipeline.protocol.messages import METHOD, SERVICE, Request
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:

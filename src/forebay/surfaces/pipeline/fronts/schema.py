@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from forebay.errors import ConfigError
 from forebay.types.failures import text_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 COMPILE_S: Final = 60.0
 """Time the compiler has."""

@@ -18,10 +18,10 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.codes import OK, CustomException, CustomExceptionCode, error, value_of
 from forebay.surfaces.pipeline.ops import packing
 from forebay.surfaces.pipeline.ops.channel import is_texts
+from forebay.types.call_signature import signature_of
 from forebay.types.did_you_mean import listed
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
-from forebay.types.signature import signature_of
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from forebay.types.counted import counted
-from forebay.workers.user_code import caught
+from forebay.types.plurals import counted
+from forebay.workers.user_calls.user_code import caught
 
 LOD: Final = ".lod"
 """Ends the name of the offsets that belong to an array."""

@@ -248,7 +248,7 @@ class RequestOp(Op):
         Raises:
             ForebayError: If it cannot be read.
         """
-        from forebay.protocols.pipeline import tensors
+        from forebay.surfaces.pipeline.protocol import tensors
 
         return tensors.unpack(tensor)
 

@@ -24,7 +24,7 @@ class Response:
     message: Any
 
     def __init__(self, **fields: Any) -> None:
-        from forebay.protocols.pipeline import messages
+        from forebay.surfaces.pipeline.protocol import messages
 
         object.__setattr__(self, "message", messages.Response())
         for name, value in fields.items():
@@ -61,8 +61,8 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
         raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
     found: dict[str, Any] = dict(zip(keys, values, strict=False))  # further values are ignored
     if mode != "raw":
-        from forebay.protocols.pipeline import literal
-        from forebay.protocols.pipeline.literal_limits import Budget, LiteralTooLarge
+        from forebay.surfaces.pipeline.protocol import literal
+        from forebay.surfaces.pipeline.protocol.literal_limits import Budget, LiteralTooLarge
 
         budget = Budget(sum(map(len, values)))
         try:
@@ -72,7 +72,7 @@ def unpack(request: Any, mode: RequestParse) -> dict[str, Any]:
             raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text) from None
     given = getattr(request, "tensors", ())  # a schema of the project's own may have none
     if given:
-        from forebay.protocols.pipeline import tensors
+        from forebay.surfaces.pipeline.protocol import tensors
 
         found |= tensors.unpack_all(given)
     return found
@@ -95,7 +95,7 @@ def pack(channeldata: ChannelData, response_class: Any = None, *, as_tensors: bo
     response.err_no = OK
     for name, value in channeldata.parse().items():
         if as_tensors and not isinstance(value, str):
-            from forebay.protocols.pipeline import tensors
+            from forebay.surfaces.pipeline.protocol import tensors
 
             tensors.pack(response.tensors.add(), name, value)
             continue
@@ -120,14 +120,14 @@ def _text(value: Any) -> str:
         return value
     if is_texts(value):
         return repr(value)
-    from forebay.protocols.pipeline.array_texts import array_text
+    from forebay.surfaces.pipeline.protocol.array_texts import array_text
 
     return array_text(value)
 
 
 def _new(response_class: Any) -> Any:
     if response_class is None:
-        from forebay.protocols.pipeline import messages
+        from forebay.surfaces.pipeline.protocol import messages
 
         return messages.Response()
     return response_class()

@@ -20,16 +20,16 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.graph.values import inputs_of
-from forebay.remotes.servers import PARENT, parent
+from forebay.remote_servers.servers import PARENT, parent
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, is_time_out
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, overrides
 from forebay.surfaces.pipeline.script import not_imported
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
-from forebay.workers.hanging_calls import BoundedCalls, Late
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import caught
+from forebay.workers.user_calls.hanging_calls import BoundedCalls, Late
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.op import Op

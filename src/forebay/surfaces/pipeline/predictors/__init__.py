@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictors: what an op asks for predictions, whether its model is in this process or behind a connection.
 
-Model files are run by `forebay.runtimes`, servers asked by `forebay.remotes`; here is what only a pipeline wants.
+Model files are run by `forebay.runtimes`, servers asked by `forebay.remote_servers`; here is what only a pipeline
+wants.
 
 settings        what an op is told about its model
 model_client    one face before all kinds of models, where errors get a pipeline's numbers
@@ -15,8 +16,8 @@ handler         a local model as scripts of the original make one; general_face 
 """
 
 from forebay.surfaces.pipeline.predictors.clients import client_for
-from forebay.surfaces.pipeline.predictors.handler import LocalServiceHandler
 from forebay.surfaces.pipeline.predictors.model_client import Predictor
-from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
+from forebay.surfaces.pipeline.predictors.model_settings import LocalConf, PredictorSettings
+from forebay.surfaces.pipeline.predictors.service_handler import LocalServiceHandler
 
 __all__ = ["LocalConf", "LocalServiceHandler", "Predictor", "PredictorSettings", "client_for"]

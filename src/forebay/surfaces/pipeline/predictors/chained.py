@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import DeadlineExceeded, InvalidRequest, RunnerFailed, ValidationError
-from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.servers import ServerAddress, Servers
+from forebay.remote_servers.grpc_calls import GrpcCalls
+from forebay.remote_servers.servers import ServerAddress, Servers
 from forebay.runtimes.signature import one_feed
 from forebay.surfaces.pipeline.codes import CustomExceptionCode
 from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.settings import PredictorSettings
+    from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
 
 _PROFILE: Final = "pipeline.profile"
 """Where a pipeline puts the times it took."""
@@ -60,9 +60,9 @@ class ChainedClient(NumberedClient):
     def _ask(self, sample: Mapping[str, Any], log_id: int) -> dict[str, Any]:
         from google.protobuf.message import DecodeError
 
-        from forebay.protocols.pipeline import tensors
-        from forebay.protocols.pipeline.messages import PATH, Response
-        from forebay.surfaces.pipeline.fronts.client import request_of
+        from forebay.surfaces.pipeline.fronts.pipeline_client import request_of
+        from forebay.surfaces.pipeline.protocol import tensors
+        from forebay.surfaces.pipeline.protocol.messages import PATH, Response
 
         try:
             request = request_of(sample, as_tensors=self._pack_tensors, as_npy=False, log_id=log_id)

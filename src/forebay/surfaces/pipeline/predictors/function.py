@@ -11,7 +11,7 @@ from forebay.errors import ConfigError, InvalidRequest, RunnerFailed
 from forebay.runtimes.signature import LOD, one_feed
 from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
 from forebay.types.failures import trace_of, words_of
-from forebay.workers.user_code import caught, close, user_code
+from forebay.workers.user_calls.user_code import caught, close, user_code
 
 
 class FunctionClient(NumberedClient):

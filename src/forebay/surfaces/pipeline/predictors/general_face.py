@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.remotes.servers import MAX_ANSWER_BYTES
+from forebay.remote_servers.servers import MAX_ANSWER_BYTES
 from forebay.runtimes.signature import LOD
 from forebay.surfaces.pipeline.codes import err_of
-from forebay.surfaces.pipeline.predictors import general_model
+from forebay.surfaces.pipeline.predictors import general_calls
 from forebay.surfaces.pipeline.predictors.model_client import numbered
 from forebay.types.first_use import known
 
@@ -46,19 +46,19 @@ class GeneralModelFace(ThreadingHTTPServer):
             if not isinstance(problem, ForebayError):
                 problem = InvalidRequest(f"the body cannot be read: {problem}")
             told = err_of(numbered(problem))
-            found = general_model.GeneralResponse(err_no=told.err_no, err_msg=told.text)
+            found = general_calls.GeneralResponse(err_no=told.err_no, err_msg=told.text)
         return msgspec.json.encode(found)
 
-    def _predict(self, body: bytes) -> general_model.GeneralResponse:
-        request = msgspec.json.decode(body, type=known(general_model.GeneralRequest))
+    def _predict(self, body: bytes) -> general_calls.GeneralResponse:
+        request = msgspec.json.decode(body, type=known(general_calls.GeneralRequest))
         feed: dict[str, Any] = {}
         for tensor in request.tensor:
-            name, value = tensor.alias_name or tensor.name, general_model.unpack(tensor)
+            name, value = tensor.alias_name or tensor.name, general_calls.unpack(tensor)
             feed[name] = value.array
             if value.lod is not None:
                 feed[name + LOD] = value.lod
         found = self._model.predict(feed, request.fetch_var_names, log_id=int(request.log_id))
-        return general_model.GeneralResponse([general_model.Output(general_model.pack_all(found))])
+        return general_calls.GeneralResponse([general_calls.Output(general_calls.pack_all(found))])
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -68,7 +68,7 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if self.path != general_model.PATH:
+        if self.path != general_calls.PATH:
             self.send_error(404)
         elif not length.isdecimal():
             self.send_error(411)

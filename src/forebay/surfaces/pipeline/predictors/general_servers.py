@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.errors import RunnerFailed
-from forebay.remotes.grpc_calls import GrpcCalls
-from forebay.remotes.http_calls import HttpCalls
-from forebay.remotes.servers import ServerAddress, Servers, Unreachable
+from forebay.remote_servers.grpc_calls import GrpcCalls
+from forebay.remote_servers.http_calls import HttpCalls
+from forebay.remote_servers.servers import ServerAddress, Servers, Unreachable
 from forebay.runtimes.signature import Var
-from forebay.surfaces.pipeline.predictors.general_model import (
+from forebay.surfaces.pipeline.predictors.general_calls import (
     PATH,
     GeneralRequest,
     GeneralResponse,

@@ -22,18 +22,18 @@ from forebay.runtimes.signature import LOD, Value, named
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.predictors import prediction_runner
 from forebay.surfaces.pipeline.predictors.descriptions import describe
-from forebay.surfaces.pipeline.predictors.local import is_reference
+from forebay.surfaces.pipeline.predictors.local_models import is_reference
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
-from forebay.workers import objects
-from forebay.workers.loop_thread import LoopThread
-from forebay.workers.processes import ProcessPool
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.processes.loop_thread import LoopThread
 from forebay.workers.runner import RunnerSpec
+from forebay.workers.wire import objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.runtimes.signature import Feed, Var
-    from forebay.surfaces.pipeline.predictors.settings import LocalConf, PredictorSettings
+    from forebay.surfaces.pipeline.predictors.model_settings import LocalConf, PredictorSettings
 
 FIRST_S: Final = 300.0
 """How long the first call of a process may take: some libraries do much of their work there."""

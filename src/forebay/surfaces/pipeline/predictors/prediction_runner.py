@@ -11,12 +11,12 @@ import msgspec
 from forebay.errors import ForebayError, RunnerFailed
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import err_of
+from forebay.surfaces.pipeline.predictors.client_watching import watch_of, watched_client
 from forebay.surfaces.pipeline.predictors.model_client import numbered
-from forebay.surfaces.pipeline.predictors.settings import LocalConf
-from forebay.surfaces.pipeline.predictors.watching import watch_of, watched_client
+from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 from forebay.types.first_use import known
 from forebay.workers.runner import Runner
-from forebay.workers.user_code import attempt
+from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_client import Predictor

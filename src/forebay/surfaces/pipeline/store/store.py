@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
-from forebay.observe.seldom import SeldomLog
+from forebay.observe.logs.one_line_a_second import SeldomLog
 from forebay.types.settings import Setting, declared
 
 log = logging.getLogger("forebay.pipeline")
@@ -223,7 +223,7 @@ class Storage:
 
             place = store_redis.claim(config.url, config.timeout_ms / 1000)
         else:
-            from forebay.surfaces.pipeline.store import files as store_files
+            from forebay.surfaces.pipeline.store import file_store as store_files
 
             self._folder = store_files.folder_for(config.dir, in_memory=config.type == "shm")
             place = str(self._folder.path)
@@ -281,7 +281,7 @@ def _backend(config: StoreConfig) -> EntryStore:
         from forebay.surfaces.pipeline.store.redis import RedisBackend
 
         return RedisBackend(config.url, config.place, config.timeout_ms / 1000, config.ttl_s, max_bytes)
-    from forebay.surfaces.pipeline.store.files import FileBackend
+    from forebay.surfaces.pipeline.store.file_store import FileBackend
 
     return FileBackend(config.place, config.ttl_s, max_bytes)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from forebay.observe.exposition import finish_in_turns
-from forebay.observe.tenant_accounts import Accounts
+from forebay.observe.metrics.exposition import finish_in_turns
+from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.observe.tenant_history import STEP_S, TenantHistory
 from forebay.types.tenant import Tenants
 

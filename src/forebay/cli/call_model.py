@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`forebay call URL [DATA]`: send a file or JSON to a model and see the answer."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPSConnection,
+    IncompleteRead,
+    InvalidURL,
+    RemoteDisconnected,
+)
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib import error, request
+
+from forebay.cli.numbers import between
+from forebay.cli.request_head import add_header_flags, headers_of, url_of
+from forebay.errors import ConfigError
+from forebay.remote_servers.whole_head import WholeHeadResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DESCRIPTION = """\
+Send one request and print the answer. DATA is one of
+
+  '{"x": [1, 2]}'    JSON, sent as it is
+  @FILE              a file: .json as JSON, .msgpack as msgpack, anything else as bytes
+  -                  what comes from standard input: JSON if it is, else bytes
+
+Without DATA the URL is fetched with GET.
+"""
+
+_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
+_PIECE_BYTES: Final = 65_536
+_LONGEST_PATH: Final = 1024
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "call",
+        help="send a request and print the answer",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
+    add_header_flags(parser)
+    parser.add_argument(
+        "--timeout-s", type=between(float, 0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Send and print; the exit status is 0 for a 2xx answer and 1 for any other."""
+    message = _request(parsed)
+    started = time.perf_counter()
+    try:
+        with request.build_opener(_Http, _Https).open(message, timeout=parsed.timeout_s) as answer:
+            return _show(answer, started)
+    except error.HTTPError as answer:
+        return _show(answer, started)
+    except InvalidURL as failure:
+        raise ConfigError(f"{parsed.url!r} is not a URL: {failure}") from failure
+    except IncompleteRead as failure:
+        raise ConfigError(f"{parsed.url} broke off its answer") from failure
+    except RemoteDisconnected as failure:
+        raise ConfigError(f"{parsed.url} closed the connection and did not answer") from failure
+    except HTTPException as failure:
+        raise ConfigError(f"{parsed.url} answers, but not in HTTP: {str(failure).strip()[:100]!r}") from failure
+    except BrokenPipeError:  # of what is printed: where a request breaks off it is a URLError
+        raise
+    except (error.URLError, TimeoutError, ConnectionError) as failure:
+        raise ConfigError(f"{parsed.url} does not answer: {reason_of(failure)}") from failure
+
+
+class _HttpConnection(HTTPConnection):
+    response_class = WholeHeadResponse
+
+
+class _HttpsConnection(HTTPSConnection):
+    response_class = WholeHeadResponse
+
+
+class _Http(request.HTTPHandler):
+    def http_open(self, req: request.Request) -> Any:
+        return self.do_open(_HttpConnection, req)
+
+
+class _Https(request.HTTPSHandler):
+    def https_open(self, req: request.Request) -> Any:
+        return self.do_open(_HttpsConnection, req)
+
+
+def reason_of(failure: Exception) -> Any:
+    """Return what a person wants to know of a call that came to nothing."""
+    reason: Any = getattr(failure, "reason", failure)
+    return getattr(reason, "strerror", None) or reason
+
+
+def _request(parsed: argparse.Namespace) -> request.Request:
+    body, media_type = body_of(parsed.data) if parsed.data is not None else (None, None)
+    url, headers = url_of(parsed.url).geturl(), headers_of(parsed, media_type)
+    return request.Request(url, data=body, headers=headers)  # noqa: S310 - http or https
+
+
+def body_of(data: str) -> tuple[bytes, str]:
+    """Return what DATA says to send, and the media type it probably has.
+
+    Raises:
+        ConfigError: If it is no JSON, or a file that cannot be read.
+    """
+    if data == "-":
+        body = sys.stdin.buffer.read()
+        return body, _TYPES[".json"] if _is_json(body) else "application/octet-stream"
+    if data.startswith("@"):
+        path = Path(data[1:])
+        try:
+            return path.read_bytes(), _TYPES.get(path.suffix, "application/octet-stream")
+        except OSError as failure:
+            raise ConfigError(f"{path} cannot be read: {failure.strerror}") from failure
+    try:
+        body = data.encode()
+        with contextlib.suppress(RecursionError):  # the server says what it makes of that
+            json.loads(data)
+    except ValueError as failure:
+        is_file = len(data) < _LONGEST_PATH and Path(data).is_file()
+        hint = f"did you mean @{data}?" if is_file else "to send a file write @FILE"
+        raise ConfigError(f"the data is not JSON: {failure}; {hint}") from failure
+    return body, _TYPES[".json"]
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _show(answer: Any, started: float) -> int:
+    media_type = answer.headers.get_content_type()
+    note = [str(answer.status), media_type]
+    if media_type == "text/event-stream":
+        sys.stderr.write(" ".join(note) + "\n")
+        for line in _lines(answer):
+            if line.strip():
+                sys.stdout.write(line.decode(errors="replace") + "\n")
+                sys.stdout.flush()
+    else:
+        body = answer.read()
+        milliseconds = (time.perf_counter() - started) * 1000
+        sys.stderr.write(" ".join([*note, f"{len(body)} bytes", f"{milliseconds:.1f} ms"]) + "\n")
+        _print(body, media_type)
+    return 0 if answer.status < 300 else 1
+
+
+def _lines(answer: Any) -> Iterator[bytes]:
+    """Return the lines of a stream as they come; those of the response itself just end where it breaks off.
+
+    Raises:
+        IncompleteRead: If it breaks off.
+    """
+    begun = b""
+    while piece := answer.read1(_PIECE_BYTES):
+        *lines, begun = (begun + piece).split(b"\n")
+        yield from lines
+    if begun:
+        yield begun
+
+
+def _print(body: bytes, media_type: str) -> None:
+    if media_type == "application/json":
+        try:
+            body = json.dumps(json.loads(body), indent=2, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            pass
+    sys.stdout.buffer.write(body)
+    if media_type.startswith("text/") or media_type == "application/json":
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()

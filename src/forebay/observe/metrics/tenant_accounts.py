@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each tenant has had of each endpoint: worker time, samples, time in the queue, refusals.
+
+A server keeps at most `MAX_PAIRS` pairs of endpoint and tenant. Further tenants of an endpoint share the account of
+the others there, so that sums stay exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from forebay.observe.metrics.histograms import SECONDS, Histogram
+from forebay.types.tenant import OTHER
+
+if TYPE_CHECKING:
+    from forebay.observe.metrics.histograms import EndpointMetrics
+    from forebay.types.tenant import Tenant
+
+MAX_PAIRS: Final = 2000
+"""Pairs of endpoint and tenant that a server tells apart."""
+
+
+class TenantAccount:
+    """What one tenant has had of one endpoint.
+
+    Attributes:
+        model: The endpoint.
+        version: Its version.
+        tenant: The tenant.
+        worker_s: Seconds that workers were busy for it.
+        rows: Samples that ran.
+        queue_s: Time of each request, or slice of one, in the queue.
+        refused: Requests that were refused, by the reason.
+        told_s: Of the seconds, those that the files of costs have.
+        told_rows: Of the samples, those.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "model",
+        "queue_s",
+        "refused",
+        "rows",
+        "tenant",
+        "told_rows",
+        "told_s",
+        "version",
+        "worker_s",
+    )
+
+    def __init__(self, model: str, version: str, tenant: str) -> None:
+        self.model = model
+        self.version = version
+        self.tenant = tenant
+        self.told_s = 0.0
+        self.told_rows = 0
+        self.worker_s = 0.0
+        self.rows = 0
+        self.queue_s = Histogram(SECONDS)
+        self.refused: dict[str, int] = {}
+
+
+class Accounts:
+    """The accounts of a server.
+
+    Attributes:
+        are_kept: Whether anything asks what batches cost; until then no worker's time is divided.
+        is_asked: Whether answers say what they cost, also where nobody tells tenants apart.
+        due: Those with costs that the files do not have yet; None where no files are written.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.are_kept = False
+        self.is_asked = False
+        self.due: dict[TenantAccount, None] | None = None
+        self._all: WeakSet[TenantAccount] = WeakSet()
+
+    def of(self, metrics: EndpointMetrics, endpoint: tuple[str, str], tenant: Tenant | None) -> TenantAccount:
+        """Return the account of a tenant at an endpoint, or that of the others there; requests without one have one.
+
+        Args:
+            metrics: Those of the endpoint.
+            endpoint: Its name and its version.
+            tenant: The tenant, if there is one.
+        """
+        name = "" if tenant is None else tenant.name
+        found = metrics.tenants.get(name)
+        if found is None and name and len(self._all) >= MAX_PAIRS:
+            name = OTHER
+            found = metrics.tenants.get(name)
+        if found is None:
+            found = metrics.tenants[name] = TenantAccount(*endpoint, name)
+            self._all.add(found)
+        return found
+
+    def every(self) -> list[TenantAccount]:
+        """Return all accounts that there are."""
+        return list(self._all)

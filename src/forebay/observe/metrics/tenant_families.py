@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each tenant has had, as lines of Prometheus text, in families of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.types.tenant import OTHER
+
+if TYPE_CHECKING:
+    from forebay.observe.metrics.exposition import Reading
+    from forebay.observe.metrics.histograms import Histogram
+
+FAMILIES: Final = (
+    ("forebay_tenant_worker_seconds", "counter", "Seconds that workers were busy for a tenant"),
+    ("forebay_tenant_refused", "counter", "Requests of a tenant that were refused, by the reason"),
+    ("forebay_tenant_waiting_samples", "gauge", "Samples of a tenant in the queue"),
+    ("forebay_tenant_queue_seconds", "histogram", "From submission of a request of a tenant to leaving the queue"),
+)
+"""Their names, kinds and descriptions."""
+
+
+def tenant_lines(endpoint: str, version: str, reading: Reading) -> list[bytes]:
+    """Return the lines of each family for one endpoint, whose labels are given."""
+    tenants = reading.metrics.tenants
+    waiting: dict[str, int] = {}
+    for name, rows in reading.tenants_waiting.items():
+        known = name if name in tenants else OTHER
+        waiting[known] = waiting.get(known, 0) + rows
+    worker: list[str] = []
+    refused: list[str] = []
+    queue: list[str] = []
+    for name, account in tenants.items():
+        labels = f'{endpoint},tenant="{name}",{version}'
+        worker.append(f"forebay_tenant_worker_seconds_total{{{labels}}} {account.worker_s}\n")
+        refused += [
+            f'forebay_tenant_refused_total{{{endpoint},reason="{reason}",tenant="{name}",{version}}} {count}.0\n'
+            for reason, count in account.refused.items()
+        ]
+        queue.append(_histogram(endpoint, f'tenant="{name}",{version}', account.queue_s))
+    names = [*tenants, *(name for name in waiting if name not in tenants)]
+    gauge = [
+        f'forebay_tenant_waiting_samples{{{endpoint},tenant="{name}",{version}}} {waiting.get(name, 0)}.0\n'
+        for name in names
+    ]
+    return ["".join(lines).encode() for lines in (worker, refused, gauge, queue)]
+
+
+def _histogram(endpoint: str, rest: str, histogram: Histogram) -> str:
+    name = "forebay_tenant_queue_seconds"
+    total = 0
+    lines: list[str] = []
+    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
+        total += count
+        lines.append(f'{name}_bucket{{{endpoint},le="{bound}",{rest}}} {total}.0\n')
+    lines += [
+        f"{name}_count{{{endpoint},{rest}}} {total}.0\n",
+        f"{name}_sum{{{endpoint},{rest}}} {histogram.total}\n",
+    ]
+    return "".join(lines)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings of what ran when, and spans."""

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Responses of `ModelInfer` written as bytes, without objects of protobuf; what is large stays as it is."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.types.tensor import Data, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.protocols.kserve.infer_calls import Parameter
+
+JOINED_BYTES: Final = 16 * 1024
+"""A response up to this is one piece: copying it costs less than writing several."""
+MAX_HEADS: Final = 256
+"""What is remembered of heads that were written before."""
+
+Written = bytes | list[Data]
+"""A message, whole or in pieces that nobody writes to any more."""
+
+_DOUBLE: Final = Struct("<d")
+_NONE: Final[Mapping[str, Any]] = {}
+
+
+def response(
+    *,
+    model: str,
+    version: str,
+    id: str,
+    outputs: Sequence[Tensor],
+    parameters: Mapping[str, Parameter] = _NONE,
+    places: Mapping[str, Mapping[str, Parameter]] = _NONE,
+) -> Written:
+    """Write a response with raw contents.
+
+    Args:
+        model: Who answers.
+        id: What the request was called.
+        parameters: What else is said.
+        places: What is said of single outputs, by name.
+
+    Returns:
+        Its bytes, or its pieces if there are many.
+    """
+    head = bytearray(_titled(model, version))
+    if id:
+        _put(head, 3, id.encode())
+    for name, value in parameters.items():
+        _put_parameter(head, 4, name, value)
+    size = 0
+    for tensor in outputs:
+        head += _announced(tensor.name, tensor.datatype, tensor.shape, places.get(tensor.name))
+        size += len(tensor.data)
+    if size <= JOINED_BYTES:
+        for tensor in outputs:
+            head += b"\x32" + _varint(len(tensor.data))
+            head += tensor.data
+        return bytes(head)
+    pieces: list[Data] = []
+    for tensor in outputs:
+        head += b"\x32" + _varint(len(tensor.data))
+        if len(tensor.data) <= JOINED_BYTES:
+            head += tensor.data
+        else:
+            pieces += (bytes(head), tensor.data)
+            head = bytearray()
+    if head:
+        pieces.append(bytes(head))
+    return pieces
+
+
+def stream_response(pieces: Written) -> Written:
+    """Write a response as one of `ModelStreamInfer`."""
+    if isinstance(pieces, bytes):
+        return b"\x12" + _varint(len(pieces)) + pieces
+    return [b"\x12" + _varint(sum(map(len, pieces))), *pieces]
+
+
+def stream_error(text: str, id: str = "") -> bytes:
+    """Write what `ModelStreamInfer` answers to a message that failed, with what the message is called."""
+    found, about = bytearray(), bytearray()
+    _put(about, 3, id.encode())
+    _put(found, 1, text.encode(errors="replace") or b"failed")
+    _put(found, 2, about, always=True)
+    return bytes(found)
+
+
+@lru_cache(maxsize=MAX_HEADS)
+def _titled(model: str, version: str) -> bytes:
+    """Return how a response begins."""
+    found = bytearray()
+    _put(found, 1, model.encode())
+    _put(found, 2, version.encode())
+    return bytes(found)
+
+
+def _announced(
+    name: str, datatype: str, shape: tuple[int, ...], parameters: Mapping[str, Parameter] | None = None
+) -> bytes:
+    """Return what stands in the head of a response for an output."""
+    if parameters is None:
+        return _usual(name, datatype, shape)
+    about, found = bytearray(), bytearray()
+    _put(about, 1, name.encode())
+    _put(about, 2, datatype.encode())
+    _put(about, 3, b"".join(map(_varint, shape)))
+    for key, value in parameters.items():
+        _put_parameter(about, 4, key, value)
+    _put(found, 5, about, always=True)
+    return bytes(found)
+
+
+@lru_cache(maxsize=MAX_HEADS)
+def _usual(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _announced(name, datatype, shape, _NONE)
+
+
+def _varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    if 0 <= value < 0x80:
+        return _SHORT[value]
+    found = bytearray()
+    value &= 0xFFFFFFFFFFFFFFFF
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+_SHORT: Final = [bytes([value]) for value in range(0x80)]
+
+
+def _put(into: bytearray, field: int, content: bytes | bytearray, *, always: bool = False) -> None:
+    """Write a field with a length, or nothing if it is empty, which is how protobuf writes that."""
+    if content or always:
+        into.append(field << 3 | 2)
+        into += _varint(len(content))
+        into += content
+
+
+def _put_parameter(into: bytearray, field: int, name: str, value: Parameter) -> None:
+    """Write an entry of a map from names to InferParameters."""
+    about = bytearray()
+    if isinstance(value, bool):
+        about += bytes([1 << 3, value])
+    elif isinstance(value, int):
+        about += b"\x10" if value < 1 << 63 else b"\x28"
+        about += _varint(value)
+    elif isinstance(value, float):
+        about += b"\x21" + _DOUBLE.pack(value)
+    else:
+        _put(about, 3, value.encode(), always=True)
+    entry = bytearray()
+    _put(entry, 1, name.encode(), always=True)
+    _put(entry, 2, about, always=True)
+    _put(into, field, entry)

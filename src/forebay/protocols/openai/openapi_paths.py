@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths below `/v1`, as the OpenAPI document has them: what models take, and what clients get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS
+from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, PATHS
+
+Json: TypeAlias = dict[str, Any]
+
+IDS: Final = ("list_v1_models", "v1_model", *("v1_" + path.replace("/", "_") for path in PATHS))
+"""The operations described here."""
+
+
+def paths_of(
+    asked: Mapping[str, Sequence[tuple[str, Json]]], resolve: Callable[[Json], Json], *, api_key: bool
+) -> dict[str, Json]:
+    """Describe the paths that are asked.
+
+    Args:
+        asked: By path the models that answer there, each with the schema of its samples.
+        resolve: Returns what a schema refers to.
+        api_key: Whether callers must show a key.
+    """
+    found: dict[str, Json] = {}
+    for path in [one for one in PATHS if asked.get(one)]:
+        bodies: list[Json] = []
+        for name, sample in asked[path]:
+            body = _body(path, name, resolve(sample))
+            alike = next((one for one in bodies if _without_model(one) == _without_model(body)), None)
+            if alike is None:
+                bodies.append(body)
+            elif name not in (names := alike["properties"]["model"]["enum"]):
+                names.append(name)
+        sent = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        found["/v1/" + path] = {
+            "post": {
+                "operationId": "v1_" + path.replace("/", "_"),
+                "summary": _SUMMARIES[path],
+                "tags": ["openai"],
+                "requestBody": {"required": True, "content": {"application/json": {"schema": sent}}},
+                "responses": {
+                    "200": {"description": "The answer", "content": _content(path)},
+                    **_failures(("400", "404", "413", "415", "429", "500", "503", "504"), api_key=api_key),
+                },
+            }
+        }
+    if found:
+        found |= _models(api_key=api_key)
+    return found
+
+
+def _body(path: str, name: str, sample: Json) -> Json:
+    """Return the schema of a body: a sample that names its model, or several in one."""
+    properties = {**sample.get("properties", {}), "model": {"type": "string", "enum": [name]}}
+    field, limit = _SEVERAL.get(path, ("", 0))
+    if field in properties:
+        one = properties[field]
+        properties[field] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "maxItems": limit}]}
+    if path == EMBEDDINGS:
+        properties["encoding_format"] = {"enum": ["float", "base64"], "default": "float"}
+    return {
+        **sample,
+        "type": "object",
+        "properties": properties,
+        "required": ["model", *[one for one in sample.get("required", ()) if one != "model"]],
+    }
+
+
+def _without_model(body: Json) -> Json:
+    return {**body, "properties": {**body["properties"], "model": None}, "title": None, "description": None}
+
+
+def _content(path: str) -> Json:
+    if path == EMBEDDINGS:
+        return {"application/json": {"schema": _VECTORS}}
+    chunk, whole = _texts(path, is_chunk=True), _texts(path, is_chunk=False)
+    events = {"type": "string", "description": "With `stream`: server-sent events, the last of which is [DONE]"}
+    return {"application/json": {"schema": whole}, "text/event-stream": {"schema": events, "x-itemSchema": chunk}}
+
+
+def _texts(path: str, *, is_chunk: bool) -> Json:
+    said: Json = {"text": {"type": "string"}}
+    kind = "text_completion"
+    if path == CHAT:
+        kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+        said = {"delta" if is_chunk else "message": _MESSAGE}
+    choice = {
+        "index": {"type": "integer"},
+        **said,
+        "logprobs": {"type": ["object", "null"]},
+        "finish_reason": {"type": ["string", "null"]},
+    }
+    return _object(
+        id={"type": "string"},
+        object={"const": kind},
+        created={"type": "integer"},
+        model={"type": "string"},
+        choices={"type": "array", "items": _object(**choice)},
+        **({} if is_chunk else {"usage": _USAGE}),
+    )
+
+
+def _models(*, api_key: bool) -> dict[str, Json]:
+    card = _object(id={"type": "string"}, object={"const": "model"}, created={"type": "integer"})
+    listed = _object(object={"const": "list"}, data={"type": "array", "items": card})
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+    def read(operation_id: str, summary: str, schema: Json, codes: Sequence[str], **more: Any) -> Json:
+        answer = {"description": summary, "content": {"application/json": {"schema": schema}}}
+        responses = {"200": answer, **_failures(codes, api_key=api_key)}
+        return {
+            "get": {"operationId": operation_id, "summary": summary, "tags": ["openai"], **more, "responses": responses}
+        }
+
+    return {
+        "/v1/models": read("list_v1_models", "List the models for OpenAI's clients", listed, ()),
+        "/v1/models/{name}": read("v1_model", "Describe a model for them", card, ("404",), parameters=[name]),
+    }
+
+
+def _failures(codes: Sequence[str], *, api_key: bool) -> Json:
+    answer = {"description": "An error as OpenAI's clients read it", "content": {"application/json": _ERROR}}
+    return dict.fromkeys(sorted([*codes, "401"] if api_key else codes), answer)
+
+
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+_SUMMARIES: Final = {
+    CHAT: "Go on with a conversation",
+    COMPLETIONS: "Go on with a text",
+    EMBEDDINGS: "Return the vector of a text, or of each of several",
+}
+_SEVERAL: Final = {COMPLETIONS: ("prompt", MAX_CHOICES), EMBEDDINGS: ("input", MAX_INPUTS)}
+_MESSAGE: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "role": {"const": "assistant"},
+        "content": {"type": ["string", "null"]},
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_USAGE: Final = _object(
+    prompt_tokens={"type": "integer"}, completion_tokens={"type": "integer"}, total_tokens={"type": "integer"}
+)
+_VECTOR: Final[Json] = {
+    "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]
+}
+_VECTORS: Final = _object(
+    object={"const": "list"},
+    data={
+        "type": "array",
+        "items": _object(object={"const": "embedding"}, index={"type": "integer"}, embedding=_VECTOR),
+    },
+    model={"type": "string"},
+    usage=_object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"}),
+)
+_ERROR: Final[Json] = {
+    "schema": _object(
+        error=_object(
+            message={"type": "string"},
+            type={"type": "string"},
+            param={"type": ["string", "null"]},
+            code={"type": ["string", "null"]},
+        )
+    )
+}

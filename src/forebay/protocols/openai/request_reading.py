@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the body of a request to what is asked, and to the bodies of its samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from forebay.errors import InvalidRequest, TooLarge, ValidationError
+from forebay.openai.request_fields import (
+    MAX_CHOICES,
+    MAX_INPUTS,
+    MAX_STOPS,
+    Choices,
+    Stop,
+    Stops,
+    StreamOptions,
+    Tokens,
+)
+from forebay.protocols import native, samples
+from forebay.serving.models.sample_errors import refusal
+from forebay.types.element_limits import at_once
+from forebay.types.first_use import known
+from forebay.types.json_elements import json_elements
+
+if TYPE_CHECKING:
+    from forebay.errors import ForebayError
+    from forebay.types.tenant import Tenant
+
+CHAT: Final = "chat/completions"
+COMPLETIONS: Final = "completions"
+EMBEDDINGS: Final = "embeddings"
+PATHS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
+"""Where models answer below `/v1`."""
+MAX_COPIED_BYTES: Final = 1 << 25
+"""What the samples of one request may have together where they repeat each other."""
+MAX_STOP_BYTES: Final = 1 << 16
+"""Longest `stop`, with room for each character to be escaped."""
+MAX_MEMBERS: Final = 20_000
+"""Names in a body that is said anew for each of its samples."""
+MAX_CHECKED_BYTES: Final = 1 << 18
+"""Longest body of several prompts that is looked at before its stream begins; of longer ones the worker tells."""
+
+_TIERS: Final = {b'"priority"': 0, b'"default"': 1, b'"flex"': 2}
+"""The classes that tiers of service wish for."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server must know of a request; what it says to the model is read by the worker."""
+
+    model: str
+    n: Choices | None = None
+    stop: msgspec.Raw = msgspec.Raw()
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    encoding_format: str | None = None
+    service_tier: msgspec.Raw = msgspec.Raw()
+
+    def in_class(self, tenant: Tenant) -> Tenant:
+        """Return a tenant in the class that the request wishes for; what is no tier is told by the model's contract."""
+        wish = _TIERS.get(bytes(self.service_tier))
+        return tenant if wish is None else tenant.wishing(wish)
+
+    @property
+    def choices(self) -> int:
+        """How many answers each prompt is to get."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def stops(self) -> list[str]:
+        """Where answers end."""
+        if len(memoryview(self.stop)) == 0:
+            return []
+        found = _stops.decode(b'{"stop":%b}' % bytes(self.stop)).stop
+        return [found] if isinstance(found, str) else list(found or ())
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a choice."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with what was used."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def is_base64(self) -> bool:
+        """Whether vectors are wanted in base64."""
+        return self.encoding_format == "base64"
+
+
+class _Stops(msgspec.Struct, frozen=True):
+    """Where answers end, on its own: how long it is has to be known before anything is made of it."""
+
+    stop: Stop | Stops | None
+
+
+class _Several(msgspec.Struct, frozen=True):
+    """A body with several prompts."""
+
+    prompt: list[str | Tokens]
+
+
+_stops: Final = msgspec.json.Decoder(known(_Stops))
+_several: Final = msgspec.json.Decoder(known(_Several))
+_asked: Final = msgspec.json.Decoder(known(Asked))
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LAST_SEED: Final = 2**63 - 1
+_DIGITS: Final = {b"%d" % digit for digit in range(10)} | {b"-"}
+
+
+def read(body: bytes) -> Asked:
+    """Read what a body asks.
+
+    Raises:
+        InvalidRequest: If it cannot be read; ValidationError if something in it is wrong.
+    """
+    try:
+        asked = _asked.decode(body)
+        if len(memoryview(asked.stop)) > MAX_STOP_BYTES:
+            raise _invalid("stop", f"is longer than {MAX_STOPS} texts may be")
+        _ = asked.stops
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, body) from None
+    if asked.stream_options is not None and not asked.stream:
+        raise _invalid("stream_options", "says how a stream is told, and 'stream' is not true")
+    return asked
+
+
+def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
+    """Return the bodies of the samples: one for each choice of each prompt, or for each text that is to be a vector.
+
+    Raises:
+        InvalidRequest: If there is none, or what there is cannot be read.
+        TooLarge: If there are too many.
+    """
+    if path == CHAT:
+        found = [body]
+    elif path == COMPLETIONS:
+        prompts = _each("prompt", asked.prompt, MAX_CHOICES)
+        if prompts is not None and len(prompts) * asked.choices > MAX_CHOICES:
+            msg = f"'n' is {asked.choices} and there are {len(prompts)} prompts; {MAX_CHOICES} choices are possible"
+            raise TooLarge(f"{msg} in one request", detail={"path": "$.n"})
+        if asked.stream and prompts is not None and len(body) <= MAX_CHECKED_BYTES:
+            _check_prompts(body)
+        found = [body] if prompts is None else _with_each(body, "prompt", prompts)
+    else:
+        if asked.encoding_format not in {None, "float", "base64"}:
+            raise _invalid("encoding_format", f"is {asked.encoding_format!r:.100}; 'float' and 'base64' are possible")
+        inputs = _each("input", asked.input, MAX_INPUTS)
+        return _with_each(body, "input", [bytes(asked.input)] if inputs is None else inputs, without="encoding_format")
+    if asked.choices > 1 and sum(map(len, found)) * asked.choices > MAX_COPIED_BYTES:
+        msg = f"'n' is {asked.choices}, and the prompts of so many choices have more than {MAX_COPIED_BYTES} bytes"
+        raise TooLarge(msg, detail={"path": "$.n"})
+    return [sample for one in found for sample in _choices(asked, one)]
+
+
+def _choices(asked: Asked, body: bytes) -> list[bytes]:
+    """Return the body of each choice of a prompt; a model that honours the seed makes the same of the same one."""
+    try:
+        seed = int(bytes(asked.seed)) if asked.choices > 1 else None
+    except ValueError:  # there is none; or the worker says that it is none
+        seed = None
+    if seed is None:
+        return [body] * asked.choices
+    step = 1 if seed < _LAST_SEED - asked.choices else -1
+    return _with_each(body, "seed", [b"%d" % (seed + step * number) for number in range(asked.choices)])
+
+
+def too_many(path: str, asked: Asked, samples: int, limit: int) -> TooLarge:
+    """Return the error of a request that has more samples than may ever wait: it need not come again."""
+    name, made = ("input", "texts") if path == EMBEDDINGS else ("n" if asked.choices > 1 else "prompt", "choices")
+    msg = f"{samples} {made} are asked for, and the model's queue takes {limit} (max_queue); ask for fewer at a time"
+    return TooLarge(msg, detail={"path": f"$.{name}"})
+
+
+def placed(error: ForebayError, path: str, asked: Asked, number: int) -> ForebayError:
+    """Return the error of a sample with its place among several, as `input[1]`; it calls tokens so."""
+    if path == CHAT or type(error) is not ValidationError:
+        return error
+    name = "input" if path == EMBEDDINGS else "prompt"
+    wrong, detail = f"$.{name}", cast("dict[str, Any]", error.detail) if isinstance(error.detail, dict) else {}
+    inside = str(detail.get("path"))
+    if not inside.startswith(wrong):
+        return error
+    message, place = error.message, wrong
+    given = bytes(asked.input if path == EMBEDDINGS else asked.prompt)
+    if given[:1] == b"[" and given[1:].lstrip()[:1] not in _DIGITS:
+        place += f"[{number // (1 if path == EMBEDDINGS else asked.choices)}]"
+    if inside == wrong and message.startswith("Expected `str`, got `array`"):
+        message += "; an array here is the tokens of a text, and this model takes texts only"
+    return ValidationError(message.replace(wrong, place), detail={"path": inside.replace(wrong, place, 1)})
+
+
+def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
+    """Return the elements of a field that may have several texts; None if it is one text, or the tokens of one."""
+    written = bytes(given)
+    if not written:
+        raise _invalid(name, "is missing")
+    if written[:1] != b"[" or written[1:].lstrip()[:1] in _DIGITS:
+        return None  # the worker says so if it is not
+    try:
+        return [bytes(one) for one in samples.samples_of(written, native.PARAMS["json", "json"], limit)]
+    except TooLarge:
+        msg = f"'{name}' has more than {limit} elements, which is as many as are taken at a time"
+        raise TooLarge(msg, detail={"path": f"$.{name}"}) from None
+    except ValidationError:
+        raise _invalid(name, "is empty") from None
+
+
+def _check_prompts(body: bytes) -> None:
+    """Look at all prompts before a stream begins, whose status cannot be another one later.
+
+    Raises:
+        InvalidRequest: If one of them is none.
+    """
+    try:
+        _several.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, body) from None
+
+
+def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -> list[bytes]:
+    """Return the body with each of these values in place of a field.
+
+    Raises:
+        TooLarge: If it has too many fields for that.
+    """
+    at_once(json_elements(body, len(body), MAX_MEMBERS, "a body of several samples"))
+    try:
+        fields: dict[str, Any] = _fields.decode(body)
+    except UnicodeDecodeError as error:  # of a name that nobody had looked at so far
+        raise refusal(error, body) from None
+    if without:
+        fields.pop(without, None)
+    del fields[name]
+    beside = msgspec.json.encode(fields)  # with the names of fields, which may be what is long
+    if len(beside) * len(values) > MAX_COPIED_BYTES:
+        msg = f"what is said beside the {len(values)} elements of '{name}' is too long to be said for each of them"
+        raise TooLarge(msg)
+    begin = b'%s%s"%s":' % (beside[:-1], b"," if fields else b"", name.encode())
+    return [b"%s%s}" % (begin, value) for value in values]
+
+
+def _invalid(name: str, why: str) -> InvalidRequest:
+    return ValidationError(f"'{name}' {why}", detail={"path": f"$.{name}"})
