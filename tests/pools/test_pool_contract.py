@@ -185,7 +185,8 @@ DIES = f"""#!/bin/sh
 ' '''
 import os, sys
 from pathlib import Path
-from forebay.workers import child, worker_connection
+from forebay.workers.processes import child
+from forebay.workers.wire import worker_connection
 
 def say_hello_and_die(self, message):
     send(self, message)
