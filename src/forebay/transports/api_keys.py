@@ -52,8 +52,12 @@ class KeyHolders:
                     return self._tenants.of(name) if name else None
         return None
 
+    def of_key_in(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant | None:
+        """Return whose the key is in the headers of a call, in lower case, whatever child of it they name."""
+        return self.of(value for name, value in headers if name in _HEADERS) if self._names else None
+
     def in_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant | None:
-        """Return the same for the headers of a call, in lower case, or the child of it that they name.
+        """Return whose the key is in the headers of a call, or the child of it that they name.
 
         Raises:
             InvalidRequest: If they name one as they may not.
@@ -61,7 +65,7 @@ class KeyHolders:
         if not self._names:
             return None
         headers = list(headers)
-        tenant = self.of(value for name, value in headers if name in _HEADERS)
+        tenant = self.of_key_in(headers)
         return self.child_of(tenant, headers) if self.has_children and tenant is not None else tenant
 
     def child_of(self, tenant: Tenant, headers: Iterable[tuple[bytes, bytes]]) -> Tenant:

@@ -31,7 +31,7 @@ def telling_limits(app: ASGIApp, holders: KeyHolders) -> ASGIApp:
     """Return an application that answers as this one, and says what is left of the limits of who calls."""
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = holders.in_headers(scope["headers"])
+        tenant = holders.of_key_in(scope["headers"])  # its children share its limits
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start" and (fields := rate_limit_fields(tenant)):
