@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from forebay.cli.request_head import add_key_flag
 from forebay.cli.server_page import PageMissing, page_of
-from forebay.observe.refusals import RefusalReport
+from forebay.observe.logs.noted_refusals import RefusalReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

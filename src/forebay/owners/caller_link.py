@@ -28,8 +28,8 @@ import msgspec
 
 from forebay.errors import CapacityError, InvalidRequest, TooLarge, Unavailable
 from forebay.observe.logs.named_requests import id_of
+from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.metrics.tenant_accounts import Accounts
-from forebay.observe.refusals import LastRefusals
 from forebay.owners.answer_frames import Answers
 from forebay.owners.apart import refused
 from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation

@@ -5,7 +5,7 @@ import time
 
 from forebay.cli.explain_refusal import lines_of_refusal
 from forebay.errors import QueueFull, TooLate
-from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, Decision, LastRefusals
+from forebay.observe.logs.noted_refusals import MAX_EACH, MAX_ID, MAX_PAIRS, Decision, LastRefusals
 
 
 def full(tenant="", reason="full"):

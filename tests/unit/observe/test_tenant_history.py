@@ -3,10 +3,10 @@
 
 import pytest
 
-from forebay.observe import tenant_history
+from forebay.observe.metrics import tenant_history
 from forebay.observe.metrics.histograms import EndpointMetrics
 from forebay.observe.metrics.tenant_accounts import Accounts
-from forebay.observe.tenant_history import LISTED, MARKS, STEP_S, TenantHistory
+from forebay.observe.metrics.tenant_history import LISTED, MARKS, STEP_S, TenantHistory
 from forebay.types.tenant import OTHER, TenantConfig, Tenants
 
 

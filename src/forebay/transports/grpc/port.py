@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from forebay.observe.logs.access_log import CallListeners
+from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.logs.refusal_log import RefusalLog
-from forebay.observe.refusals import LastRefusals
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
 from forebay.transports.grpc.calls import NEVER

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httptools
 
 from forebay.errors import Unavailable
-from forebay.observe.refusals import LastRefusals
+from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.transports.http.asgi_calls import failed, id_of, path_of
 from forebay.transports.http.asgi_inference import send_answer
 from forebay.transports.http.error_answers import error_answer

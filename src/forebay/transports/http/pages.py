@@ -16,11 +16,11 @@ from starlette.responses import Response
 
 from forebay._version import __version__
 from forebay.errors import Cancelled, ForebayError, InvalidRequest, NotFound
+from forebay.observe.logs.noted_refusals import MAX_EACH, MAX_ID, MAX_PAIRS, LastRefusals
 from forebay.observe.metrics.author_metrics import MetricStore
 from forebay.observe.metrics.exposition import Exposition, Reading, finish_in_turns, pieces
 from forebay.observe.metrics.repository_metrics import RepositoryCollector
 from forebay.observe.metrics.serving_metrics import ServingCollector
-from forebay.observe.refusals import MAX_EACH, MAX_ID, MAX_PAIRS, LastRefusals
 from forebay.protocols import openapi
 from forebay.server import stock_report
 from forebay.server.model_index import in_turns

@@ -14,8 +14,8 @@ from uvicorn.server import ServerState
 
 from forebay.errors import CapacityError, InternalError
 from forebay.observe.logs.access_log import CallListeners
+from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.logs.refusal_log import RefusalLog
-from forebay.observe.refusals import LastRefusals
 from forebay.protocols import native
 from forebay.server.byte_budget import ByteBudget
 from forebay.transports.api_keys import KeyHolders

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from forebay.observe.metrics.exposition import finish_in_turns
 from forebay.observe.metrics.tenant_accounts import Accounts
-from forebay.observe.tenant_history import STEP_S, TenantHistory
+from forebay.observe.metrics.tenant_history import STEP_S, TenantHistory
 from forebay.types.tenant import Tenants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forebay.observe.tenant_history import TenantRow
+    from forebay.observe.metrics.tenant_history import TenantRow
     from forebay.server.app import App
 
 
