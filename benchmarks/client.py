@@ -12,11 +12,11 @@ import httptools
 from benchmarks.work import request_body
 
 
-def post(job: str, path: str, body: bytes | None = None) -> bytes:
-    """Build the bytes of a job's request once, or of another body; they are the same for every one."""
+def post(job: str, path: str, body: bytes | None = None, headers: str = "") -> bytes:
+    """Build the bytes of a job's request once, or of another body; further headers end with a line break each."""
     body = request_body(job) if body is None else body
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    return f"{head}\r\n\r\n".encode() + body
+    return f"{head}\r\n{headers}\r\n".encode() + body
 
 
 class Connection(asyncio.Protocol):

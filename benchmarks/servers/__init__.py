@@ -17,12 +17,15 @@ EVERY_JOB = frozenset(JOBS)
 class Server:
     """How to start one server.
 
-    `every_round` names the jobs where it is measured each round; elsewhere once shows enough.
+    `every_round` names the jobs where it is measured each round; elsewhere once shows enough. `key` is the API key that
+    it is asked with.
     """
 
     name: str
     command: Callable[[str, int], list[str]]
     path: str = "/"
+    key: str = ""
+    start_limit_s: float = 60.0
     every_round: frozenset[str] = EVERY_JOB
     closed_loop: bool = True
     open_loop: bool = False

@@ -13,6 +13,7 @@ import msgspec
 from mosec import Server, Worker
 
 from benchmarks.work import MAX_BATCH, load_counted
+from benchmarks.work.shared import shape
 
 
 class JobWorker(Worker):
@@ -28,5 +29,6 @@ class JobWorker(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(JobWorker, num=1, max_batch_size=MAX_BATCH, max_wait_time=2, timeout=30)
+    largest = shape()[0] if os.environ["BENCH_JOB"] == "shared" else MAX_BATCH
+    server.append_worker(JobWorker, num=1, max_batch_size=largest, max_wait_time=2, timeout=30)
     server.run()

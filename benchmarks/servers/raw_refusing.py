@@ -23,6 +23,7 @@ import uvloop
 
 from benchmarks.servers.raw import Batcher, Bodies, Frames, Http, Start, run_child, start_thread
 from benchmarks.work import COUNTER, COUNTER_ENV, MAX_BATCH, load_counted
+from benchmarks.work.shared import shape
 from benchmarks.work.spin import spin
 
 LATE_S = 0.93
@@ -32,7 +33,7 @@ REFUSAL = b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\n
     len(FULL),
     FULL,
 )
-LARGEST = {"batchmodel": MAX_BATCH, "spin": 1}
+LARGEST = {"batchmodel": MAX_BATCH, "spin": 1, "shared": shape()[0]}
 
 
 class RefusingBatcher(Batcher):

@@ -75,13 +75,14 @@ class Simulation:
         shared: bool,
         seed: int,
         kept: bool = False,
+        max_size: int = MAX_SIZE,
         capacity: int = 4096,
         retry_s: float | None = None,
     ):
         self._loads = loads
         self._a, self._b, self._slots, self._seconds = a, b, slots, seconds
         self._random = random.Random(seed)
-        self._queue = BatchQueue(BatchConfig(max_size=MAX_SIZE, capacity=capacity))
+        self._queue = BatchQueue(BatchConfig(max_size=max_size, capacity=capacity))
         self._retry_s = retry_s
         self._queue.slots = slots
         if shared:
