@@ -59,7 +59,7 @@ def load() -> Predict:
 def batches(folder: Path) -> list[Batch]:
     """Read what all processes have written."""
     decode = msgspec.json.Decoder(Batch).decode
-    return [decode(line) for path in folder.iterdir() for line in path.read_bytes().splitlines()]
+    return [decode(line) for path in folder.iterdir() for line in path.read_bytes().rpartition(b"\n")[0].splitlines()]
 
 
 def is_answer(answer: Any) -> bool:
