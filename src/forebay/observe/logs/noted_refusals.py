@@ -59,7 +59,7 @@ class RefusalReport(msgspec.Struct, omit_defaults=True):
         retry_ms: When the client was told to try again, in milliseconds after that; -1 if nothing was said.
         due_ms: Milliseconds that it had left; None if it stated no deadline.
         predicted_ms: After how many milliseconds its answer would have come, where that was the reason.
-        together: LastRefusals of the same moment that the numbers are of, where more were answered together.
+        together: Refusals of the same moment that the numbers are of, where more were answered together.
     """
 
     id: str
