@@ -97,7 +97,7 @@ def test_calls_of_grpc_have_the_same_limits(served):
         with pytest.raises(grpc.RpcError) as caught:
             infer(tensor, metadata=key, timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "the limit of the tenant 'calls'" in str(caught.value.details())
+        assert "the tenant 'calls' has used up its requests" in str(caught.value.details())
         error: Any = caught.value
         told = dict(error.trailing_metadata())
         assert told["ratelimit"].startswith('"requests";r=0;')

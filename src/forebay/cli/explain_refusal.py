@@ -68,7 +68,7 @@ def lines_of_refusal(refusal: RefusalReport) -> Iterator[str]:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(refusal.at))
     version = f", version {refusal.version}" if refusal.version else ""
     yield f"request {refusal.id}{whose} to {refusal.endpoint}{version}, refused at {at}"
-    yield f"reason: {refusal.reason}: {_WHY.get(refusal.reason, 'a limit')}"
+    yield f"reason: {refusal.reason}: {_WHY.get(refusal.reason, 'the tenant had reached this limit')}"
     own = "" if refusal.own is None or not refusal.tenant else f", {refusal.own} of them of {refusal.tenant}"
     yield f"ahead: {refusal.waiting} samples waited{own}; the queue takes {refusal.capacity}"
     if refusal.due_ms is not None:

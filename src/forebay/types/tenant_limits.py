@@ -136,7 +136,9 @@ class Allowance:
             self._require(rows, request.size, "rows", now)
         if is_stream and self._max_streams is not None:
             if self.streams >= self._max_streams:
-                raise self._reached("open_streams", f"{self.streams} streams are open")
+                raise self._reached(
+                    "open_streams", f"the tenant '{self.tenant}' has {self.streams} open streams, and may have no more"
+                )
             self.streams += 1
             request.reply = _OpenStream(self, request.reply)
         if self._requests is not None:
@@ -161,7 +163,8 @@ class Allowance:
         if most is not None and waiting + size > most:
             if size > most:
                 raise TooLarge(f"the request has {size} samples; at most {most} of the tenant '{self.tenant}' may wait")
-            raise self._reached("waiting_rows", f"{waiting} samples wait")
+            found = f"{waiting} samples of the tenant '{self.tenant}' wait, and at most {most} may"
+            raise self._reached("waiting_rows", found)
 
     def worked(self, seconds: float, now: float) -> None:
         """Use up worker time."""
@@ -171,14 +174,13 @@ class Allowance:
     def _require(self, bucket: TokenBucket, tokens: float, limit: str, now: float) -> None:
         wait_s = bucket.wait_s(tokens, now)
         if wait_s:
-            error = self._reached(limit, f"{_SAID[limit]} are used up")
+            error = self._reached(limit, f"the tenant '{self.tenant}' has used up its {_SAID[limit]}")
             error.retry_at = now + wait_s
             raise error
 
-    def _reached(self, limit: str, found: str) -> LimitReached:
-        return LimitReached(
-            f"{found}, the limit of the tenant '{self.tenant}'; try again later", detail={"limit": limit}
-        )
+    @staticmethod
+    def _reached(limit: str, found: str) -> LimitReached:
+        return LimitReached(f"{found}; try again later", detail={"limit": limit})
 
 
 class _OpenStream:
@@ -199,4 +201,4 @@ class _OpenStream:
 
 
 _UNITS: Final = {"requests": "", "rows": ';qu="rows"'}
-_SAID: Final = {"requests": "the requests", "rows": "the samples", "worker_seconds": "the worker seconds"}
+_SAID: Final = {"requests": "requests", "rows": "samples", "worker_seconds": "worker seconds"}

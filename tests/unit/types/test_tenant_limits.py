@@ -84,7 +84,7 @@ def test_worker_time_is_used_up_afterwards_and_comes_back():
 def test_samples_wait_up_to_a_level():
     allowance = limits_of(LimitsConfig(waiting_rows=10))
     allowance.require_workers(4, 6, 0.0)
-    with pytest.raises(LimitReached, match="7 samples wait"):
+    with pytest.raises(LimitReached, match=r"7 samples of the tenant .* wait, and at most 10 may"):
         allowance.require_workers(4, 7, 0.0)
     with pytest.raises(TooLarge, match="at most 10"):
         allowance.require_workers(11, 0, 0.0)
