@@ -15,6 +15,7 @@ import pytest
 from tests.compat.pipeline.op_items import Item, opened, request, requests, run_one, told
 from tests.waiting import PATIENCE_S
 
+from forebay.batching.bill import divide
 from forebay.errors import ModelError, Unavailable
 from forebay.surfaces.pipeline.codes import CustomException, CustomExceptionCode, ProductErrCode, err_of
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op
@@ -25,6 +26,7 @@ from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import RunnerSpec, WorkerContext
 from forebay.workers.user_calls.cancel import is_cancelled
+from forebay.workers.user_calls.phases import needed
 from forebay.workers.wire.objects import packed
 
 ROOT = str(Path(__file__).parents[3])
@@ -256,6 +258,28 @@ def test_a_batch_that_failed_can_be_run_one_by_one() -> None:  # P86
     first, second, third = runner.run(requests(rows(1), rows(2), rows(3)))
     assert (first["y"].tolist(), third["y"].tolist()) == ([2], [6])
     assert told(second)[0] == 10000
+
+
+def test_the_runs_of_a_failed_batch_one_by_one_are_paid_by_what_failed() -> None:  # P86
+    class Slow(FailsAtTwo):
+        def process(self, feed_batch: Any, typical_logid: Any = 0) -> Any:
+            time.sleep(0.004)
+            return super().process(feed_batch, typical_logid)
+
+    runner = opened(Slow("slow"), run_process=True, isolate_failures=True)
+    own_s: list[float] = []
+    token = needed.set(own_s)
+    try:
+        items = [Request(item.body, print, item.params) for item in requests(rows(1), rows(2), rows(3))]
+        started = time.monotonic()
+        runner.run(items)
+        batch = EntryBatch(items, None, 3, model_s=time.monotonic() - started, own_s=own_s)
+    finally:
+        needed.reset(token)
+    first, second, third = divide(batch, None)
+    assert first + second + third == pytest.approx(batch.model_s, abs=1e-9)
+    assert second - first == pytest.approx(second - third)
+    assert second - first >= 0.012 - 1e-9  # the three runs alone
 
 
 def test_a_list_that_failed_can_be_run_one_by_one() -> None:  # P86, P44

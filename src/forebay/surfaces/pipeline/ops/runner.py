@@ -21,6 +21,7 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.graph.values import inputs_of
 from forebay.remote_servers.servers import PARENT, parent
+from forebay.serving.models.sample_times import SampleTimes
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, is_time_out
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, overrides
@@ -29,6 +30,7 @@ from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.runner import Runner
 from forebay.workers.user_calls.hanging_calls import BoundedCalls, Late
+from forebay.workers.user_calls.phases import needed
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
@@ -186,6 +188,7 @@ class _Sample(msgspec.Struct):
     """One request on its way through the hooks.
 
     Attributes:
+        place: Its place in the batch.
         data_id: Its number in this server.
         log_id: The number the client gave it.
         inputs: What the hooks see as `input_dicts`.
@@ -195,6 +198,7 @@ class _Sample(msgspec.Struct):
         outcome: A result or a failure.
     """
 
+    place: int
     data_id: int
     log_id: int
     inputs: Mapping[str, Any] = {}
@@ -222,6 +226,8 @@ class OpRunner(Runner):
         self._calls = BoundedCalls()
         self._is_worn = False
         self._has_left_client = False
+        self._times: SampleTimes | None = None
+        """The calls of the batch that runs, where they may be several and somebody asks what they cost."""
         self._op: Op | None = None
         self._hooks: OpHooks | None = None
 
@@ -243,10 +249,14 @@ class OpRunner(Runner):
             self._renew()
         except ForebayError as failed:
             return [Failure(failed)] * len(items)
-        samples = [self._prepared(item) for item in items]
+        own_s = needed.get() if self._settings.isolate_failures else None
+        self._times = None if own_s is None else SampleTimes(None)
+        samples = list(map(self._prepared, range(len(items)), items))
         live = [sample for sample in samples if sample.outcome is None]
         if self._has_process(self._op):
             self._process([sample for sample in live if not sample.skips])
+        if own_s is not None and self._times is not None:
+            own_s += self._times.seconds([sample.outcome for sample in samples])
         for sample in live:
             if sample.outcome is None:
                 self._finish(sample)
@@ -293,9 +303,9 @@ class OpRunner(Runner):
     def _has_process(self, op: Op) -> bool:
         return op.client is not None or (self._settings.run_process and overrides(op, "process"))
 
-    def _prepared(self, item: Item) -> _Sample:
+    def _prepared(self, place: int, item: Item) -> _Sample:
         assert self._hooks is not None
-        sample = _Sample(item.params.get("data_id", 0), item.params.get("log_id", 0))
+        sample = _Sample(place, item.params.get("data_id", 0), item.params.get("log_id", 0))
         started = time.monotonic()
         try:
             sample.inputs = self._inputs(item)
@@ -341,7 +351,7 @@ class OpRunner(Runner):
         """Run samples that share a call."""
         started = time.monotonic()
         try:
-            shares = self._split(self._ask(feed_batch, members[0].typical), split)
+            shares = self._shares(members, feed_batch, split)
         except ForebayError as failed:
             if len(members) > 1 and self._settings.isolate_failures and not is_time_out(failed):
                 alone = _the_only if self._settings.batch_style == "list" else _splitter([])
@@ -354,6 +364,17 @@ class OpRunner(Runner):
             for sample, share in zip(members, shares, strict=True):
                 sample.fetched = share
         self._note("midp", started, members)
+
+    def _shares(
+        self, members: Sequence[_Sample], feed_batch: list[Any], split: Callable[[Any], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """Call `process` for samples and cut its result apart; note how long that took."""
+        started = time.monotonic()
+        try:
+            return self._split(self._ask(feed_batch, members[0].typical), split)
+        finally:
+            if self._times is not None:
+                self._times.ran([sample.place for sample in members], time.monotonic() - started)
 
     def _run_parts(self, sample: _Sample, parts: Sequence[dict[str, Any]]) -> None:
         """Run the dicts of one sample one after the other."""
