@@ -20,13 +20,17 @@ from tests.waiting import PATIENCE_S, reached
 
 import forebay
 from forebay import SKIP, ConfigError, Last, Model, compose, either, node
+from forebay.batching.queue import BatchConfig
 from forebay.graph.composition.border import WirePool
 from forebay.graph.composition.compose import Composition
 from forebay.graph.composition.types_fit import element_of, fits, spell
 from forebay.graph.spec import NodeSpec
 from forebay.server.config import Overrides
+from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.native.compositions import GraphTarget, serve_composition, unserved
+from forebay.testing import ManualPool
 from forebay.types.call import Request
+from forebay.workers.wire.objects import Packed, dump, pack
 
 INLINE = Overrides(worker_kind="inline")
 PARAMS = {"in": "json", "out": "json"}
@@ -807,6 +811,71 @@ def test_who_is_late_is_told_in_which_node():
         await endpoint.drain(PATIENCE_S)
 
     asyncio.run(main())
+
+
+def test_equal_requests_to_a_model_run_once_inside_of_a_graph():
+    gate, ran = threading.Event(), []
+
+    class Shared(Model):
+        single_flight = "tenant"
+        max_batch_size = 1
+
+        def predict(self, batch: list[list[int]]) -> list[list[int]]:
+            assert gate.wait(PATIENCE_S)
+            ran.append(batch)
+            return batch
+
+    @node
+    def parity(number: int) -> list[int]:
+        return [number % 2]
+
+    shared = node(Shared)
+    composition = compose(name="g")(lambda number: shared(parity(number)))
+    served = serve_composition(
+        GraphTarget(composition, Path(__file__), "", Overrides(worker_kind="thread"), {"worker_kind"})
+    )
+    assert (
+        serve_composition(GraphTarget(composition, Path(__file__), "", Overrides(single_flight="off"), ()))
+        .nodes["shared"]
+        .config.single_flight
+        == "off"
+    )
+
+    async def main():
+        await served.endpoint.start()
+        found = asyncio.gather(*(served.endpoint.call(b"%d" % number, params=PARAMS) for number in range(8)))
+        await reached(lambda: served.nodes["shared"].in_flight == 8)
+        gate.set()
+        assert await found == [b"[0]", b"[1]"] * 4
+        await served.endpoint.drain(PATIENCE_S)
+
+    asyncio.run(main())
+    assert sorted(ran) == [[[0]], [[1]]]
+    assert served.nodes["shared"].metrics.shared == 6
+
+
+def test_equal_values_from_other_processes_are_equal_requests():
+    pool = ManualPool(0)
+    endpoint = Endpoint(EndpointConfig(name="n", single_flight="all"), BatchConfig(max_size=4, idle="go"), pool)
+
+    async def main():
+        await endpoint.start()
+        for made in (lambda: pack({"x": [1]}), lambda: {"x": Packed(dump([1]))}):
+            before = endpoint.waiting
+            for _ in range(3):
+                endpoint.submit(Request(body=made(), reply=lambda *_: None))
+            assert endpoint.waiting == before + 1
+        await endpoint.drain(0.0)
+
+    asyncio.run(main())
+
+
+def test_a_graph_as_a_whole_shares_no_runs_and_says_what_does():
+    with pytest.raises(ConfigError, match="set single_flight in the classes of those"):
+        serve_composition(GraphTarget(alone(decode), Path(__file__), "", Overrides(single_flight="all"), ()))
+    streams = type("Streams", (Streams,), {"single_flight": "all"})
+    with pytest.raises(ConfigError, match="node 'streams': single_flight is 'all' and its predict streams"):
+        serve_composition(GraphTarget(alone(node(streams)), Path(__file__), "", INLINE, ()))
 
 
 @node

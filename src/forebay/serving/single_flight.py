@@ -22,6 +22,7 @@ from forebay.types.call import ALONE, Failure, Media, Request, Slice
 from forebay.types.context import PARAM
 from forebay.types.fingerprint import content_of, digest_of
 from forebay.workers.user_calls.user_code import attempt
+from forebay.workers.wire.objects import Packed
 
 if TYPE_CHECKING:
     import asyncio
@@ -166,7 +167,11 @@ class Flights:
         if request.key is ALONE or PARAM in request.params or len(self._of) >= self._most:
             return None
         tenant = None if self._is_for_all else _name(request.tenant)
-        return content_of(tenant, request.size, request.params, request.body)
+        body = request.body
+        if type(body) is dict:  # the inputs of a node of a graph
+            inputs = cast("dict[str, Any]", body)
+            body = {name: value.parts if type(value) is Packed else value for name, value in inputs.items()}
+        return content_of(tenant, request.size, request.params, body)
 
     def _join(self, flight: _Flight, request: Request, now: float) -> None:
         """Make a request a member; the slice moves if the request would leave the queue earlier by itself.

@@ -23,6 +23,7 @@ from forebay.surfaces.native.model_options import (
     devices_of,
     isolates,
     seats_of,
+    single_flight_of,
     times_of,
     workers_of,
 )
@@ -103,7 +104,8 @@ def serve_composition(target: GraphTarget) -> Served:
     composition, overrides = target.composition, target.overrides
     settings, graph = composition.settings, composition.graph
     if overrides.single_flight not in {None, "off"}:
-        msg = f"{composition.name} is a graph, in which equal requests do not share a run; leave out --single-flight"
+        msg = f"{composition.name} is a graph, of which only models can share runs; leave out --single-flight, and set "
+        msg += "single_flight in the classes of those that are to"
         raise ConfigError(msg)
     wire = Wire(composition)
     endpoints = _endpoints(target)
@@ -183,6 +185,7 @@ def _endpoint(call: NodeCall, target: GraphTarget) -> Endpoint:
         timeout_s=composition.settings.timeout_ms / 1000,
         max_timeout_s=float("inf"),  # the graph has one
         streams=node.model_settings.streams,
+        single_flight=single_flight_of(f"node '{node.name}'", node.model_settings, target.overrides),
     )
     keys = None
     if node.key_of is not None:
