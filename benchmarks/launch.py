@@ -47,8 +47,12 @@ def need(**packages: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Give servers and helpers this repository's code, whatever is installed, and one thread for linear algebra."""
-    return {**os.environ, **SINGLE_THREADED, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    """Give servers and helpers this repository's code, whatever is installed, and one thread for linear algebra.
+
+    Their output is buffered: without a buffer Python drops what a pipe does not take at once, and after a loop of
+    uvloop's has run, that is all beyond 64 KiB.
+    """
+    return {**os.environ, **SINGLE_THREADED, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PYTHONUNBUFFERED": ""}
 
 
 @dataclass
