@@ -24,7 +24,7 @@ from typing import Any
 from forebay.protocols.native import PARAMS
 from forebay.server.config import Overrides
 from forebay.serving.endpoint import Endpoint
-from forebay.surfaces.native import serve_model
+from forebay.surfaces.native.model_endpoint import serve_model
 
 MODEL = Path(__file__).resolve().parents[1] / "examples" / "sentence-vectors" / "model.py"
 SHORTEST, LONGEST = 4, 150

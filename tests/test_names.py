@@ -81,3 +81,12 @@ def test_few_names_of_modules_stand_in_two_rooms(modules):
     twice = {own for own, rooms in homes.items() if len([one for one in rooms if f"{one}.{own}" not in packages]) > 1}
     # What several doors or surfaces have alike is called alike: each has its `config`, its `runner`, its `shim`.
     assert len(twice) <= 25, sorted(twice)
+
+
+def test_code_stands_in_modules_that_are_named_for_it():
+    doors = {"forebay", "forebay.cluster", "forebay.openai", "forebay_target"}  # what users import, with its pages
+    lines = {
+        ".".join(path.parent.relative_to(SOURCE).parts): path.read_bytes().count(b"\n")
+        for path in SOURCE.rglob("__init__.py")
+    }
+    assert {package: count for package, count in lines.items() if count > 40 and package not in doors} == {}

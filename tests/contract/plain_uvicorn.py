@@ -13,7 +13,7 @@ import uvicorn
 
 from forebay.cli.serve import add_options, options_of
 from forebay.observe.logs.log import configure
-from forebay.surfaces import build
+from forebay.surfaces.lookup import build
 
 
 async def serve(parsed):

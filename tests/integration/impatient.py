@@ -12,7 +12,7 @@ import msgspec
 
 from forebay.cli.serve import add_options, options_of
 from forebay.observe.logs.log import configure
-from forebay.surfaces import build
+from forebay.surfaces.lookup import build
 from forebay.transports.http.listener import HttpListener
 from forebay.transports.http.port import HttpPort
 from forebay.transports.server import Server

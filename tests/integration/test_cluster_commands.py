@@ -12,7 +12,7 @@ from tests.ports import free_port
 
 from forebay.cli import serve
 from forebay.errors import ConfigError
-from forebay.surfaces import deployment
+from forebay.surfaces.lookup import deployment
 
 MODEL = """
 import forebay

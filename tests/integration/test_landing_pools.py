@@ -16,7 +16,7 @@ from tests.models.spying import MARK
 from forebay.protocols.kserve.messages import SERVICE
 from forebay.server.app import App
 from forebay.server.config import Overrides
-from forebay.surfaces.native import serve_target
+from forebay.surfaces.native.target_models import serve_target
 from forebay.transports.grpc.kserve import KServe
 from forebay.workers.memory.landing import HERE
 

@@ -12,7 +12,7 @@ from tests.misbehave.who import cells, who
 
 from forebay.errors import ModelError
 from forebay.server.config import Overrides
-from forebay.surfaces.native import serve_model
+from forebay.surfaces.native.model_endpoint import serve_model
 from forebay.surfaces.pipeline.dag import served_graph
 from forebay.workers.pools import inline
 from forebay.workers.processes import supervisor

@@ -22,11 +22,12 @@ from tests.waiting import reached as eventually
 
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
 from forebay.surfaces.contract import Options
-from forebay.surfaces.native import NativeSurface, serve_model
 from forebay.surfaces.native.compositions import GraphTarget, serve_composition
+from forebay.surfaces.native.model_endpoint import serve_model
 from forebay.surfaces.native.servings import serve_serving
-from forebay.surfaces.nucleus import NucleusSurface
+from forebay.surfaces.native.surface import NativeSurface
 from forebay.surfaces.nucleus.http import POST_KEY
+from forebay.surfaces.nucleus.surface import NucleusSurface
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

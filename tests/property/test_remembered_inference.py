@@ -17,7 +17,7 @@ from forebay.protocols.kserve.messages import messages
 from forebay.server.app import App
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.tensor_face import TensorRequest, outcome_of, tensors_of
-from forebay.surfaces.native import serve_target
+from forebay.surfaces.native.target_models import serve_target
 from forebay.transports.grpc.model_infer import InferMethods
 from forebay.transports.http.kserve_calls import InferRoute
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from forebay.surfaces import _why_unknown
+from forebay.surfaces.lookup import _why_unknown
 from forebay.surfaces.native.repositories import name_of
 
 

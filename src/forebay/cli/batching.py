@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     from forebay.cli.flags import add_flag
     from forebay.server.config import ProcessConfig
-    from forebay.surfaces.batching_service import BatchingSettings
+    from forebay.surfaces.batching_service.service_settings import BatchingSettings
     from forebay.types.settings import declared
 
     parser = commands.add_parser(
@@ -60,8 +60,8 @@ def add_parser(commands: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Serve until stopped."""
     from forebay.observe.logs.log import configure, tell
-    from forebay.surfaces.batching_service import BatchingSettings
     from forebay.surfaces.batching_service.app import BatchingApp
+    from forebay.surfaces.batching_service.service_settings import BatchingSettings
     from forebay.transports.server import Server
 
     configure(parsed.log_level, parsed.log_format or ("text" if sys.stderr.isatty() else "json"))

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Build the project and print its summary, or draw its graphs."""
-    from forebay.surfaces import build
+    from forebay.surfaces.lookup import build
     from forebay.surfaces.project_server import require_ports
 
     options = options_of(parsed)

@@ -75,7 +75,7 @@ def deploy(options: Options) -> int:
 
     from forebay.cluster.ray_program import Job
     from forebay.observe.logs.log import tell
-    from forebay.surfaces import deployment
+    from forebay.surfaces.lookup import deployment
 
     assert options.cluster.address is not None
     wanted, packed = deployment(options.target, options)

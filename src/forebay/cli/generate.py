@@ -97,9 +97,9 @@ def run(parsed: argparse.Namespace) -> int:
     """Write the files and say so."""
     import msgspec
 
-    from forebay.surfaces import recipe as recipe_for
     from forebay.surfaces.container.files import files_of, next_commands, write
     from forebay.surfaces.container.wanted import Wanted
+    from forebay.surfaces.lookup import recipe as recipe_for
     from forebay.surfaces.native.config import read_config
 
     options = options_of(parsed, {})
@@ -140,8 +140,8 @@ def _on_ray(recipe: Recipe, options: Options, parsed: argparse.Namespace) -> Rec
     Raises:
         ConfigError: If the project cannot run on Ray.
     """
-    from forebay.surfaces import deployment
     from forebay.surfaces.container.ray_cluster import on_ray
+    from forebay.surfaces.lookup import deployment
 
     if parsed.split:
         raise ConfigError("--ray, --split: Ray decides where owners and workers run, so give one of the two")

@@ -107,7 +107,7 @@ def _served(parsed: argparse.Namespace) -> int:
     from forebay.machine.part import take_part
     from forebay.observe.logs.log import configure, tell
     from forebay.observe.traces.otel import tracing
-    from forebay.surfaces import build, surface_of
+    from forebay.surfaces.lookup import build, surface_of
     from forebay.surfaces.project_server import server_of
     from forebay.transports.binding import require_free
 
@@ -157,7 +157,8 @@ def _served(parsed: argparse.Namespace) -> int:
 def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) -> int:
     """Serve as one owner and several fronts."""
     from forebay.machine.fronts import DividedServer
-    from forebay.surfaces.parts import lends, require_divisible
+    from forebay.surfaces.lookup import require_divisible
+    from forebay.surfaces.parts import lends
 
     require_divisible(options)
     http = options.http

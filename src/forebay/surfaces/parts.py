@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from forebay.errors import ConfigError
 from forebay.owners.front_counts import CountsOfFronts, CountsTeller
 from forebay.owners.front_door import FrontDoor
 from forebay.server.config import AttachConfig, Overrides, RepositoryConfig
-from forebay.surfaces import surface_of
 from forebay.transports.binding import ListeningPlace
 from forebay.transports.grpc.kserve_port import KServePort, OwnerAt
 from forebay.transports.http.forwarding import HttpForwarding
@@ -25,33 +23,6 @@ if TYPE_CHECKING:
 
 _FRAME_BYTES: Final = 1 << 24
 """What a frame may have beside the longest body."""
-
-
-def require_divisible(options: Options) -> None:
-    """Check that a server can be divided into fronts and an owner.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    surface = surface_of(options.target)
-    if surface is not None and surface.name != "native":
-        raise ConfigError(
-            f"--fronts divides a server of forebay's own models; {options.target} is a {surface.name} project, which "
-            "is served whole: leave out --fronts"
-        )
-    if options.cluster.address is not None:
-        raise ConfigError(
-            "--fronts divides a server on one machine, and --cluster places its parts on many; leave one out"
-        )
-    if options.attach.owners or options.owned:
-        raise ConfigError(
-            "--fronts divides a server that has its models itself, and --owner names another server that has them; "
-            "leave one of them out"
-        )
-    if options.http.shared_memory:
-        raise ConfigError(
-            "--shared-memory is kept by one process, and with --fronts a request may reach another; leave one out"
-        )
 
 
 def lends(options: Options) -> bool:

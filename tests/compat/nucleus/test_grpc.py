@@ -20,10 +20,10 @@ from tests.waiting import PATIENCE_S, eventually
 from forebay.errors import ConfigError, ModelError
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options
-from forebay.surfaces.nucleus import NucleusSurface
 from forebay.surfaces.nucleus.config import read_config
 from forebay.surfaces.nucleus.proto import compiled
 from forebay.surfaces.nucleus.rpc_runner import RpcRunner
+from forebay.surfaces.nucleus.surface import NucleusSurface
 from forebay.workers.runner import WorkerContext
 
 PROTO = """

@@ -13,8 +13,8 @@ from tests.waiting import PATIENCE_S
 from forebay.errors import ConfigError
 from forebay.server.config import HttpConfig, Overrides
 from forebay.surfaces.contract import Options
-from forebay.surfaces.nucleus import NucleusSurface
 from forebay.surfaces.nucleus.readiness import Readiness
+from forebay.surfaces.nucleus.surface import NucleusSurface
 from forebay.types.call import ALONE, Request
 from forebay.workers.pools.process_pool import ProcessPool
 

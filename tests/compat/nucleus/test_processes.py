@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE_S
 
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options
-from forebay.surfaces.nucleus import NucleusSurface
+from forebay.surfaces.nucleus.surface import NucleusSurface
 from forebay.types.call import ALONE
 
 HANDLER = """

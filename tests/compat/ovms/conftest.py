@@ -13,8 +13,8 @@ from tests.waiting import PATIENCE_S
 from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
 from forebay.server.config import HttpConfig, Overrides, RepositoryConfig
 from forebay.serving.tensor_face import parameters_of, tensors_of
-from forebay.surfaces import build
 from forebay.surfaces.contract import Options
+from forebay.surfaces.lookup import build
 from forebay.types.call import Failure
 from forebay.types.tensor import Tensor
 

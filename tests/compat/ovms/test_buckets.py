@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S, reached
 
 from forebay.errors import ConfigError, NotFound
 from forebay.server.config import RepositoryConfig
-from forebay.surfaces import build
+from forebay.surfaces.lookup import build
 
 pytestmark = pytest.mark.anyio
 pytest.importorskip("openvino")

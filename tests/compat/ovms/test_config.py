@@ -13,7 +13,7 @@ from tests.compat.ovms.conftest import config, one_node, write
 
 from forebay.cli.main import main
 from forebay.errors import ConfigError
-from forebay.surfaces import surface_of
+from forebay.surfaces.lookup import surface_of
 from forebay.surfaces.ovms.config import file_of, read_target
 from forebay.surfaces.ovms.model_versions import ModelEntry, versions_in
 

@@ -24,7 +24,7 @@ from tests.waiting import reached
 
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.server.kserve_facts import is_model_ready
-from forebay.surfaces import build
+from forebay.surfaces.lookup import build
 from forebay.surfaces.ovms.stream_values import ExecutionFailed
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from tests.ports import free_port
 
 from forebay.errors import ConfigError
 from forebay.server.config import HttpConfig
-from forebay.surfaces import build
 from forebay.surfaces.contract import Options
+from forebay.surfaces.lookup import build
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.dag.served_graph import ServedGraph
 from forebay.surfaces.pipeline.dag.wiring import wire

@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S
 from forebay.protocols.kserve.messages import SERVICE, messages
 from forebay.server.app import App
 from forebay.server.config import Overrides
-from forebay.surfaces.native import serve_target
+from forebay.surfaces.native.target_models import serve_target
 from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
 

@@ -8,8 +8,8 @@ from tests.integration.kserve.served import KServed, M, ask, infer, output, refu
 
 from forebay.server.app import App
 from forebay.server.config import Overrides, RepositoryConfig
-from forebay.surfaces.native import serve_target
 from forebay.surfaces.native.repositories import stock
+from forebay.surfaces.native.target_models import serve_target
 from forebay.transports.grpc.kserve import KServe
 
 CODE = """

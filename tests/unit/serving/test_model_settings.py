@@ -14,7 +14,7 @@ from forebay.errors import ConfigError
 from forebay.server.config import Overrides
 from forebay.serving.models.model import Model, settings_of
 from forebay.serving.models.model_runner import runner_for
-from forebay.surfaces.native import serve_model
+from forebay.surfaces.native.model_endpoint import serve_model
 from forebay.types.settings import declared
 from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.runner import WorkerContext

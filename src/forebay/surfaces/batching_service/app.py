@@ -21,7 +21,7 @@ from forebay.workers.wire.address import parse_address
 from forebay.workers.wire.worker_listener import VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
-    from forebay.surfaces.batching_service import BatchingSettings
+    from forebay.surfaces.batching_service.service_settings import BatchingSettings
 
 NAME: Final = "batching"
 

@@ -12,11 +12,11 @@ from forebay.errors import ConfigError
 from forebay.graph.composition.compose import Composition
 from forebay.server.config import HttpConfig, Overrides
 from forebay.serving.models.model import Model
-from forebay.surfaces import build
-from forebay.surfaces.native import Built, built_of, project_of, serve_target
+from forebay.surfaces.lookup import build
 from forebay.surfaces.native.compositions import GraphTarget, serve_composition
 from forebay.surfaces.native.fresh_modules import fresh_modules
 from forebay.surfaces.native.target_file import split_target
+from forebay.surfaces.native.target_models import Built, built_of, project_of, serve_target
 from forebay.surfaces.options import Side, options_of
 from forebay.types.did_you_mean import nearest
 from forebay.types.settings import declared

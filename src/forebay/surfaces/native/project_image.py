@@ -10,7 +10,8 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.repository.repository_address import is_address
 from forebay.serving.models.model import defined_models, settings_of
-from forebay.surfaces.container.recipe import Recipe, SplitModel, inside, recipe_of
+from forebay.surfaces.container.project_recipe import recipe_of
+from forebay.surfaces.container.recipe import Recipe, SplitModel, inside
 from forebay.surfaces.native.config import FILE
 from forebay.surfaces.native.model_options import named
 from forebay.surfaces.native.target_file import import_file, split_target

@@ -54,7 +54,7 @@ class PipelineSurface:
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs, which the script says."""
-        from forebay.surfaces.container.recipe import recipe_of
+        from forebay.surfaces.container.project_recipe import recipe_of
         from forebay.surfaces.pipeline.logs import FOLDER
 
         path = Path(target).absolute()

@@ -99,7 +99,7 @@ class VentuSurface:
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs."""
-        from forebay.surfaces.container.recipe import recipe_of
+        from forebay.surfaces.container.project_recipe import recipe_of
 
         path, _ = _split(target)
         inner = (target[len(str(path.parent)) + 1 :] if str(path.parent) != "." else target,)
