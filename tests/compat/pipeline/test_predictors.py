@@ -611,9 +611,7 @@ def is_running(pid):
 
 
 def pids_of(client):
-    from forebay.surfaces.pipeline.predictors.model_processes import _shared
-
-    return [pid for host, _ in _shared.values() for pid in host.pids]
+    return client._hosted._host.value.pids
 
 
 def test_a_model_service_is_started_where_there_are_no_endpoints(hosted, eventually):  # P113
@@ -734,7 +732,7 @@ import os, sys, time
 from forebay.surfaces.pipeline.predictors.model_processes import take_host
 from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 host = take_host(LocalConf(model_config=sys.argv[1], client_type="brpc"), None)
-print(host.pids[0], flush=True)
+print(host.value.pids[0], flush=True)
 time.sleep(60)
 """
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
+from forebay.repository.cache import Cache
 from forebay.runtimes.signature import LOD, Value, named
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.predictors import prediction_runner
@@ -32,6 +32,7 @@ from forebay.workers.wire import objects
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.repository.cache import Lease
     from forebay.runtimes.signature import Feed, Var
     from forebay.surfaces.pipeline.predictors.model_settings import LocalConf, PredictorSettings
 
@@ -137,37 +138,23 @@ class ModelHost:
             self._answered_since = died
 
 
-_lock = threading.Lock()
-_shared: dict[bytes, tuple[ModelHost, int]] = {}
+_hosts: Final[Cache[ModelHost]] = Cache("processes of models", ModelHost.stop, max_count=0, may_exceed=True)
+"""The hosts that are in use in this process: one that nobody uses any more is stopped."""
 
 
-def take_host(conf: LocalConf, index: int | None) -> ModelHost:
-    """Return the host of a model in this process, started if nobody had it; `leave_host` gives it back.
+def take_host(conf: LocalConf, index: int | None) -> Lease[ModelHost]:
+    """Return the use of a model's host in this process, started if nobody had it; the last one to give it back ends it.
 
     Raises:
         ModelError: If it cannot be started.
     """
-    with _lock:
-        host, users = _shared.get(_key(conf, index), (None, 0))
-        if host is None:
-            host = ModelHost(conf, index)
-            host.start()
-        _shared[_key(conf, index)] = host, users + 1
+
+    def started() -> ModelHost:
+        host = ModelHost(conf, index)
+        host.start()
         return host
 
-
-def leave_host(conf: LocalConf, index: int | None) -> None:
-    """Give back a host; the last one to do so ends it."""
-    with _lock:
-        host, users = _shared.pop(_key(conf, index))
-        if users > 1:
-            _shared[_key(conf, index)] = host, users - 1
-            return
-    host.stop()
-
-
-def _key(conf: LocalConf, index: int | None) -> bytes:
-    return msgspec.json.encode([conf, index])
+    return _hosts.take(msgspec.json.encode([conf, index]).decode(), 0, started)
 
 
 class _HostedModel:
@@ -176,7 +163,6 @@ class _HostedModel:
     def __init__(self, conf: LocalConf, index: int | None, timeout_s: float) -> None:
         self._host = take_host(conf, index)
         self._timeout_s = timeout_s
-        self._leave: Callable[[], None] | None = partial(leave_host, conf, index)
 
     def signature(self) -> None:
         """Say nothing: the process knows."""
@@ -186,12 +172,10 @@ class _HostedModel:
         return [Value(found[var.alias], found.get(var.alias + LOD)) for var in fetch]
 
     def run_all(self, feed: Feed, id: int, fetch: Sequence[str] = ()) -> dict[str, Any]:
-        return self._host.ask(feed, fetch, id, self._timeout_s)
+        return self._host.value.ask(feed, fetch, id, self._timeout_s)
 
     def close(self) -> None:
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+        self._host.release()
 
 
 class HostedClient(ModelClient):
