@@ -21,12 +21,11 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ConfigError
-from forebay.repository.file_watching import one_version
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.surfaces.pipeline.fronts.pipeline_client import PipelineClient
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp
 from forebay.surfaces.pipeline.predictors import LocalConf, LocalServiceHandler, PredictorSettings, client_for
-from forebay.surfaces.pipeline.predictors.client_watching import ModelWatch, watch_of
+from forebay.surfaces.pipeline.predictors.client_watching import ModelWatch, one_version, watch_of
 from forebay.surfaces.pipeline.predictors.model_client import ModelClient
 
 X = np.array([[1.0, 2.0, 3.0]], np.float32)

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.graph.values import inputs_of
-from forebay.repository.file_watching import one_version
+from forebay.surfaces.pipeline.predictors.client_watching import one_version
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
 from forebay.workers.runner import Runner

@@ -11,7 +11,7 @@ from forebay.remote_servers.grpc_calls import GrpcCalls
 from forebay.remote_servers.servers import ServerAddress, Servers
 from forebay.runtimes.signature import one_feed
 from forebay.surfaces.pipeline.codes import CustomExceptionCode
-from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
+from forebay.surfaces.pipeline.predictors.model_client import Predictor
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
@@ -20,7 +20,7 @@ _PROFILE: Final = "pipeline.profile"
 """Where a pipeline puts the times it took."""
 
 
-class ChainedClient(NumberedClient):
+class ChainedClient(Predictor):
     """Asks the same pipeline on several servers. Texts and arrays go as texts, as its own clients send them."""
 
     takes_text = True

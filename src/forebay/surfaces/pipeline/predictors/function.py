@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from forebay.errors import ConfigError, InvalidRequest, RunnerFailed
 from forebay.runtimes.signature import LOD, one_feed
-from forebay.surfaces.pipeline.predictors.model_client import NumberedClient
+from forebay.surfaces.pipeline.predictors.model_client import Predictor
 from forebay.types.failures import trace_of, words_of
 from forebay.workers.user_calls.user_code import caught, close, user_code
 
 
-class FunctionClient(NumberedClient):
+class FunctionClient(Predictor):
     """Calls the function, which decides itself what it takes and gives, so names are checked only on the way back."""
 
     takes_text = True

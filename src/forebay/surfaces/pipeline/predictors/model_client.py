@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import (
     ConfigError,
@@ -33,15 +33,17 @@ _NUMBERS: Final = (
 """What a pipeline calls the errors of models and of those who are asked for predictions."""
 
 
-class Predictor(Protocol):
-    """What an op asks for predictions.
+class Predictor(ABC):
+    """What an op asks for predictions; the errors of every kind of model get a pipeline's numbers here.
 
     Attributes:
         is_shared: Whether any number of calls may use it at a time, each of which ends by itself: one that is late
             may be left alone with it.
+        takes_text: Whether it takes texts beside arrays.
     """
 
-    is_shared: bool
+    is_shared = False
+    takes_text = False
 
     def predict(
         self,
@@ -66,26 +68,6 @@ class Predictor(Protocol):
                 values that are no arrays of its types, 6000 if it does not answer in time, 9000 if it fails or nobody
                 answers.
         """
-        ...
-
-    def close(self) -> None:
-        """Let go of the model, or of the connections to it."""
-        ...
-
-
-class NumberedClient(ABC):
-    """A `Predictor` whose errors have a pipeline's numbers; they get them here."""
-
-    is_shared = False
-
-    def predict(
-        self,
-        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-    ) -> dict[str, Any]:
-        """Ask the model, as `Predictor.predict`."""
         try:
             return self.ask(feed, fetch, batch, log_id)
         except ForebayError as problem:
@@ -93,11 +75,11 @@ class NumberedClient(ABC):
 
     @abstractmethod
     def ask(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> dict[str, Any]:
-        """Do the same; errors may have no number."""
+        """Ask the model; errors may have no number."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of the model, or of the connections to it."""
 
 
 def numbered(problem: ForebayError) -> ForebayError:
@@ -108,14 +90,8 @@ def numbered(problem: ForebayError) -> ForebayError:
     return problem if code is None else error(code.value, problem.message, trace=problem.trace)
 
 
-class ModelClient(NumberedClient):
-    """Checks, casts and renames what goes to a backend and what comes from it.
-
-    Attributes:
-        takes_text: Whether it takes texts beside arrays.
-    """
-
-    takes_text = False
+class ModelClient(Predictor):
+    """Checks, casts and renames what goes to a backend and what comes from it."""
 
     def __init__(
         self, backend: Backend, signature: Signature | None, wanted: Sequence[str], *, is_shared: bool = False
