@@ -98,6 +98,50 @@ def test_trailers_over_grpc_and_the_access_log_say_it(served):
     eventually(lambda: f'"cost_ms":{worker_ms}' in served.log.replace(" ", ""), "the line of the call")
 
 
+def ask_for_words(served, key, *, stream=False):
+    asked = {"model": "words", "stream": stream, "messages": [{"role": "user", "content": "to be"}]}
+    return served.client.post("/v1/chat/completions", json=asked, headers=headers(key))
+
+
+def tokens_had(served, tenant):
+    """The tokens that a tenant had so far, as the metrics say."""
+    text = served.client.get("/metrics", headers=headers("key-a")).text
+    found = re.findall(r'forebay_tenant_tokens_total\{endpoint="(.*?)",kind="(.*?)",tenant="(.*?)",.*?\} (\S+)', text)
+    return {(name, kind): float(count) for name, kind, whose, count in found if whose == tenant}
+
+
+def test_tokens_are_in_the_bill(served):
+    before = tokens_had(served, "team-b")
+    whole = ask_for_words(served, "key-b")
+    assert whole.json()["usage"] == {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
+    worker, _, tokens = whole.headers["forebay-cost"].partition(";prompt_tokens=")
+    assert cost(worker)[0] >= 2 * MS
+    assert tokens == "7;completion_tokens=4"
+    streamed = ask_for_words(served, "key-b", stream=True).text
+    assert re.search(r"\n: forebay-cost worker_ms=\d+\.\d{3};rows=1;prompt_tokens=7;completion_tokens=4\n\n$", streamed)
+    vectors = served.client.post(
+        "/v1/embeddings", json={"model": "vectors", "input": ["one", "three"]}, headers=headers("key-b")
+    )
+    assert vectors.headers["forebay-cost"].endswith(";prompt_tokens=8;completion_tokens=0")
+
+    def more():
+        had = tokens_had(served, "team-b")
+        return {key: count - before.get(key, 0.0) for key, count in had.items()}
+
+    expected = {("words", "prompt"): 14, ("words", "completion"): 8}
+    expected |= {("vectors", "prompt"): 8, ("vectors", "completion"): 0}
+    eventually(lambda: more() == expected, "the metrics tell them")  # fronts tell them with what they hand on next
+    line = r'"path": ?"/v1/chat/completions".*"prompt_tokens": ?7, ?"completion_tokens": ?4\b'
+    eventually(lambda: len(re.findall(line, served.log)) == 2, "the access log has them")
+
+    def written():
+        costs = served.client.get("/costs", params={"since_s": 600}, headers=headers("key-b")).json()
+        mine = [one for one in costs if (one["tenant"], one["model"]) == ("team-b", "words")]
+        return [(one["prompt_tokens"], one["completion_tokens"]) for one in mine] == [(14, 8)]
+
+    eventually(written, "the files have them")
+
+
 def test_costs_are_asked_for_over_http(served):
     served.client.post("/models/costly", json=1, headers=headers("key-b"))
 

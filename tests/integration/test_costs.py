@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.waiting import eventually
 
+from forebay.cli.costs import table
 from forebay.cli.server_page import page_of
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe.metrics import cost_files
@@ -71,6 +72,16 @@ def test_a_server_that_is_killed_loses_the_last_second_at_most_and_costs_adds_up
     assert [line.split()[3] for line in table[1:3]] == ["3", "1"]
 
 
+def test_tokens_have_columns_where_a_model_counts_them_and_always_in_csv():
+    plain, counted = CostLine("", "m", "1", "a", 1.0, 2), CostLine("", "words", "1", "a", 3.0, 4, 50, 60)
+    assert table([plain], ["model"], None) == [["model", "worker_s", "rows", "share"], ["m", "1.000000", "2", "1.0000"]]
+    assert table([plain], ["model"], None, has_tokens=True)[1][4:] == ["0", "0"]
+    assert table([plain, counted, counted], ["tenant"], 2.0) == [
+        ["tenant", "worker_s", "rows", "share", "prompt_tokens", "completion_tokens", "cost"],
+        ["a", "7.000000", "10", "1.0000", "100", "120", "14"],
+    ]
+
+
 def test_a_server_without_such_a_folder_says_so(launch, cli):
     server = launch("costly.py")
     shown = cli("costs", server.url)
@@ -112,6 +123,7 @@ def spend(accounts, metrics, tenant, seconds):
     account = accounts.of(metrics, ENDPOINT, tenant)
     account.worker_s += seconds
     account.rows += 1
+    account.completion_tokens += 3
     accounts.due[account] = None
 
 
@@ -132,8 +144,8 @@ def test_what_cannot_be_written_is_written_once_it_can_and_counts_once(monkeypat
         spend(accounts, metrics, one, 0.25)
         spend(accounts, metrics, other, 0.5)
         log._note(*log._written(log._taken()))
-    sums = {line.tenant: (line.worker_s, line.rows) for line in summed(lines_since(tmp_path / "costs", 0.0))}
-    assert sums == {"one": (1.25, 5), "other-one": (2.5, 5)}
+    sums = {line.tenant: line.amounts for line in summed(lines_since(tmp_path / "costs", 0.0))}
+    assert sums == {"one": (1.25, 5, 0, 15), "other-one": (2.5, 5, 0, 15)}
 
 
 def test_a_long_file_is_read_from_where_the_time_begins(monkeypatch, tmp_path):

@@ -17,9 +17,12 @@ from forebay.cli.server_page import page_of
 from forebay.cli.trace import aligned
 from forebay.errors import ConfigError
 from forebay.observe.metrics.cost_files import CostLine, lines_since, summed
+from forebay.observe.metrics.tenant_accounts import NOTHING, plus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from forebay.observe.metrics.tenant_accounts import Amounts
 
 DESCRIPTION = """\
 Print how long workers were busy for each tenant and model. SOURCE is a server that runs with --cost-log, or the folder
@@ -62,7 +65,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Add up and print."""
     is_url = re.match(r"https?://", parsed.source) is not None
     lines = _asked(parsed) if is_url else _read(Path(parsed.source), parsed.since)
-    head, *rows = table(lines, parsed.by, parsed.price)
+    head, *rows = table(lines, parsed.by, parsed.price, has_tokens=parsed.csv)
     if parsed.csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows([head, *rows])
     elif not rows:
@@ -73,18 +76,29 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def table(lines: Sequence[CostLine], by: Sequence[str], price: float | None) -> list[list[str]]:
-    """Return the head and the rows of what lines come to, the dearest first."""
-    sums: dict[tuple[str, ...], tuple[float, int]] = {}
+def table(
+    lines: Sequence[CostLine], by: Sequence[str], price: float | None, *, has_tokens: bool = False
+) -> list[list[str]]:
+    """Return the head and the rows of what lines come to, the dearest first.
+
+    Args:
+        lines: What is added up.
+        by: The names of the fields by which.
+        price: Of a worker second.
+        has_tokens: Whether there are columns for tokens although no model has counted any.
+    """
+    sums: dict[tuple[str, ...], Amounts] = {}
     for line in lines:
         key = tuple(getattr(line, name) for name in by)
-        worker_s, rows = sums.get(key, (0.0, 0))
-        sums[key] = worker_s + line.worker_s, rows + line.rows
-    total = sum(worker_s for worker_s, _ in sums.values()) or 1.0
-    found = [[*by, "worker_s", "rows", "share", *(["cost"] if price else [])]]
-    for key, (worker_s, rows) in sorted(sums.items(), key=lambda one: (-one[1][0], one[0])):
+        sums[key] = plus(sums.get(key, NOTHING), line.amounts)
+    total = sum(worker_s for worker_s, *_ in sums.values()) or 1.0
+    has_tokens = has_tokens or any(prompt or completion for *_, prompt, completion in sums.values())
+    names = ["prompt_tokens", "completion_tokens"] if has_tokens else []
+    found = [[*by, "worker_s", "rows", "share", *names, *(["cost"] if price else [])]]
+    for key, (worker_s, rows, *tokens) in sorted(sums.items(), key=lambda one: (-one[1][0], one[0])):
         cost = [f"{worker_s * price:.6g}"] if price else []
-        found.append([*key, f"{worker_s:.6f}", str(rows), f"{worker_s / total:.4f}", *cost])
+        counted = map(str, tokens) if has_tokens else ()
+        found.append([*key, f"{worker_s:.6f}", str(rows), f"{worker_s / total:.4f}", *counted, *cost])
     return found
 
 

@@ -36,7 +36,7 @@ from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, Calle
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
-from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, bytes_of
+from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, ModelRequests, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.serving.tensor_face import TENSORS, TensorRequest
 from forebay.types.call import Failure, Media, ReplyToAll, Request
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from forebay.server.byte_budget import ByteBudget
     from forebay.transports.state_table import State
     from forebay.types.call import Outcome
+    from forebay.types.tenant import Tenant
 
 
 TOGETHER: Final = 64
@@ -87,6 +88,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False):
         submit: Takes requests that arrived now, and calls the `reply` of each once.
         cancel: Notes that nobody waits for a request any more.
         require_form: Given body, samples and params of a request, raises an `InvalidRequest` if they cannot be used.
+        charge_tokens: Given a tenant, charges it with tokens of prompts and of answers; None if there can be none.
         tell: Given a request that has ended, its outcome and where its front is, tells of it; None if nobody listens.
     """
 
@@ -96,6 +98,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False):
     submit: Callable[[Sequence[Request], float], object]
     cancel: Callable[[Request], object]
     require_form: Callable[[Any, int, Mapping[str, Any]], object]
+    charge_tokens: Callable[[Tenant | None, int, int], object] | None = None
     tell: Callable[[Request, Outcome, str], object] | None = None
 
 
@@ -684,9 +687,17 @@ class CallerLink(asyncio.Protocol):
                 desk.leave(seat)
             for seat, room in bundle.allows:
                 desk.allow(seat, room)
+            if bundle.tokens:
+                self._charge_tokens(bundle)
             yield count + 1
         if self._coming or self._lying:
             self._coming, self._lying = {}, {}
+
+    def _charge_tokens(self, bundle: ModelRequests) -> None:
+        callee = self._callers.callee(bundle.model)
+        if callee is not None and callee.charge_tokens is not None:
+            for name, prompt, completion in bundle.tokens:
+                callee.charge_tokens(self._tenants.of(name) if name else None, prompt, completion)
 
     def _ready(self, number: int) -> Callee | None:
         """Return what answers for a model if there is nothing to be asked but what `_seat_known` looks at."""

@@ -226,6 +226,7 @@ def _callee(served: Served, calls: CallListeners) -> Callee:
         endpoint.submit_bundle,
         endpoint.cancel,
         functools.partial(require_form, takes_lists=takes_lists),
+        endpoint.charge_tokens,
         functools.partial(_tell, endpoint, calls) if calls.told else None,
     )
 

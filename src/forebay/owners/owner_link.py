@@ -433,10 +433,12 @@ class OwnerLink(asyncio.Protocol):
         for slot in new:
             for seat, count in slot.allows:
                 self._ahead.allow(seat, count)
-            bundles.append(ModelRequests(slot.number, slot.joins, slot.leaves, slot.allows))
+            tokens = [(tenant, *counts) for tenant, counts in slot.tokens.items()]
+            bundles.append(ModelRequests(slot.number, slot.joins, slot.leaves, slot.allows, tokens))
             bodies += slot.bodies
             following += slot.following
             slot.joins, slot.bodies, slot.following, slot.leaves, slot.allows = [], [], [], [], []
+            slot.tokens = {}
         if bundles or taken:
             self._write(frames.encode(("requests", bundles, taken, bodies)), *following)
 

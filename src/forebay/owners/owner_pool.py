@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.owners.owner_link import OwnerLink
     from forebay.owners.wire import ModelAnswers
     from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.types.tenant import Tenant
     from forebay.workers.pools.seating import Sitting
 
 AWAY: Final = "is away"
@@ -101,6 +102,7 @@ class OwnerSlot:
         self.kept: dict[int, list[memoryview]] = {}
         self.leaves: list[int] = []
         self.allows: list[tuple[int, int]] = []
+        self.tokens: dict[str, tuple[int, int]] = {}
 
     @property
     def credit(self) -> int:
@@ -166,6 +168,12 @@ class OwnerSlot:
             self._freed(batch.rows)
         for batch, done, its in groups:
             done(batch, its)
+
+    def hand_on_tokens(self, tenant: str, prompt: int, completion: int) -> None:
+        """Have the owner charge tokens to a tenant."""
+        before = self.tokens.get(tenant, (0, 0))
+        self.tokens[tenant] = before[0] + prompt, before[1] + completion
+        self._link.speak(self)
 
     def stop(self) -> None:
         """Do nothing: the link may serve other models."""
@@ -281,6 +289,11 @@ class OwnerPool(SlotPool[OwnerSlot]):
     def abandon(self, entry: Entry) -> None:
         """Have the owner told that nobody waits for a request."""
         any(slot.seating.abandon(entry) for slot in self._asked)
+
+    def hand_on_tokens(self, tenant: Tenant | None, prompt: int, completion: int) -> None:
+        """Have an owner charge tokens to a tenant; nothing is charged while there is none."""
+        if self._seated:
+            self._roomiest().hand_on_tokens("" if tenant is None else tenant.name, prompt, completion)
 
     def uses(self, slot: OwnerSlot) -> bool:
         """Tell whether requests are handed on by a slot."""

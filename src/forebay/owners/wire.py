@@ -76,12 +76,14 @@ class ModelRequests(msgspec.Struct, frozen=True, array_like=True, gc=False):
         seats: Requests that are handed on.
         leaves: Seats that nobody waits for any more.
         allows: Seats of streamed answers, and for how many more parts there is room.
+        tokens: Tenants, each with the tokens of prompts and of answers that its requests had.
     """
 
     model: _Number
     seats: list[HandedOn]
     leaves: list[int]
     allows: list[tuple[int, _Count]]
+    tokens: list[tuple[_Name, _Number, _Number]] = []
 
 
 class HandedRequests(msgspec.Struct, frozen=True, array_like=True, tag="requests", gc=False):

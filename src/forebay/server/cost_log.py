@@ -18,16 +18,16 @@ import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe.metrics.cost_files import CostLine, TooMuch, file_of, lines_since, moment, summed
-from forebay.observe.metrics.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_accounts import Accounts, plus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from forebay.observe.metrics.tenant_accounts import TenantAccount
+    from forebay.observe.metrics.tenant_accounts import Amounts, TenantAccount
     from forebay.server.app import App
 
-    _Line = tuple[TenantAccount, float, int, bytes]
+    _Line = tuple[TenantAccount, Amounts, bytes]
 
 log = logging.getLogger("forebay")
 
@@ -98,16 +98,15 @@ class CostLog:
                 await asyncio.shield(writing)
 
     def _taken(self) -> list[_Line]:
-        """Return what is to be written: accounts, seconds and samples that are new there, and lines."""
+        """Return what is to be written: accounts, what is new there, and lines."""
         due, self._accounts.due = self._accounts.due or {}, {}
         at = moment(time.time())
         found: list[_Line] = []
         for account in due:
-            worker_s, rows = round(account.worker_s - account.told_s, 9), account.rows - account.told_rows
-            account.told_s += worker_s  # what is cut off here comes with the next line
-            account.told_rows += rows
-            line = CostLine(at, account.model, account.version, account.tenant, worker_s, rows)
-            found.append((account, worker_s, rows, msgspec.json.encode(line) + b"\n"))
+            amounts = account.untold()
+            account.told = plus(account.told, amounts)
+            line = CostLine(at, account.model, account.version, account.tenant, *amounts)
+            found.append((account, amounts, msgspec.json.encode(line) + b"\n"))
         return found
 
     def _written(self, taken: list[_Line]) -> tuple[list[_Line], int, OSError | None]:
@@ -120,9 +119,8 @@ class CostLog:
     def _note(self, taken: list[_Line], count: int, error: OSError | None = None) -> None:
         """Note how many lines stand in the file; the rest is due again."""
         assert self._accounts.due is not None
-        for account, worker_s, rows, _ in taken[count:]:
-            account.told_s -= worker_s
-            account.told_rows -= rows
+        for account, amounts, _ in taken[count:]:
+            account.told = plus(account.told, amounts, -1)
             self._accounts.due[account] = None
         has_failed = count < len(taken)
         if has_failed and not self._failed:

@@ -37,7 +37,7 @@ from forebay.observe.logs import model_log
 from forebay.observe.logs.named_requests import id_of
 from forebay.observe.metrics import author_metrics
 from forebay.observe.metrics.histograms import EndpointMetrics
-from forebay.observe.metrics.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_accounts import MAX_TOKENS, Accounts
 from forebay.observe.traces.timeline import Timeline
 from forebay.serving.single_flight import Flights
 from forebay.serving.slices import Slices
@@ -612,6 +612,18 @@ class Endpoint:
             accounts.due[account] = None
         if tenant is not entry.tenant and self._queue.fair is not None:
             self._queue.fair.move(entry.tenant, tenant, seconds)
+
+    def charge_tokens(self, tenant: Tenant | None, prompt: int, completion: int) -> None:
+        """Charge tokens that a model has counted to a tenant, where its workers are."""
+        prompt, completion = (min(max(tokens, 0), MAX_TOKENS) for tokens in (prompt, completion))
+        if self.pool.is_elsewhere:
+            self.pool.hand_on_tokens(tenant, prompt, completion)
+        elif self._accounts is not None:
+            account = self._accounts.of(self.metrics, self._called, tenant)
+            account.prompt_tokens += prompt
+            account.completion_tokens += completion
+            if self._accounts.due is not None:
+                self._accounts.due[account] = None
 
     def _bill_round(self, batch: EntryBatch, accounts: Accounts) -> None:
         """Charge what a round has cost to the streams that it stepped, so that shares hold while they run."""

@@ -212,6 +212,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
         on_bundle: For callers that would rather have several parts at once: called in place of `on_part`.
         trace: The `traceparent` that it came with.
         cost_s: Seconds that workers were busy for it so far, as far as that is counted.
+        tokens: Of its prompt and of its answer, where its model counts them.
     """
 
     body: Any
@@ -234,6 +235,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     on_bundle: Callable[[Sequence[Any], Callable[[], object]], None] | None = None
     trace: str = ""
     cost_s: float = 0.0
+    tokens: tuple[int, int] = (0, 0)
 
     def root(self) -> Request:
         """Return the request of a client that this one is for: itself outside of a graph."""

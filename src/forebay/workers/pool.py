@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.types.tenant import Tenant
     from forebay.types.worker_range import WorkerRange
     from forebay.workers.memory.landing import Places
 
@@ -168,6 +169,9 @@ class Pool:
     def rest(self, seconds: float) -> None:
         """Block until a worker has something to say, but no longer than this; see `can_rest`."""
         raise NotImplementedError
+
+    def hand_on_tokens(self, tenant: Tenant | None, prompt: int, completion: int) -> None:
+        """Have the server that has the workers charge tokens to a tenant; for pools that are elsewhere."""
 
     def whereabouts(self, entry: Entry) -> str:
         """Tell where an entry is, as an end of the sentence that its time was over; empty if it just runs."""

@@ -375,5 +375,8 @@ def test_a_stream_ends_with_what_it_has_cost_which_its_clients_skip(client, serv
     body = chat("to be or not", stream=True)
     headers = {"authorization": f"Bearer {KEY}", **client.options["default_headers"]}
     raw = server.client.post("/v1/chat/completions", json=body, headers=headers).text
-    assert re.fullmatch(r": forebay-cost worker_ms=\d+\.\d{3};rows=1\n\n", raw.partition("data: [DONE]\n\n")[2])
+    assert re.fullmatch(
+        r": forebay-cost worker_ms=\d+\.\d{3};rows=1;prompt_tokens=10;completion_tokens=4\n\n",
+        raw.partition("data: [DONE]\n\n")[2],
+    )
     assert text_of(client.chat("to be or not", stream=True)["parts"]) == "to be or not"

@@ -219,9 +219,9 @@ def test_vectors_are_written_in_base64_as_32_bits():
     counted = msgspec.json.decode(vector_in_base64(Embedding(np.array([1.5]), 4)))
     assert counted["tokens"] == 4
     asked = request_reading.read(b'{"model":"m","encoding_format":"base64"}')
-    written = joined_vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
+    written, tokens = joined_vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
     found = msgspec.json.decode(written)
-    assert found["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert (tokens, found["usage"]) == (4, {"prompt_tokens": 4, "total_tokens": 4})
     assert len(found["data"]) == 2
     for wrong in (b"3", b'{"tokens":1}', b"[1]", b"null"):
         with pytest.raises(BadOutcome):

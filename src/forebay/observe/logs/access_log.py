@@ -60,6 +60,7 @@ class EndedCall(msgspec.Struct):
         queue_s: From submission to leaving the queue; -1 if it never left it.
         parent: The caller's `traceparent`.
         cost_s: Seconds that workers were busy for it; 0 if that is not counted, or nothing of it ran.
+        tokens: Of its prompt and of its answer, where the model counts them.
         says_cost: Whether its answer says what it has cost.
         cost: What the header `COST` says of that then.
     """
@@ -79,6 +80,7 @@ class EndedCall(msgspec.Struct):
     queue_s: float = -1.0
     parent: str = ""
     cost_s: float = 0.0
+    tokens: tuple[int, int] = (0, 0)
     says_cost: bool = False
     cost: bytes = b""
 
@@ -88,7 +90,7 @@ class EndedCall(msgspec.Struct):
         self.request_id = self.request_id or request.id
         request = request.body if isinstance(request.body, Request) else request
         self.run_id = request.run_id
-        self.cost_s = request.cost_s
+        self.cost_s, self.tokens = request.cost_s, request.tokens
         if self.says_cost:
             self.cost = cost_of(request)
         self.started = self.started or request.arrived
@@ -107,7 +109,10 @@ COST: Final = b"forebay-cost"
 def cost_of(request: Request) -> bytes:
     """Return what that header says of a request, or of the one that it became; empty if nothing of it ran."""
     request = request.body if isinstance(request.body, Request) else request
-    return b"worker_ms=%.3f;rows=%d" % (request.cost_s * 1000, request.size) if request.cost_s else b""
+    if not request.cost_s:
+        return b""
+    cost = b"worker_ms=%.3f;rows=%d" % (request.cost_s * 1000, request.size)
+    return cost + b";prompt_tokens=%d;completion_tokens=%d" % request.tokens if any(request.tokens) else cost
 
 
 class CallListeners(Listeners[EndedCall]):
@@ -138,6 +143,8 @@ def _end(call: EndedCall, *, writes: bool) -> None:
             "batch_size": call.batch_size or None,
             "queue_ms": None if call.queue_s < 0 else round(call.queue_s * 1000, 3),
             "cost_ms": round(call.cost_s * 1000, 3) if call.cost_s else None,
+            "prompt_tokens": call.tokens[0] or None,
+            "completion_tokens": call.tokens[1] or None,
             "ms": round((call.ended - call.started) * 1000, 3) if call.started else None,
         }
         log.info("%s %s %d", call.method, call.path, call.status, extra=extra)

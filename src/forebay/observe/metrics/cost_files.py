@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
+from forebay.observe.metrics.tenant_accounts import NOTHING, plus
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from forebay.observe.metrics.tenant_accounts import Amounts
 
 BEGIN: Final = "costs-"
 END: Final = ".jsonl"
@@ -31,13 +34,15 @@ class TooMuch(Exception):
     """More would have to be read than may be."""
 
 
-class CostLine(msgspec.Struct, frozen=True):
+class CostLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tenant has cost in a moment.
 
     Attributes:
         at: When it was written, in UTC.
         worker_s: Seconds that workers were busy for it.
         rows: Samples that ran.
+        prompt_tokens: Tokens of its prompts, where the model counts them.
+        completion_tokens: Tokens of its answers.
     """
 
     at: str
@@ -46,6 +51,13 @@ class CostLine(msgspec.Struct, frozen=True):
     tenant: str
     worker_s: float
     rows: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def amounts(self) -> Amounts:
+        """What can be added up."""
+        return self.worker_s, self.rows, self.prompt_tokens, self.completion_tokens
 
 
 def moment(seconds: float) -> str:
@@ -105,14 +117,13 @@ def _read(text: bytes) -> CostLine | None:
 
 def summed(lines: Iterator[CostLine]) -> list[CostLine]:
     """Add lines up by version of a model and tenant; each sum has the moment of its first line."""
-    sums: dict[tuple[str, str, str], CostLine] = {}
+    first: dict[tuple[str, str, str], str] = {}
+    sums: dict[tuple[str, str, str], Amounts] = {}
     for line in lines:
         key = line.model, line.version, line.tenant
-        had = sums.get(key)
-        if had is not None:
-            line = msgspec.structs.replace(had, worker_s=had.worker_s + line.worker_s, rows=had.rows + line.rows)  # noqa: PLW2901
-        sums[key] = line
-    return list(sums.values())
+        first.setdefault(key, line.at)
+        sums[key] = plus(sums.get(key, NOTHING), line.amounts)
+    return [CostLine(first[key], *key, *amounts) for key, amounts in sums.items()]
 
 
 _decoder: Final = msgspec.json.Decoder(known(CostLine))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each tenant has had of each endpoint: worker time, samples, time in the queue, refusals.
+"""What each tenant has had of each endpoint: worker time, samples, tokens, time in the queue, refusals.
 
 A server keeps at most `MAX_PAIRS` pairs of endpoint and tenant. Further tenants of an endpoint share the account of
 the others there, so that sums stay exact.
@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from forebay.observe.metrics.histograms import EndpointMetrics
     from forebay.types.tenant import Tenant
 
+Amounts = tuple[float, int, int, int]
+"""Worker seconds, samples, tokens of prompts and of answers."""
+NOTHING: Final[Amounts] = (0.0, 0, 0, 0)
+
 MAX_PAIRS: Final = 2000
 """Pairs of endpoint and tenant that a server tells apart."""
+MAX_TOKENS: Final = 1 << 40
+"""Tokens of one prompt or answer that count: a model may say anything."""
+
+
+def plus(one: Amounts, other: Amounts, sign: int = 1) -> Amounts:
+    """Add amounts; with a sign of -1, return what is more in the first ones."""
+    return one[0] + sign * other[0], one[1] + sign * other[1], one[2] + sign * other[2], one[3] + sign * other[3]
 
 
 class TenantAccount:
@@ -30,21 +41,23 @@ class TenantAccount:
         tenant: The tenant.
         worker_s: Seconds that workers were busy for it.
         rows: Samples that ran.
+        prompt_tokens: Tokens of its prompts, where the model counts them.
+        completion_tokens: Tokens of its answers.
         queue_s: Time of each request, or slice of one, in the queue.
         refused: Requests that were refused, by the reason.
-        told_s: Of the seconds, those that the files of costs have.
-        told_rows: Of the samples, those.
+        told: What of the first four the files of costs have.
     """
 
     __slots__ = (
         "__weakref__",
+        "completion_tokens",
         "model",
+        "prompt_tokens",
         "queue_s",
         "refused",
         "rows",
         "tenant",
-        "told_rows",
-        "told_s",
+        "told",
         "version",
         "worker_s",
     )
@@ -53,12 +66,19 @@ class TenantAccount:
         self.model = model
         self.version = version
         self.tenant = tenant
-        self.told_s = 0.0
-        self.told_rows = 0
+        self.told: Amounts = NOTHING
         self.worker_s = 0.0
         self.rows = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
         self.queue_s = Histogram(SECONDS)
         self.refused: dict[str, int] = {}
+
+    def untold(self) -> Amounts:
+        """Return what the files of costs do not have yet, in whole nanoseconds: what is cut off comes the next time."""
+        amounts = self.worker_s, self.rows, self.prompt_tokens, self.completion_tokens
+        more = plus(amounts, self.told, -1)
+        return round(more[0], 9), *more[1:]
 
 
 class Accounts:

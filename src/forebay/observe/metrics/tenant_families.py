@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FAMILIES: Final = (
     ("forebay_tenant_worker_seconds", "counter", "Seconds that workers were busy for a tenant"),
+    ("forebay_tenant_tokens", "counter", "Tokens of prompts and of answers of a tenant, as the model counts them"),
     ("forebay_tenant_refused", "counter", "Requests of a tenant that were refused, by the reason"),
     ("forebay_tenant_waiting_samples", "gauge", "Samples of a tenant in the queue"),
     ("forebay_tenant_queue_seconds", "histogram", "From submission of a request of a tenant to leaving the queue"),
@@ -28,11 +29,17 @@ def tenant_lines(endpoint: str, version: str, reading: Reading) -> list[bytes]:
         known = name if name in tenants else OTHER
         waiting[known] = waiting.get(known, 0) + rows
     worker: list[str] = []
+    tokens: list[str] = []
     refused: list[str] = []
     queue: list[str] = []
     for name, account in tenants.items():
         labels = f'{endpoint},tenant="{name}",{version}'
         worker.append(f"forebay_tenant_worker_seconds_total{{{labels}}} {account.worker_s}\n")
+        tokens += [
+            f'forebay_tenant_tokens_total{{{endpoint},kind="{kind}",tenant="{name}",{version}}} {count}.0\n'
+            for kind, count in (("completion", account.completion_tokens), ("prompt", account.prompt_tokens))
+            if account.prompt_tokens or account.completion_tokens
+        ]
         refused += [
             f'forebay_tenant_refused_total{{{endpoint},reason="{reason}",tenant="{name}",{version}}} {count}.0\n'
             for reason, count in account.refused.items()
@@ -43,7 +50,7 @@ def tenant_lines(endpoint: str, version: str, reading: Reading) -> list[bytes]:
         f'forebay_tenant_waiting_samples{{{endpoint},tenant="{name}",{version}}} {waiting.get(name, 0)}.0\n'
         for name in names
     ]
-    return ["".join(lines).encode() for lines in (worker, refused, gauge, queue)]
+    return ["".join(lines).encode() for lines in (worker, tokens, refused, gauge, queue)]
 
 
 def _histogram(endpoint: str, rest: str, histogram: Histogram) -> str:

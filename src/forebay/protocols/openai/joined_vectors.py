@@ -24,8 +24,8 @@ class _Counted(msgspec.Struct):
 _counted: Final = msgspec.json.Decoder(known(_Counted))
 
 
-def whole(asked: Asked, vectors: Sequence[bytes]) -> bytes:
-    """Write the answer.
+def whole(asked: Asked, vectors: Sequence[bytes]) -> tuple[bytes, int]:
+    """Return the answer, and how many tokens its texts were.
 
     Raises:
         BadOutcome: If a result is no vector.
@@ -43,12 +43,9 @@ def whole(asked: Asked, vectors: Sequence[bytes]) -> bytes:
         if vector[:1] != (b'"' if asked.is_base64 else b"["):
             raise _no_vector(vector[:40].decode(errors="replace"))
         written.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (index, vector))
-    return b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
-        b",".join(written),
-        msgspec.json.encode(asked.model),
-        tokens,
-        tokens,
-    )
+    usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
+    model = msgspec.json.encode(asked.model)
+    return b'{"object":"list","data":[%b],"model":%b,%b}' % (b",".join(written), model, usage), tokens
 
 
 def _no_vector(why: str) -> BadOutcome:

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from forebay.protocols.openai.request_reading import Asked
 
 DONE: Final = b"data: [DONE]\n\n"
-
+"""The last event of a stream."""
 COST: Final = b": forebay-cost %b\n\n"
 """Says what a stream has cost, as a comment: the protocol has no event for it, and clients skip comments."""
-"""The last event of a stream."""
 
 _part: Final = msgspec.json.Decoder(known(str | TextPart))
 _encode: Final = msgspec.json.Encoder().encode
@@ -281,13 +280,12 @@ class Texts:
     def _event(self, index: int, rest: bytes) -> bytes:
         return b"%b%d%b}]}\n\n" % (self._before, index, rest)
 
-    def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
-        """Count tokens; the choices of one prompt share its tokens."""
+    def tokens(self, choices: Sequence[Choice]) -> tuple[int, int]:
+        """Count tokens of prompts and of answers so far; the choices of one prompt share its tokens."""
         each = self._asked.choices
         prompts = [max(one.prompt_tokens for one in choices[at : at + each]) for at in range(0, len(choices), each)]
-        completion = sum(one.tokens for one in choices)
-        return {
-            "prompt_tokens": sum(prompts),
-            "completion_tokens": completion,
-            "total_tokens": sum(prompts) + completion,
-        }
+        return sum(prompts), sum(one.tokens for one in choices)
+
+    def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
+        prompt, completion = self.tokens(choices)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

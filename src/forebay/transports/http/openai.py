@@ -226,6 +226,8 @@ class _Call:
         self._texts: Texts | None = None
         self._choices: list[Choice] = []
         self._vectors: list[bytes] = []
+        self._text_tokens = 0
+        """Of texts whose vectors were asked for."""
         if models.path == EMBEDDINGS:
             self._vectors = [b""] * len(samples)
         else:
@@ -263,11 +265,15 @@ class _Call:
                 break
 
     def call_off(self) -> None:
-        """Let go of all samples: nobody waits for them any more."""
+        """Let go of all samples, as nobody waits for them any more, and charge the tokens that there were."""
         samples, self._samples = self._samples, []  # they refer to this call, and no collector looks at requests
         for sample in samples:
             self._endpoint.cancel(sample)
             sample.reply, sample.on_part = _forgotten, None  # an error's traceback may hold the sample for longer
+        tokens = (self._text_tokens, 0) if self._texts is None else self._texts.tokens(self._choices)
+        if any(tokens):
+            self._request.tokens = tokens
+            self._endpoint.charge_tokens(self._request.tenant, *tokens)
 
     def _params_of(self, contract: Contract) -> Mapping[str, Any]:
         params = _params(contract.call, "base64" if self._asked.is_base64 else "json")
@@ -324,7 +330,8 @@ class _Call:
             assert outcome is not None
             self._vectors[number] = outcome
             if not self._left:
-                self._end(joined_vectors.whole(self._asked, self._vectors))
+                written, self._text_tokens = joined_vectors.whole(self._asked, self._vectors)
+                self._end(written)
             return
         choice = self._choices[number]
         text = ("" if outcome is None else choice.take(outcome, is_whole=True)) + choice.end()
