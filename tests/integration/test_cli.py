@@ -127,7 +127,7 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
         (["pkg.sub.nets.Net"], ["did you mean pkg/sub/nets.py:Net?"]),
         (["pkg/sub/nets.py::Net"], ["did you mean pkg/sub/nets.py:Net?"]),
         (["pkg/sub"], ["pkg/sub is a folder without a project file; did you mean pkg/sub/nets.py?"]),
-        (["{model}", "-p", "80"], ["did you mean --http-port?"]),
+        (["{model}", "-p", "80"], ["did you mean --port?"]),
         (["pkg/nul.py"], ["pkg/nul.py", "null bytes"]),
         ([""], ["TARGET is an empty text", "folder"]),
         (["x" * 5000 + ".py"], ["x" * 200 + "... cannot be looked at: File name too long"]),

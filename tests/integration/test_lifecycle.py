@@ -2,6 +2,8 @@
 """From start to exit: nothing that was accepted is lost, and the exit status tells how it ended."""
 
 import json
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -228,11 +230,66 @@ def test_no_thread_keeps_the_interpreter_from_the_others_for_longer_than_a_milli
     assert server.client.post("/", json=0).json() == pytest.approx(min(own_s, 0.001), rel=0.01)
 
 
+FIRST_STEPS = """
+import typing
+import msgspec
+import forebay
+
+Kind = typing.Literal["cat", "dog"]
+
+class Animal(msgspec.Struct):
+    kind: Kind
+    name: typing.Annotated[str, msgspec.Meta(min_length=2)]
+    age: typing.Annotated[int, msgspec.Meta(ge=3, le=40)]
+    parents: list["Animal"]
+    weight: float | None = None
+
+class Typed(forebay.Model):
+    def predict(self, batch: list[Animal]) -> list[str]:
+        return [animal.name for animal in batch]
+
+class Adult(forebay.Model):
+    def predict(self, batch: list[typing.Annotated[float, msgspec.Meta(gt=18)]]) -> list[float]:
+        return batch
+
+class Rows(forebay.Model):
+    batchable = True
+    def predict(self, batch: list[list[int]]) -> list[int]:
+        return [sum(row) for row in batch]
+
+class Echo(forebay.Model):
+    def predict(self, batch):
+        return batch
+"""
+
+
 def test_ready_is_said_once_every_model_is_loaded(serve, eventually):
     server = serve("zoo.py", "--worker-kind", "thread")
     assert server.client.get("/readyz").status_code == 200
     assert "ready at" in server.lines[0]
     eventually(lambda: "POST /models/typed" in server.log)
+
+
+@pytest.mark.parametrize("name", ["typed", "adult", "rows", "echo"])
+def test_a_server_that_is_ready_shows_its_pages_and_a_request_that_is_answered(serve, tmp_path, eventually, name):
+    (tmp_path / "model.py").write_text(FIRST_STEPS)
+    server = serve(f"{tmp_path}/model.py:{name.title()}", "--worker-kind", "thread")
+    line = eventually(lambda: next((line for line in server.lines if "curl" in line), None))
+    _, _, url, *rest = shlex.split(line)
+    assert (url, rest[:3]) == (f"{server.url}/models/{name}", ["-H", "content-type: application/json", "-d"])
+    headers = {"content-type": "application/json"}
+    assert server.client.post(url, content=rest[3], headers=headers).status_code == 200
+    pages = next(line for line in server.lines if "dashboard" in line)
+    for page in re.findall(r"http://\S+?(?=,|$)", pages.strip()):
+        assert server.client.get(page, follow_redirects=True).status_code == 200
+
+
+@pytest.mark.parametrize("options,is_warned", [((), True), (("--api-key", "@{keys}"), False)])
+def test_a_server_that_others_can_reach_without_a_key_warns(serve, tmp_path, options, is_warned):
+    (tmp_path / "keys").write_text("k\n")
+    options = [one.format(keys=tmp_path / "keys") for one in options]
+    server = serve("zoo.py:Echo", "--worker-kind", "thread", "--host", "0.0.0.0", *options)
+    assert ("warning: anybody who can reach 0.0.0.0 may call the models" in server.log) is is_warned
 
 
 def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stopping(serve, tmp_path, eventually):

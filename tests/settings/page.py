@@ -37,7 +37,9 @@ A flag wins over a variable, that over the file, and that over what the class of
 below. A project of another server (`nucleus.yaml`, the file of a pipeline) stands where the class stands; a flag or a
 variable that it does not follow is a warning. A value outside its range, and a key or flag that there is not, end the
 start with one sentence; a `FOREBAY_` variable that nothing reads is a warning. An empty variable counts as none.
-Several values of a variable are separated by commas.
+Several values of a variable are separated by commas. A size or a duration may have a unit everywhere: `10MB`, `64MiB`,
+`500ms`, `10s`, `5m`, `1h`. Without one, the end of the name says it (`_bytes`, `_ms`, `_s`). `--port` is short for
+`--http-port`.
 
 ## The file
 

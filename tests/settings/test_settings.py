@@ -338,7 +338,10 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
 @pytest.mark.parametrize(
     "words, told",
     [
-        ("iris.py --http-port 65536", "argument --http-port: '65536' is not possible, a whole number from 0 to 65535"),
+        (
+            "iris.py --http-port 65536",
+            "argument --http-port/--port: '65536' is not possible, a whole number from 0 to 65535",
+        ),
         (
             "iris.py --workers 1000000",
             "argument --workers: '1000000' is not possible, a whole number from 0 to 1024 is",
@@ -467,3 +470,54 @@ def test_logs_are_json_where_the_environment_says_so(folder, serve):
     assert server.wait() == 0
     assert re.search(r"\d\d:\d\d:\d\d info +SIGTERM: draining", server.log)
     assert not any(line.startswith("{") and json.loads(line) for line in server.lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Units, and what holds
+
+
+@pytest.mark.parametrize(
+    "flag,text,name,value",
+    [
+        ("--max-body-bytes", "10MB", "http.max_body_bytes", 10_000_000),
+        ("--max-body-bytes", "2mib", "http.max_body_bytes", 2_097_152),
+        ("--max-body-bytes", "0.5Ki", "http.max_body_bytes", 512),
+        ("--max-body-bytes", "77", "http.max_body_bytes", 77),
+        ("--timeout-ms", "1.5s", "timeout_ms", 1500),
+        ("--max-wait-ms", "0.25s", "max_wait_ms", 250),
+        ("--drain-s", "500ms", "drain", 0.5),
+        ("--drain-s", "2h", "drain", 7200),
+    ],
+)
+def test_an_amount_may_have_a_unit_wherever_it_is_told(said, flag, text, name, value):
+    section, _, key = name.rpartition(".")
+    variable = "FOREBAY_" + flag.removeprefix("--").replace("-", "_").upper()
+    file = "target: iris.py\n" + (f"{section}: {{{key}: {text}}}" if section else f"{key}: {text}")
+    ways = {
+        flag: said(f"iris.py {flag} {text} --settings"),
+        variable: said("iris.py --settings", f"{variable}={text}"),
+        f"forebay.yaml: {key}": said("forebay.yaml --settings", file=file),
+    }
+    for source, told in ways.items():
+        (line,) = [line for line in told.splitlines() if line.startswith(f"{name} ")]
+        _, got, of = line.split(maxsplit=2)
+        assert (float(got), of) == (value, source)
+
+
+@pytest.mark.parametrize(
+    "flag,text",
+    [("--max-body-bytes", "10s"), ("--drain-s", "1MB"), ("--timeout-ms", "0.1ms"), ("--drain-s", "1e3s")],
+)
+def test_an_amount_with_a_wrong_unit_is_refused_with_an_example(refused, flag, text):
+    assert re.search(rf"{flag}: '{text}' .* needed, such as \d+ or \d+(MB|m|s)\b", refused(f"iris.py {flag} {text}"))
+
+
+def test_settings_that_hold_say_where_they_come_from_and_hide_keys(said, folder):
+    (folder / "keys.txt").write_text("sesame\n")
+    told = said("iris.py --api-key @keys.txt --port 9000 --settings")
+    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in told.splitlines()}
+    assert lines["http.port"] == ["9000", "--http-port"]
+    assert lines["http.host"] == ["127.0.0.1", "default"]
+    assert "(not shown)" in told
+    assert "sesame" not in told
+    assert set(lines) >= {"workers", "timeout_ms", "log.level", "grpc.port", "attach.secret"}

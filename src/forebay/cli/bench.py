@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.call_model import body_of
-from forebay.cli.numbers import between
+from forebay.cli.numbers import between, seconds
 from forebay.cli.output_file import require_writable
 from forebay.cli.request_head import add_header_flags, headers_of
 from forebay.errors import ConfigError
@@ -62,14 +62,14 @@ def add_parser(commands: Any) -> None:
         "--rate", "-r", type=between(float, 0.1, 100_000), metavar="N", help="requests a second of an open loop"
     )
     parser.add_argument(
-        "--seconds", "-s", type=between(float, 0.2, 3600), default=10.0, metavar="S", help="how long, 0.2 to 3600 (10)"
+        "--seconds", "-s", type=seconds(0.2, 3600), default=10.0, metavar="S", help="how long, 0.2 to 3600 (10)"
     )
     parser.add_argument(
-        "--warmup-s", type=between(float, 0, 600), default=1.0, metavar="S", help="asked before, and not counted (1)"
+        "--warmup-s", type=seconds(0, 600), default=1.0, metavar="S", help="asked before, and not counted (1)"
     )
     parser.add_argument(
         "--timeout-s",
-        type=between(float, 0.01, 600),
+        type=seconds(0.01, 600),
         default=30.0,
         metavar="S",
         help="an answer is lost after it (30)",

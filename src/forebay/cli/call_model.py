@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib import error, request
 
-from forebay.cli.numbers import between
+from forebay.cli.numbers import seconds
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
 from forebay.remote_servers.whole_head import WholeHeadResponse
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
     add_header_flags(parser)
     parser.add_argument(
-        "--timeout-s", type=between(float, 0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
+        "--timeout-s", type=seconds(0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
     )
     parser.set_defaults(run=run, parser=parser)
 

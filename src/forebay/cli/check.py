@@ -29,6 +29,9 @@ def add_parser(commands: Any) -> None:
         usage=USAGE,
     )
     add_options(parser)
+    parser.add_argument(
+        "--settings", action="store_true", help="print every setting that holds, and where it comes from"
+    )
     group = parser.add_argument_group("drawing")
     group.add_argument(
         "--draw",
@@ -44,7 +47,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Build the project and print its summary, or draw its graphs."""
+    """Build the project and print its summary or its settings, or draw its graphs."""
     from forebay.surfaces.lookup import build
     from forebay.surfaces.project_server import require_ports
 
@@ -56,6 +59,11 @@ def run(parsed: argparse.Namespace) -> int:
     if problems := [*project.problems, *project.look()]:
         raise ConfigError("\n".join(problems))
     output: Path | None = parsed.output
+    if parsed.settings:
+        from forebay.cli.settings_in_force import lines_of
+
+        sys.stdout.writelines(line + "\n" for line in lines_of(options))
+        return 0
     if parsed.draw is None and output is None:
         sys.stdout.writelines(line + "\n" for line in project.summary)
         return 0

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.numbers import positive
+from forebay.cli.numbers import positive, seconds
 from forebay.cli.request_head import add_key_flag
 from forebay.cli.server_page import page_of
 from forebay.cli.trace import aligned
@@ -36,7 +36,7 @@ examples:
 """
 
 BY: Final = ("tenant", "model", "version")
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LONGEST_S: Final = 20 * 365 * 86_400
 
 
 def add_parser(commands: Any) -> None:
@@ -50,7 +50,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("source", metavar="SOURCE", help="http://HOST:PORT of a server, or a folder")
     parser.add_argument(
-        "--since", type=_seconds, default=3600.0, metavar="TIME", help="how far back: 90s, 15m, 1h, 30d (1h)"
+        "--since",
+        type=seconds(1, _LONGEST_S),
+        default=3600.0,
+        metavar="TIME",
+        help="how far back: 90s, 15m, 1h, 30d (1h)",
     )
     parser.add_argument(
         "--by", type=_by, default=("tenant", "model"), metavar="NAMES", help="of tenant, model, version (tenant,model)"
@@ -114,13 +118,6 @@ def _read(folder: Path, since_s: float) -> list[CostLine]:
 def _asked(parsed: argparse.Namespace) -> list[CostLine]:
     path = f"costs?since_s={parsed.since:.0f}"
     return page_of(parsed.source, path, parsed.api_key, list[CostLine])
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,9})([smhdw])", text, re.ASCII)
-    if found is None or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 15m, 1h or 30d, got {text!r}")
-    return float(int(found[1]) * _UNITS[found[2]])
 
 
 def _by(text: str) -> tuple[str, ...]:

@@ -36,13 +36,22 @@ _TITLES: Final[dict[type, str]] = {
     ProcessConfig: "process",
 }
 
+_FIRST: Final = (
+    *("--host", "--http-port", "--grpc-port", "--workers", "--worker-kind", "--devices"),
+    *("--max-batch-size", "--timeout-ms", "--reload", "--api-key", "--config", "--log-level"),
+)
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every setting that has one."""
+    first = parser.add_argument_group("most used")
+    settings = {one.written.flag: one for struct in SECTIONS for one in declared(struct).values()}
+    for flag in _FIRST:
+        add_flag(first, settings[flag])
     for struct in SECTIONS:
         group = parser.add_argument_group(_TITLES[struct])
         for setting in declared(struct).values():
-            if setting.written.flag is not None:
+            if setting.written.flag is not None and setting.written.flag not in _FIRST:
                 add_flag(group, setting)
 
 
@@ -133,7 +142,7 @@ def add_flag(
         more |= {"choices": sorted(setting.choices)}
     else:
         more |= {"type": reading(setting), "metavar": setting.written.metavar}
-    group.add_argument(*more_names, flag, **{**more, **own})
+    group.add_argument(*more_names, flag, *setting.written.other_flags, **{**more, **own})
 
 
 def _listed(setting: Setting, given: list[str]) -> Any:

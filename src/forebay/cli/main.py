@@ -47,7 +47,7 @@ _USUAL: Final = {
     **dict.fromkeys(("build", "containerize", "dockerize"), "generate"),
     **dict.fromkeys(("validate", "lint"), "check"),
     **dict.fromkeys(("predict", "infer", "request"), "call"),
-    "-p": "--http-port",
+    "-p": "--port",
     "-w": "--workers",
 }
 """What other servers and tools call commands and flags of ours."""
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     every = (
         init,
@@ -137,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in every:
         command.add_parser(commands)
     whole = list(sys.argv[1:] if arguments is None else arguments)
+    if whole[:1] == ["help"]:
+        whole = [*whole[1:2], "--help"]
     given, rest = _split(whole)
     try:
         given, warnings = translated(given)
@@ -145,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     tell(*(f"warning: {warning}" for warning in warnings))
     names = {command.__name__.rpartition(".")[2].replace("_", "-") for command in every}
-    is_early = given[:1] and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}
+    is_early = given[:1] and given[0].startswith("-") and given[0] not in {"-h", "--help", "-V", "--version"}
     if is_early and (name := next((one for one in given if one in names), None)):
         parser.error(f"{given[0]} stands before the command; write forebay {name} first, and its options after it")
     options, unknown = parser.parse_known_args(given)

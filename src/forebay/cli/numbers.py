@@ -33,4 +33,9 @@ def between(kind: type[int | float], lowest: float, highest: float) -> Callable[
     return reading(described(Annotated[kind, Meta(ge=lowest, le=highest)]))
 
 
+def seconds(lowest: float, highest: float) -> Callable[[str], float]:
+    """Return a type of arguments: durations in these bounds, in seconds if no unit is given."""
+    return reading(described(Annotated[float, Meta(ge=lowest, le=highest)], "_s"))
+
+
 positive = reading(described(Annotated[float, Meta(gt=0)]))

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from forebay.cli.numbers import between
+from forebay.cli.numbers import between, seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         if number is signal.SIGTERM:
             command.add_argument(
                 "--wait-s",
-                type=between(float, 0, 86_400),
+                type=seconds(0, 86_400),
                 default=60.0,
                 metavar="S",
                 help="time to wait for their end (60)",

@@ -110,6 +110,7 @@ def _served(parsed: argparse.Namespace) -> int:
     from forebay.surfaces.lookup import build, surface_of
     from forebay.surfaces.project_server import server_of
     from forebay.transports.binding import require_free
+    from forebay.types.loopback import is_loopback
 
     lifeline, part = take_lifeline(), take_part()
     options = options_of(parsed)
@@ -134,18 +135,23 @@ def _served(parsed: argparse.Namespace) -> int:
         from forebay.surfaces.parts import quieten_front
 
         quieten_front()
-    tell(*(f"warning: {warning}" for warning in [*options.warnings, *project.warnings, *project.problems]))
+    doubts = [*options.warnings, *project.warnings, *project.problems]
+    is_first = part is None or part.is_owner
+    http = project.http
+    if is_first and project.asgi is not None and not is_loopback(http.host) and not http.api_keys:
+        doubts.append(f"anybody who can reach {http.host} may call the models; --api-key @FILE asks for a key")
+    tell(*(f"warning: {warning}" for warning in doubts))
 
     def ready(address: str) -> None:
         door = [] if project.app.door is None else [f"workers attach at {project.app.door.shown}"]
-        told = [*project.summary, *door]
+        told = [*project.summary, *door, *project.first_steps()]
         if lifeline is not None:
             lifeline.ready(BETWEEN_LINES.join(told))
             lifeline.beat()
         if part is None:
             _tell_ready(address, told)
 
-    if options.cost_log is not None and (part is None or part.is_owner):
+    if options.cost_log is not None and is_first:
         from forebay.server.cost_log import CostLog
 
         project.app.cost_log = CostLog(project.app, options.cost_log)
@@ -184,9 +190,13 @@ def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) ->
 
 
 def _tell_ready(address: str, lines: Sequence[str]) -> None:
-    from forebay.observe.logs.log import tell
+    from urllib.parse import urlsplit
 
-    is_local = any(f"//{local}:" in address for local in ("127.0.0.1", "[::1]"))
+    from forebay.observe.logs.log import tell
+    from forebay.types.loopback import is_loopback
+
+    lines = [line.replace("{address}", address) for line in lines]
+    is_local = is_loopback(urlsplit(address).hostname or "")
     open_to = " (this machine only; --host 0.0.0.0 opens it to others)" if is_local else ""
     tell(f"ready at {address}{open_to}", *(f"  {line}" for line in lines))
 

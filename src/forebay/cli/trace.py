@@ -15,7 +15,7 @@ from urllib import error, request
 import msgspec
 
 from forebay.cli.call_model import reason_of
-from forebay.cli.numbers import between, positive
+from forebay.cli.numbers import positive, seconds
 from forebay.cli.output_file import require_writable
 from forebay.cli.request_head import add_key_flag, key_header, url_of
 from forebay.errors import ConfigError
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8080")
     parser.add_argument(
-        "--seconds", type=between(float, 0.1, 86_400), default=10.0, metavar="S", help="how long to record (10)"
+        "--seconds", type=seconds(0.1, 86_400), default=10.0, metavar="S", help="how long to record (10)"
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="where to write it (trace.json)"

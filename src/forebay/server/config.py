@@ -200,7 +200,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     host: Annotated[str, Written("--host", "ADDRESS")] = "127.0.0.1"
-    port: Annotated[Port, Written("--http-port", "PORT")] = 8080
+    port: Annotated[Port, Written("--http-port", "PORT", other_flags=("--port",))] = 8080
     max_body_bytes: Annotated[Count, Written("--max-body-bytes", "N")] = 64 * 1024 * 1024
     max_buffered_bytes: Annotated[Count, Written("--max-buffered-bytes", "N")] = 1024 * 1024 * 1024
     max_connection_bytes: Annotated[Count, Written("--max-connection-bytes", "N")] = 512 * 1024 * 1024

@@ -50,6 +50,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
         target: What is served, if it is not `entries`.
         http: The HTTP front; a project may set what nobody said.
         grpc: The gRPC port, as far as it is not like HTTP.
+        sources: What has told each setting, by its struct and name; those with their defaults are not in it.
         given: Names of the options that were said, so that a project's own settings do not undo them.
         overrides: What holds for every model.
         repository: What holds for models of repositories.
@@ -67,6 +68,7 @@ class Options(ProcessConfig, frozen=True, kw_only=True):
     target: str | None = None
     http: HttpConfig
     grpc: GrpcConfig = GrpcConfig()
+    sources: Mapping[tuple[type, str], str] = {}
     given: frozenset[str] = frozenset()
     overrides: Overrides = Overrides()
     repository: RepositoryConfig = RepositoryConfig()
@@ -93,6 +95,7 @@ class Project(msgspec.Struct, kw_only=True):
         routes: Models on the fast lane, by the target of their POST requests.
         listeners: Further ports; at least one where there is no HTTP port.
         summary: What would be served, for `forebay check`: lines for a person.
+        first_steps: Returns what a person may do once it is ready: lines with `{address}` for the URL of the server.
         warnings: What is odd about the project but does not stop it.
         problems: What of it is wrong and will not be served, while the rest is.
         look: For `forebay check`: reads the files of models that nothing has read so far, loads none, and returns what
@@ -113,6 +116,7 @@ class Project(msgspec.Struct, kw_only=True):
     routes: Mapping[bytes, Route] = {}
     listeners: list[Listener] = []
     summary: list[str]
+    first_steps: Callable[[], list[str]] = list
     warnings: list[str] = []
     problems: list[str] = []
     look: Callable[[], list[str]] = list

@@ -64,6 +64,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         labels = (side.label(declared(struct)[name]) for side in everybody if name in side.told.get(struct, {}))
         return next(labels, None) or name
 
+    sources = {(struct, name): teller(struct, name) for struct, values in told.items() for name in values}
     http, attach = told[HttpConfig], told[AttachConfig]
     if http.get("host") == "":
         where = teller(HttpConfig, "host")
@@ -90,6 +91,7 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         target=rest,
         http=HttpConfig(**http),
         grpc=GrpcConfig(**told[GrpcConfig]),
+        sources=sources,
         given=given,
         overrides=Overrides(**told[Overrides]),
         repository=RepositoryConfig(**told[RepositoryConfig]),

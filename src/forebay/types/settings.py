@@ -24,6 +24,7 @@ from msgspec import Meta
 from msgspec import inspect as types
 
 from forebay.errors import ConfigError
+from forebay.types.amounts import EXAMPLES, amount_of, size_of
 from forebay.types.did_you_mean import meant, nearest
 from forebay.types.first_use import known
 
@@ -73,6 +74,7 @@ class Written(msgspec.Struct, frozen=True):
         key: Its key in files, if that is not its name.
         older_key: Another key for it, of older files.
         is_secret: Whether its value lets callers in. An empty one is an error, and processes should not show it.
+        other_flags: Other names of its flag.
         is_verbatim: Whether a number in a file counts as it is written there: the version 1.10 is not 1.1.
         missing: The error for a file that omits it, if the usual one does not do.
     """
@@ -85,6 +87,7 @@ class Written(msgspec.Struct, frozen=True):
     key: str = ""
     older_key: str = ""
     is_secret: bool = False
+    other_flags: tuple[str, ...] = ()
     is_verbatim: bool = False
     missing: str = ""
 
@@ -169,7 +172,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unit(self) -> str:
         """The unit of its values, if they have one."""
-        return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), "")
+        return _UNITS.get(self.ending, "")
+
+    @property
+    def ending(self) -> str:
+        """The end of its name that says the unit, if there is one."""
+        return next((end for end in _UNITS if self.name.endswith(end)), "")
 
     @property
     def usual(self) -> str:
@@ -179,6 +187,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             return self.written.usual
         if isinstance(default, bool):
             return "on" if default else ""
+        if self.unit == "bytes":
+            return size_of(default)
         return f"{default:g}" if isinstance(default, float) else str(default)
 
     @property
@@ -226,13 +236,16 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             return value if self.also is None else self.also.check(value)
         if self.is_list and isinstance(value, str):
             value = [value]
+        if self.ending and isinstance(value, str) and not in_python:
+            value = value if (amount := amount_of(value, self.ending)) is None else amount
         try:
             found = msgspec.convert(value, known(self.hint), dec_hook=_path)
         except msgspec.ValidationError:
             found = math.nan
         if isinstance(found, float) and not math.isfinite(found):
             hint = nearest(str(value), self.choices) if self.choices else None
-            raise ValueError(self.needed(in_python=in_python) + (f"; did you mean '{hint}'?" if hint else ""))
+            unit = f", such as {EXAMPLES[self.ending]}" if self.ending and not in_python else ""
+            raise ValueError(self.needed(in_python=in_python) + (f"; did you mean '{hint}'?" if hint else unit))
         if in_python and isinstance(value, int):  # it is shown as it was written
             found = value
         return found if self.also is None or found is None else self.also.check(found)
@@ -277,9 +290,9 @@ def checked(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def described(hint: Any) -> Setting:
-    """Return a setting that is nothing but an annotation."""
-    return _setting("", hint, "", None, is_required=True)
+def described(hint: Any, name: str = "") -> Setting:
+    """Return a setting that is nothing but an annotation, and perhaps a name that ends with its unit."""
+    return _setting(name, hint, "", None, is_required=True)
 
 
 def keywords_of(

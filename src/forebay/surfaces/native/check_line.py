@@ -1,12 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line that `forebay check`, and a server that is ready, tell of each model."""
+"""What `forebay check`, and a server that is ready, tell of each model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shlex
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import msgspec
+
+from forebay.protocols.openapi_components import COMPONENTS
+from forebay.protocols.schema_example import example_of
 
 if TYPE_CHECKING:
     from forebay.server.app import App
+    from forebay.server.config import HttpConfig
+
+_LONGEST: Final = 1000
+"""Characters of an example; a longer one is not shown."""
+
+
+def first_steps(app: App, http: HttpConfig) -> list[str]:
+    """Return the pages of the server and a command that asks its first model, with `{address}` for its URL."""
+    pages = ["API {address}/docs"]
+    if http.dashboard:
+        pages.insert(0, "dashboard {address}/ui")
+    return [", ".join(pages), *_curl(app, http)]
+
+
+def _curl(app: App, http: HttpConfig) -> list[str]:
+    described = next((one.described for one in app.served.values()), None)
+    if described is None:
+        return []
+    words = ["curl", f"{{address}}/models/{quote(described.name, safe='')}"]
+    if http.api_keys:
+        words += ["-H", "'X-API-Key: KEY'"]
+    if described.input.raw:
+        return [" ".join([*words, "--data-binary", "@FILE"])]
+    sample = example_of(*described.input.json_schema(COMPONENTS + "{name}"))
+    body = msgspec.json.encode([sample] if described.batchable else sample).decode()
+    return (
+        [" ".join([*words, "-H", "'content-type: application/json'", "-d", shlex.quote(body)])]
+        if len(body) <= _LONGEST
+        else []
+    )
 
 
 def summary(app: App, name: str) -> str:

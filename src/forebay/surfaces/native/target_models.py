@@ -18,7 +18,7 @@ from forebay.server.served import Served
 from forebay.serving.models.model import models_in, settings_of
 from forebay.surfaces.contract import Project
 from forebay.surfaces.native.attached_models import project_pool
-from forebay.surfaces.native.check_line import summary
+from forebay.surfaces.native.check_line import first_steps, summary
 from forebay.surfaces.native.compositions import GraphTarget, compositions_of, drawable, serve_composition, unserved
 from forebay.surfaces.native.describe import describe_in, served_by
 from forebay.surfaces.native.model_endpoint import endpoint_of, serve_model, serve_model_file, spec_of
@@ -74,6 +74,7 @@ def project_of(built: Sequence[Built], http: HttpConfig, repository: RepositoryC
         asgi=asgi_app(app, http),
         routes=routes_of(app, http),
         summary=[summary(app, served) for served in app.served] + told,
+        first_steps=lambda: first_steps(app, http),
         warnings=[warning for one in built for warning in one.warnings] + _doubts(app) + problems,
         graphs=[graph for one in built for graph in one.graphs],
     )

@@ -14,6 +14,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from forebay.transports.http.http_errors import NotHttp, WrongHost
+from forebay.types.loopback import is_loopback
 
 if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
@@ -28,7 +29,7 @@ class Hosts:
 
     def __init__(self, config: HttpConfig) -> None:
         self._names = {name.lower() for name in config.allowed_hosts}
-        self._checks = bool(self._names) or (_is_local(config.host) and not config.api_keys)
+        self._checks = bool(self._names) or (is_loopback(config.host) and not config.api_keys)
         if "*" in self._names:
             self._checks = False
         self._names |= {config.host.lower(), socket.gethostname().lower()}
@@ -53,13 +54,6 @@ class Hosts:
             name = name.rpartition(":")[0]
         name = name.rstrip(".")
         return name in self._names or name == "localhost" or name.endswith(".localhost") or _is_address(name)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_address(name: str) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.types.did_you_mean import nearest
+from forebay.types.loopback import is_loopback
 from forebay.workers.wire.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
@@ -54,10 +55,7 @@ class TcpAddress(msgspec.Struct, frozen=True):
     @property
     def is_loopback(self) -> bool:
         """Whether only programs on this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 Address: TypeAlias = UnixAddress | TcpAddress

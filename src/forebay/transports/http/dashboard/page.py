@@ -7,7 +7,6 @@ The files are the same on every server and need no API key. All that says someth
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from functools import cache
 from hashlib import sha256
@@ -27,6 +26,7 @@ from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
 from forebay.transports.http.dashboard.tenant_watch import TenantWatch
 from forebay.transports.http.foreign_page import refuse_foreign_page
 from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
+from forebay.types.loopback import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -238,14 +238,7 @@ def _is_from_here(request: Request) -> bool:
         return False
     named = request.url.hostname or ""
     asking = request.client.host if request.client is not None else ""
-    return _is_loopback(asking) and (named == "localhost" or _is_loopback(named))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(asking) and is_loopback(named)
 
 
 @cache
