@@ -47,7 +47,7 @@ def is_as_shown(shown, got):
     def plain(text):
         return re.sub(r"\b\d+(\.\d+)?(?= ms\b|s$)", "N", text, flags=re.MULTILINE).rstrip()
 
-    return re.fullmatch(re.escape(plain(shown)).replace(r"\.\.\.", ".*?"), plain(got)) is not None
+    return re.fullmatch(re.escape(plain(shown)).replace(r"\.\.\.", ".*?"), plain(got), re.DOTALL) is not None
 
 
 class Reader:
@@ -69,7 +69,7 @@ class Reader:
             program = str(self.folder / "venv/bin/forebay")
             started = Server(self.folder / target, *options, command=[program, "serve"], env=self.env)
             self.server = started.wait_ready()
-            eventually(lambda: len(started.lines) >= 2)  # what it serves comes with the next line
+            eventually(lambda: "curl" in started.log)  # the last line that it says
             return self.server.log.replace(str(self.server.port), "8080")
         if self.server is not None:
             command = command.replace("8080", str(self.server.port))

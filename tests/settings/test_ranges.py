@@ -104,7 +104,7 @@ def test_a_flag_outside_its_range_is_one_sentence(refused, name):
     _, setting = SETTINGS[name]
     for text in wrong_texts(setting) if setting.kind is not bool else ():
         told = refused("model.py", f"{setting.written.flag}={text}")
-        assert told.startswith(f"argument {'/'.join([setting.written.flag, *setting.written.other_flags])}: ")
+        assert told.startswith(f"argument {'/'.join([str(setting.written.flag), *setting.written.other_flags])}: ")
         assert repr(text) in told
         assert all(choice in told for choice in setting.choices) if setting.choices else needed(setting) in told
 

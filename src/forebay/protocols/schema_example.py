@@ -32,13 +32,15 @@ def example_of(schema: Json, parts: Mapping[str, Json], depth: int = 0) -> Any:
     if depth == _DEEPEST:
         return None
     kind = schema.get("type", "object" if "properties" in schema else "string")  # where all is allowed, a text
-    kind = kind[0] if isinstance(kind, list) else cast("str", kind)
+    kind = cast("str", kind[0] if isinstance(kind, list) else kind)
     if kind == "object":
         fields: Json = schema.get("properties", {})
         return {name: example_of(fields.get(name, {}), parts, depth + 1) for name in schema.get("required", ())}
     if kind == "array":
         least = schema.get("minItems", 1 if depth < _DEEPEST_ITEM else 0)  # a type may hold items of its own kind
-        items = schema.get("prefixItems") or [schema.get("items") or {}] * max(int(not depth), min(least, 16))
+        items: list[Json] = schema.get("prefixItems") or [schema.get("items") or {}] * max(
+            int(not depth), min(least, 16)
+        )
         return [example_of(item, parts, depth + 1) for item in items]
     if kind == "string":
         return "text".ljust(schema.get("minLength", 0), "t")[: schema.get("maxLength")]
