@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forebay.server.config import (
     AttachConfig,
@@ -47,4 +47,4 @@ def _shown(setting: Setting, value: Any, *, is_told: bool) -> str:
         return "(not shown)" if value else "-"
     if not is_told:
         return setting.usual or ("off" if setting.kind is bool else "-")
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else str(value)
