@@ -376,14 +376,14 @@ class Endpoint:
             LimitReached: There is not enough left.
             TooLarge: There never is enough for so many samples.
         """
-        tenant, tenants, fair = request.tenant, self._tenants, self._queue.fair
-        if tenant is None or (allowance := tenant.allowance) is None or request.root() is not request:
+        tenant, tenants, fair, size = request.tenant, self._tenants, self._queue.fair, request.limited_size()
+        if tenant is None or (allowance := tenant.allowance) is None or request.root() is not request or not size:
             return
         if not self.pool.is_elsewhere:
             waiting = 0
             if allowance.config.waiting_rows is not None and fair is not None and tenants is not None:
                 waiting = fair.waiting_of(tenants.classes_of(tenant.name))
-            allowance.require_workers(request.size, waiting, now)
+            allowance.require_workers(size, waiting, now)
         if not request.is_counted_elsewhere():
             is_stream = self._windows is not None and request.on_part is not None
             allowance.admit(request, now, is_stream=is_stream)

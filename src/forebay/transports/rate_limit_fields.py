@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from forebay.types.tenant import Tenant
 
 
+def is_limited(tenant: Tenant | None) -> bool:
+    """Tell whether answers to a tenant say what is left."""
+    return tenant is not None and tenant.allowance is not None and bool(tenant.allowance.policy)
+
+
 def rate_limit_fields(tenant: Tenant | None) -> list[tuple[bytes, bytes]]:
     """Return the fields for an answer to a tenant; none if it has no limits."""
-    if tenant is None or tenant.allowance is None or not tenant.allowance.policy:
+    allowance = None if tenant is None else tenant.allowance
+    if allowance is None or not allowance.policy:
         return []
-    left = tenant.allowance.left(time.monotonic())
-    return [(b"ratelimit-policy", tenant.allowance.policy.encode()), (b"ratelimit", left.encode())]
+    left = allowance.left(time.monotonic())
+    return [(b"ratelimit-policy", allowance.policy.encode()), (b"ratelimit", left.encode())]
 
 
 def telling_limits(app: ASGIApp, holders: KeyHolders) -> ASGIApp:

@@ -253,6 +253,10 @@ class Request(msgspec.Struct, eq=False, gc=False):
         """Tell whether a front counts it among the requests of its clients."""
         return False
 
+    def limited_size(self) -> int:
+        """Return the samples that it takes of its tenant's limits; 0 if another one has taken them for it."""
+        return self.size
+
     def opening(self) -> Iterator[None]:
         """Read what has to be read before it can be cut, in steps of a millisecond or so; `params` may change.
 

@@ -126,14 +126,14 @@ class Allowance:
             LimitReached: There is not enough left; nothing was used up.
             TooLarge: There never is enough for so many samples.
         """
-        rows = self._rows
+        rows, size = self._rows, request.limited_size()
         if self._requests is not None:
             self._require(self._requests, 1, "requests", now)
         if rows is not None:
-            if request.size > rows.burst:
+            if size > rows.burst:
                 most = f"at most {rows.burst:g} of the tenant '{self.tenant}' come in at once"
-                raise TooLarge(f"the request has {request.size} samples; {most}")
-            self._require(rows, request.size, "rows", now)
+                raise TooLarge(f"the request has {size} samples; {most}")
+            self._require(rows, size, "rows", now)
         if is_stream and self._max_streams is not None:
             if self.streams >= self._max_streams:
                 raise self._reached(
@@ -144,7 +144,7 @@ class Allowance:
         if self._requests is not None:
             self._requests.take(1, now)
         if rows is not None:
-            rows.take(request.size, now)
+            rows.take(size, now)
 
     def require_workers(self, size: int, waiting: int, now: float) -> None:
         """Check that a request may wait for workers.

@@ -11,7 +11,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, QueueFull, Unavailable
+from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, LimitReached, QueueFull, Unavailable
 from forebay.surfaces.ventu.service_pages import Action, Reply, broken, problem, too_large
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
@@ -144,4 +144,7 @@ def _failure(error: ForebayError) -> Reply:
     known = next((reply for kind, reply in _CAPACITY.items() if isinstance(error, kind)), None)
     if known is None:
         return broken()
-    return Reply(*known, more={name.decode(): value.decode() for name, value in error_headers(error)})
+    status, media, text = known
+    if isinstance(error, LimitReached):
+        text = error.message.encode()
+    return Reply(status, media, text, more={name.decode(): value.decode() for name, value in error_headers(error)})

@@ -63,8 +63,7 @@ class OpenCall:
         refusal: Why it is refused, if it came to a full queue.
         retry_at: When its client should try again then; 0 if that is not known.
         sent_bytes: Of its messages, if they are counted.
-        cost: The fields of its trailers that say what it has cost, and what is left of its tenant's limits; empty if
-            they do not.
+        cost: The field of its trailers that says what it has cost; empty if none does.
         on_leave: Called once when the server is about to stop; a stream that may rest sets it.
     """
 
@@ -125,16 +124,17 @@ class OpenCall:
         return self.head.metadata
 
     def answered_by(self, endpoint: Answering, request: Request) -> None:
-        """Note who answers, while the endpoint replies, if somebody is to be told of it or of what is left."""
+        """Note who answers, while the endpoint replies, if somebody is to be told of it."""
         if self._connection.port.tells:
             self._answered = EndedCall("gRPC", "", says_cost=self._connection.port.config.answer_cost)
             self._answered.answered_by(endpoint, request)
             if self._answered.cost:
                 self.cost = statuses.literal(COST, self._answered.cost)
-        if self.head.tenant is not None and (fields := rate_limit_fields(self.head.tenant)):
-            cost = self._answered.cost if self._answered is not None else b""
-            fields = [*([(COST, cost)] if cost else []), *fields]
-            self.cost = b"".join(statuses.literal(name, value) for name, value in fields)
+
+    def accounts(self) -> bytes:
+        """Return the fields of its trailers that say what it has cost, and what is left of its tenant's limits."""
+        fields = rate_limit_fields(self.head.tenant)
+        return self.cost + b"".join([statuses.literal(name, value) for name, value in fields])
 
     def reply(self, message: bytes) -> None:
         """Answer the call with its only message; does nothing if it has ended."""

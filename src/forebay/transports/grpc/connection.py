@@ -37,6 +37,7 @@ from forebay.transports.grpc.slow_clients import Patience
 from forebay.transports.grpc.states import CONNECTIONS, DECIDED, GONE, HALF_CLOSED, LEAVING, LINGER, OPEN, WARNED
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES, Intake
+from forebay.transports.rate_limit_fields import is_limited
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ class GrpcConnection(asyncio.Protocol):
             size <= port.max_small_bytes
             and size <= min(call.window, sender.window)
             and call.state is HALF_CLOSED
-            and not (self._intake.holds & FULL_BUFFER or call.outgoing or call.cost)
+            and not (self._intake.holds & FULL_BUFFER or call.outgoing or call.cost or is_limited(call.head.tenant))
         ):
             stream = call.stream
             answer = _ANSWER.pack(
@@ -301,13 +302,13 @@ class GrpcConnection(asyncio.Protocol):
         """Send the status of a call after what it has sent, or instead of what was not sent yet."""
         if self._calls.get(call.stream) is not call:
             return
-        if call.cost:
-            trailers += call.cost
         if at_once:
             self._sender.drop(call)
         elif call.outgoing is not None and call.outgoing.pieces:
             call.outgoing.trailers = trailers
             return
+        if accounts := call.accounts():
+            trailers += accounts
         out, stream = self._sender.out, call.stream
         if call.outgoing is None and trailers is statuses.OK:
             out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, statuses.HEADERS))

@@ -56,6 +56,9 @@ _READ_AHEAD_BYTES: Final = 64 * 1024
 _MODEL: Final = re.compile(r"(?:/v[12])?/models/([^/:]+)(?:/versions/([^/:]+))?")
 _ABOUT: Final = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/config)?$")
 """What tells of a model what only the model knows."""
+_EXPOSED: Final = ["x-request-id", "retry-after", "retry-after-ms", "ratelimit", "ratelimit-policy", "forebay-cost"]
+"""Headers of answers that pages of other origins may read."""
+
 _USUAL: Final = {
     **dict.fromkeys(("ping", "live", "livez", "liveness", "alive"), "/healthz"),
     **dict.fromkeys(("readiness", "status"), "/readyz"),
@@ -114,7 +117,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
                 allow_origins=config.cors_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id"],
+                expose_headers=_EXPOSED,
             )
         )
     if config.api_keys:
@@ -131,7 +134,9 @@ def with_cors(project: ASGIApp, config: HttpConfig) -> ASGIApp:
     if not config.cors_origins:
         return project
     origins, methods = config.cors_origins, ["GET", "POST"]
-    return CORSMiddleware(project, allow_origins=origins, allow_methods=methods, allow_headers=["*"])
+    return CORSMiddleware(
+        project, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=_EXPOSED
+    )
 
 
 def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpConfig) -> ASGIApp:

@@ -203,6 +203,20 @@ class OpenAiModels:
         return served, speaking[served]
 
 
+class _Sample(Request, gc=False, eq=False):
+    """A sample of a request.
+
+    Attributes:
+        of: How many there are, if it is the first; 0 for the others.
+    """
+
+    of: int = 0
+
+    def limited_size(self) -> int:
+        """Return those of all for the first: together they are one request."""
+        return self.of
+
+
 class _Call:
     """One request on its way through its model: its samples are requests of their own."""
 
@@ -246,7 +260,7 @@ class _Call:
         timeline.name(request)
         params = self._params_of(contract)
         for number, body in enumerate(self._bodies):
-            sample = Request(
+            sample = _Sample(
                 [body] if contract.batchable else body,
                 partial(self._replied, number),
                 params,
@@ -258,6 +272,7 @@ class _Call:
                 tenant=request.tenant,
                 due=request.due,
                 on_part=partial(self._part, number) if contract.streams else None,
+                of=0 if number else len(self._bodies),
             )
             self._samples.append(sample)
             self._endpoint.submit(sample)
