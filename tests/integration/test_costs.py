@@ -19,7 +19,7 @@ from forebay.cli.server_page import page_of
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe.metrics import cost_files
 from forebay.observe.metrics.cost_files import CostLine, file_of, lines_since, moment, summed
-from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.tenant_accounts import MAX_PAIRS, Accounts
 from forebay.server.app import App
 from forebay.server.cost_log import CostLog
@@ -118,11 +118,12 @@ def a_log(folder):
     """A log of costs that nothing but the test drives, and its accounts."""
     folder.mkdir(exist_ok=True)
     app = App([])
-    return CostLog(app, folder), app.state.of(Accounts)
+    accounts = app.state.of(Accounts)
+    return CostLog(accounts, folder), accounts
 
 
 def spend(accounts, metrics, tenant, seconds):
-    account = accounts.of(metrics, ENDPOINT, tenant)
+    account = accounts.of(metrics.tenants, ENDPOINT, tenant)
     account.worker_s += seconds
     account.rows += 1
     account.completion_tokens += 3
@@ -175,10 +176,10 @@ def test_a_long_file_is_read_from_where_the_time_begins(monkeypatch, tmp_path):
 
 def test_more_pairs_than_are_told_apart_share_the_account_of_the_others():
     accounts, metrics = Accounts(), EndpointMetrics()
-    every = [accounts.of(metrics, ENDPOINT, Tenant(str(number))) for number in range(MAX_PAIRS + 10)]
+    every = [accounts.of(metrics.tenants, ENDPOINT, Tenant(str(number))) for number in range(MAX_PAIRS + 10)]
     assert len(set(every)) == MAX_PAIRS + 1
     assert every[-1] is metrics.tenants["other"]
-    assert accounts.of(metrics, ENDPOINT, Tenant("7")) is every[7]
+    assert accounts.of(metrics.tenants, ENDPOINT, Tenant("7")) is every[7]
     del every, metrics
     assert asyncio.run(_left(accounts)) == 0  # a version that is gone has none
 

@@ -152,9 +152,10 @@ def _served(parsed: argparse.Namespace) -> int:
             _tell_ready(address, told)
 
     if options.cost_log is not None and is_first:
+        from forebay.observe.metrics.tenant_accounts import Accounts
         from forebay.server.cost_log import CostLog
 
-        project.app.cost_log = CostLog(project.app, options.cost_log)
+        project.app.cost_log = CostLog(project.app.state.of(Accounts), options.cost_log)
         project.app.links.append(project.app.cost_log)
     with project.app.state.entered(), tracing() if options.otel else nullcontext():
         return server_of(project, drain_s=options.drain_s, ready=ready, is_part=part is not None).run()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from forebay.observe.metrics.histograms import SECONDS, EndpointMetrics, FailureReason
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics, FailureReason
+from forebay.observe.metrics.histograms import SECONDS
 from forebay.types.first_use import known
 from forebay.workers.wire.address import UnixAddress, bind_unix
 from forebay.workers.wire.kept_socket import keep_socket

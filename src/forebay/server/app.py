@@ -27,7 +27,7 @@ from forebay.types.server_state import ServerState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
-    from forebay.observe.metrics.histograms import EndpointMetrics
+    from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.server.cost_log import CostLog
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions

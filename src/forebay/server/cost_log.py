@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.observe.metrics.tenant_accounts import Amounts, TenantAccount
-    from forebay.server.app import App
 
     _Line = tuple[TenantAccount, Amounts, bytes]
 
@@ -40,9 +39,9 @@ MAX_READ_BYTES: Final = 256 << 20
 class CostLog:
     """The files of a server; one of the `Links` of its app."""
 
-    def __init__(self, app: App, folder: Path) -> None:
+    def __init__(self, accounts: Accounts, folder: Path) -> None:
         """Have the accounts of an app noted from now on; nothing of it may run yet."""
-        self._accounts = app.state.of(Accounts)
+        self._accounts = accounts
         self._accounts.due = {}
         self._folder = folder
         self._lock = threading.Lock()

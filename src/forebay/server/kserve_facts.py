@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from forebay.errors import ForebayError
-    from forebay.observe.metrics.histograms import EndpointMetrics
+    from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.types.tensor import TensorMetadata

@@ -36,7 +36,7 @@ from forebay.errors import (
 from forebay.observe.logs import model_log
 from forebay.observe.logs.named_requests import id_of
 from forebay.observe.metrics import author_metrics
-from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.tenant_accounts import MAX_TOKENS, Accounts
 from forebay.observe.traces.timeline import Timeline
 from forebay.serving.single_flight import Flights
@@ -599,7 +599,7 @@ class Endpoint:
     def _charge(self, payer: Any, entry: Any, seconds: float, batch: EntryBatch, accounts: Accounts) -> None:
         """Charge worker seconds to a request, for which an entry has run that may be for others as well."""
         payer.root().cost_s += seconds
-        account = accounts.of(self.metrics, self._called, payer.tenant)
+        account = accounts.of(self.metrics.tenants, self._called, payer.tenant)
         account.worker_s += seconds
         tenants, tenant = self._tenants, payer.tenant
         is_limited = tenants is not None and tenants.are_limited and not self.pool.is_elsewhere
@@ -619,7 +619,7 @@ class Endpoint:
         if self.pool.is_elsewhere:
             self.pool.hand_on_tokens(tenant, prompt, completion)
         elif self._accounts is not None:
-            account = self._accounts.of(self.metrics, self._called, tenant)
+            account = self._accounts.of(self.metrics.tenants, self._called, tenant)
             account.prompt_tokens += prompt
             account.completion_tokens += completion
             if self._accounts.due is not None:
@@ -640,7 +640,7 @@ class Endpoint:
         if tenant is not None and reason == "full":
             reason = "share"  # another tenant would have found room
         if self._accounts is not None:
-            refused = self._accounts.of(self.metrics, self._called, tenant).refused
+            refused = self._accounts.of(self.metrics.tenants, self._called, tenant).refused
             refused[reason] = refused.get(reason, 0) + times
         name, tier, own = ("", None, None) if tenant is None else (tenant.name, tenant.tier, None)
         if tenant is not None and (fair := self._queue.fair) is not None:

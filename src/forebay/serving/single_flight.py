@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchQueue
-    from forebay.observe.metrics.histograms import EndpointMetrics
+    from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.types.call import Outcome
     from forebay.types.fingerprint import Content
     from forebay.types.settings import Sharing

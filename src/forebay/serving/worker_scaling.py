@@ -20,7 +20,7 @@ from forebay.types.worker_range import SCALE_DOWN_S, TARGET_QUEUE_MS
 
 if TYPE_CHECKING:
     from forebay.batching.queue import BatchQueue
-    from forebay.observe.metrics.histograms import EndpointMetrics
+    from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.workers")

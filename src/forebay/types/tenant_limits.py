@@ -11,7 +11,7 @@ Sans-I/O: no clock, no loop.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from forebay.errors import LimitReached, TooLarge
 from forebay.types.token_bucket import ROUNDING_S, TokenBucket
 
 if TYPE_CHECKING:
-    from forebay.types.call import Outcome, Reply, Request
+    from collections.abc import Callable
 
 MAX_RATE: Final = 1e9
 MINUTE_S: Final = 60.0
@@ -78,6 +78,13 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     open_streams: Annotated[int, Meta(ge=1)] | None = None
 
 
+class Limited(Protocol):
+    """A request, as far as limits look at it."""
+
+    size: int
+    reply: Any
+
+
 class Allowance:
     """What is left of the limits of one tenant.
 
@@ -119,7 +126,7 @@ class Allowance:
             items.append(f'"open_streams";r={max(self._max_streams - self.streams, 0)}')
         return ", ".join(items)
 
-    def admit(self, request: Request, now: float, *, is_stream: bool) -> None:
+    def admit(self, request: Limited, now: float, *, is_stream: bool) -> None:
         """Use up what a request needs where its key was checked.
 
         Raises:
@@ -188,12 +195,12 @@ class _OpenStream:
 
     __slots__ = ("_allowance", "_is_open", "_reply")
 
-    def __init__(self, allowance: Allowance, reply: Reply) -> None:
+    def __init__(self, allowance: Allowance, reply: Callable[[Any, Any], None]) -> None:
         self._allowance = allowance
         self._reply = reply
         self._is_open = True
 
-    def __call__(self, request: Request, outcome: Outcome) -> None:
+    def __call__(self, request: Any, outcome: Any) -> None:
         if self._is_open:
             self._is_open = False
             self._allowance.streams -= 1

@@ -15,6 +15,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull
 from forebay.observe.metrics import exposition
 from forebay.observe.metrics.author_metrics import MetricStore
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.exposition import (
     LEFT_OUT,
     LOOKED_AT,
@@ -25,7 +26,6 @@ from forebay.observe.metrics.exposition import (
     finish,
     pieces,
 )
-from forebay.observe.metrics.histograms import EndpointMetrics
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described, document, written
 from forebay.server.app import App

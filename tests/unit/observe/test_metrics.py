@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import Code, InternalError, RunnerFailed, Unavailable
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.exposition import Exposition, Reading
-from forebay.observe.metrics.histograms import ROWS, SECONDS, EndpointMetrics, Histogram
+from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
 
 times = st.floats(0, 100, allow_nan=False)
 

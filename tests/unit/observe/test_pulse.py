@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from forebay.errors import DeadlineExceeded, RunnerFailed
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.exposition import SLICE, Reading
-from forebay.observe.metrics.histograms import EndpointMetrics
 from forebay.observe.metrics.pulse import MAX_FAULTS, Pulse, for_strangers, shown
 
 

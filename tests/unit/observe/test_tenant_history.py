@@ -4,7 +4,7 @@
 import pytest
 
 from forebay.observe.metrics import tenant_history
-from forebay.observe.metrics.histograms import EndpointMetrics
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.observe.metrics.tenant_history import LISTED, MARKS, STEP_S, TenantHistory
 from forebay.types.tenant import OTHER, TenantConfig, Tenants
@@ -22,7 +22,7 @@ class Server:
         self.history = TenantHistory(self.accounts)
 
     def spend(self, name, seconds, refused=0):
-        account = self.accounts.of(self.metrics, ("it", "1"), self.tenants.of(name))
+        account = self.accounts.of(self.metrics.tenants, ("it", "1"), self.tenants.of(name))
         account.worker_s += seconds
         if seconds:
             account.queue_s.observe(0.5)

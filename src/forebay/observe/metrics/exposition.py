@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.registry import Collector
 
-    from forebay.observe.metrics.histograms import EndpointMetrics, Histogram
+    from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
+    from forebay.observe.metrics.histograms import Histogram
 
 T = TypeVar("T")
 
@@ -245,7 +246,7 @@ class _Text:
 
     def tenant_lines(self, reading: Reading) -> list[bytes]:
         """Return the lines about tenants."""
-        return tenant_lines(self._endpoint, self._version, reading)
+        return tenant_lines(self._endpoint, self._version, reading.metrics.tenants, reading.tenants_waiting)
 
     def _histogram(self, name: str, histogram: Histogram) -> bytes:
         start, end, labels = f'{name}_bucket{{{self._endpoint},le="', f'",{self._version}}} ', self._labels

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.exposition import SLICE, Source
-from forebay.observe.metrics.histograms import ROWS, SECONDS, EndpointMetrics
+from forebay.observe.metrics.histograms import ROWS, SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
+    from forebay.observe.metrics.endpoint_metrics import FailureReason
     from forebay.observe.metrics.exposition import Reading
-    from forebay.observe.metrics.histograms import FailureReason, Histogram
+    from forebay.observe.metrics.histograms import Histogram
 
 MAX_FAULTS = 50
 """Errors that are told to who begins to watch, the newest."""

@@ -14,7 +14,6 @@ from forebay.observe.metrics.histograms import SECONDS, Histogram
 from forebay.types.tenant import OTHER
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.histograms import EndpointMetrics
     from forebay.types.tenant import Tenant
 
 Amounts = tuple[float, int, int, int]
@@ -97,21 +96,21 @@ class Accounts:
         self.due: dict[TenantAccount, None] | None = None
         self._all: WeakSet[TenantAccount] = WeakSet()
 
-    def of(self, metrics: EndpointMetrics, endpoint: tuple[str, str], tenant: Tenant | None) -> TenantAccount:
+    def of(self, accounts: dict[str, TenantAccount], endpoint: tuple[str, str], tenant: Tenant | None) -> TenantAccount:
         """Return the account of a tenant at an endpoint, or that of the others there; requests without one have one.
 
         Args:
-            metrics: Those of the endpoint.
+            accounts: Those of the endpoint, by the names of tenants.
             endpoint: Its name and its version.
             tenant: The tenant, if there is one.
         """
         name = "" if tenant is None else tenant.name
-        found = metrics.tenants.get(name)
+        found = accounts.get(name)
         if found is None and name and len(self._all) >= MAX_PAIRS:
             name = OTHER
-            found = metrics.tenants.get(name)
+            found = accounts.get(name)
         if found is None:
-            found = metrics.tenants[name] = TenantAccount(*endpoint, name)
+            found = accounts[name] = TenantAccount(*endpoint, name)
             self._all.add(found)
         return found
 

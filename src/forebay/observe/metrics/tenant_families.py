@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 from forebay.types.tenant import OTHER
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.exposition import Reading
+    from collections.abc import Mapping
+
     from forebay.observe.metrics.histograms import Histogram
+    from forebay.observe.metrics.tenant_accounts import TenantAccount
 
 FAMILIES: Final = (
     ("forebay_tenant_worker_seconds", "counter", "Seconds that workers were busy for a tenant"),
@@ -21,11 +23,19 @@ FAMILIES: Final = (
 """Their names, kinds and descriptions."""
 
 
-def tenant_lines(endpoint: str, version: str, reading: Reading) -> list[bytes]:
-    """Return the lines of each family for one endpoint, whose labels are given."""
-    tenants = reading.metrics.tenants
+def tenant_lines(
+    endpoint: str, version: str, tenants: Mapping[str, TenantAccount], in_queue: Mapping[str, int]
+) -> list[bytes]:
+    """Return the lines of each family for one endpoint.
+
+    Args:
+        endpoint: The label of its name.
+        version: The label of its version.
+        tenants: The accounts of its tenants, by name.
+        in_queue: Their waiting samples.
+    """
     waiting: dict[str, int] = {}
-    for name, rows in reading.tenants_waiting.items():
+    for name, rows in in_queue.items():
         known = name if name in tenants else OTHER
         waiting[known] = waiting.get(known, 0) + rows
     worker: list[str] = []

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
-    from forebay.serving.models.schema import Buffer, Decode
-
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "chat/completions": {
         "logprobs": False,
@@ -37,7 +35,9 @@ _MAX_FIELDS: Final = 256
 """Most fields of a sample that are looked through; the protocol has fewer than fifty."""
 
 
-def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleType) -> Decode:
+def reader(
+    decode: Callable[[Any], Any], kind: type[msgspec.Struct], path: str, codec: ModuleType
+) -> Callable[[Any], Any]:
     """Return what reads a sample, also where undeclared fields say nothing.
 
     Args:
@@ -52,7 +52,7 @@ def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleT
     defaults = {name: codec.encode(value) for name, value in _DEFAULTS.get(path, {}).items()}
     fields = codec.Decoder(dict[str, msgspec.Raw]).decode
 
-    def read(body: Buffer) -> Any:
+    def read(body: Any) -> Any:
         try:
             return decode(body)
         except msgspec.ValidationError as error:
@@ -68,8 +68,8 @@ def reader(decode: Decode, kind: type[msgspec.Struct], path: str, codec: ModuleT
 
 
 def _said(
-    body: Buffer,
-    fields: Callable[[Buffer], dict[str, msgspec.Raw]],
+    body: Any,
+    fields: Callable[[Any], dict[str, msgspec.Raw]],
     declared: Mapping[str, bool],
     defaults: Mapping[str, bytes],
     codec: ModuleType,

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
     from forebay.batching.queue import Idle
     from forebay.server.config import Overrides, WorkerKind
-    from forebay.serving.models.model import ModelSettings
-    from forebay.surfaces.native.describe import Description
+    from forebay.serving.models.model import ModelSettings, PlainSettings
     from forebay.types.devices import Device
     from forebay.types.settings import Sharing
 
 
-Said = TypeVar("Said", bound="ModelSettings | Description")
+Said = TypeVar("Said", bound="PlainSettings")
 
 
 def named(settings: Said, overrides: Overrides) -> Said:

@@ -151,7 +151,7 @@ class InlinePool(Pool):
             for batch in list(self._tasks):
                 self._leave_behind(batch, "the server stopped before the model answered")
         if self._runner is not None:
-            await close_runner_async(self._runner)
+            await close_runner_async(self._runner.close_async)
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""

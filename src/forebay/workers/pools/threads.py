@@ -77,7 +77,7 @@ class _Worker:
             self._inside -= 1
             is_last = self._inside == 0
         if is_last and closes and self.runner is not None:
-            close_runner(self.runner)
+            close_runner(self.runner.close)
 
 
 class ThreadPool(Pool):

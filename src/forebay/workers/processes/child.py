@@ -327,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve(connection, runner, metrics)
         for thread in threads:
             thread.join()
-        close_runner(runner)
+        close_runner(runner.close)
         metrics.report()
         connection.close()
     except (EOFError, ConnectionError, FileNotFoundError):

@@ -136,7 +136,7 @@ class JoiningWorker:
         for thread in threads:
             while thread.is_alive():
                 thread.join(self._say_how_it_is())
-        close_runner(runner)
+        close_runner(runner.close)
         if self._health is not None:
             self._health.close()
         if self._refused is not None:

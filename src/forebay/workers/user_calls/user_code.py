@@ -26,11 +26,10 @@ from forebay.types.plurals import counted
 from forebay.workers.user_calls.cancel import is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import TracebackType
 
     from forebay.types.call import Outcome
-    from forebay.workers.runner import Runner
 
 log = logging.getLogger("forebay.workers")
 
@@ -208,14 +207,14 @@ def do_after(work: Sequence[Callable[[], object]]) -> None:
         _log("a callback after an answer failed", caught(step)[1])
 
 
-def close_runner(runner: Runner) -> None:
-    """Close a runner; what it raises is only logged, because the caller has more to stop."""
-    _log("a worker could not unload its model", caught(runner.close)[1])
+def close_runner(close: Callable[[], object]) -> None:
+    """Close a runner; what that raises is only logged, because the caller has more to stop."""
+    _log("a worker could not unload its model", caught(close)[1])
 
 
-async def close_runner_async(runner: Runner) -> None:
+async def close_runner_async(close: Callable[[], Awaitable[object]]) -> None:
     """Close a runner on a loop, in the same way."""
-    if type(failed := await attempt_async(runner.close_async)) is Failure:
+    if type(failed := await attempt_async(close)) is Failure:
         _log("a worker could not unload its model", failed.error)
 
 
