@@ -81,8 +81,11 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Limited(Protocol):
     """A request, as far as limits look at it."""
 
-    size: int
     reply: Any
+
+    def limited_size(self) -> int:
+        """Return how many samples it counts for."""
+        ...
 
 
 class Allowance:
