@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.types.retry_tickets import MOST_S
 from forebay.types.token_bucket import ROUNDING_S, TokenBucket
 
 rates = st.floats(0.01, 1e5)
@@ -45,6 +46,19 @@ def test_a_client_that_waits_as_long_as_it_is_told_gets_its_tokens(rate, burst, 
         now += wait_s
         assert bucket.wait_s(tokens, now) == 0.0
         bucket.take(tokens, now)
+
+
+@given(rates, bursts, st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.01, 1.0)), max_size=100))
+def test_whoever_is_refused_is_told_a_moment_that_is_neither_too_early_nor_far_beyond_what_it_lacks(rate, burst, steps):
+    bucket, now = TokenBucket(rate, burst), 0.0
+    for step, part in steps:
+        now += step / rate
+        tokens = part * burst
+        if not (wait_s := bucket.wait_s(tokens, now)):
+            bucket.take(tokens, now)
+            continue
+        told = bucket.retry_at(tokens, tokens, now)
+        assert now + wait_s - ROUNDING_S <= told <= now + wait_s + MOST_S
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 4096), st.integers(1, 50))))

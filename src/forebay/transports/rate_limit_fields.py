@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fields of answers that say what is left of a tenant's limits, as draft-ietf-httpapi-ratelimit-headers has them.
+"""The fields of answers that say what is left of a tenant's limits.
 
-    ratelimit-policy: "requests";q=200;w=2, "open_streams";q=10;qu="concurrent-requests"
-    ratelimit: "requests";r=57;t=2, "open_streams";r=9
+They follow draft-ietf-httpapi-ratelimit-headers-10 of September 2025: lists of structured fields, whose items are
+strings with parameters.
 
-HTTP has them as headers, gRPC as trailers.
+    ratelimit-policy: "requests";q=200;w=2, "rows";q=1000;w=1;qu="rows", "open_streams";q=10;qu="concurrent-requests"
+    ratelimit: "requests";r=57;t=1, "rows";r=1000, "open_streams";r=9
+
+Differences: its registry has no unit for samples, so `qu="rows"` is ours; and gRPC has the fields as trailers, which it
+does not know of. HTTP has them as headers.
 """
 
 from __future__ import annotations

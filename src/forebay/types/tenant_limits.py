@@ -106,6 +106,8 @@ class Allowance:
         self._requests = config.requests_per_s and config.requests_per_s.bucket(fronts)
         self._rows = config.rows_per_s and config.rows_per_s.bucket(fronts)
         self._worker_s = config.worker_seconds_per_min and config.worker_seconds_per_min.bucket()
+        self._last_s = 0.0
+        """What was used of that last: the next request is taken to need as much."""
         self._max_streams = config.open_streams and max(config.open_streams // fronts, 1)
 
         named = {"requests": self._requests, "rows": self._rows}
@@ -123,8 +125,8 @@ class Allowance:
         items: list[str] = []
         for name, bucket in self._buckets:
             left = max(int(bucket.left(now) + bucket.rate * ROUNDING_S), 0)
-            wait_s = bucket.full_s(now) if left else bucket.wait_s(1, now)
-            items.append(f'"{name}";r={left};t={math.ceil(wait_s)}')
+            more_s = f";t={math.ceil(bucket.wait_s(left + 1, now))}" if left < int(bucket.burst) else ""
+            items.append(f'"{name}";r={left}{more_s}')
         if self._max_streams is not None:
             items.append(f'"open_streams";r={max(self._max_streams - self.streams, 0)}')
         return ", ".join(items)
@@ -168,7 +170,7 @@ class Allowance:
             LimitReached: It may not.
         """
         if self._worker_s is not None:
-            self._require(self._worker_s, 0, "worker_seconds", now)
+            self._require(self._worker_s, 0, "worker_seconds", now, self._last_s)
         most = self.config.waiting_rows
         if most is not None and waiting + size > most:
             if size > most:
@@ -180,12 +182,13 @@ class Allowance:
         """Use up worker time."""
         if self._worker_s is not None:
             self._worker_s.take(seconds, now)
+            self._last_s = seconds
 
-    def _require(self, bucket: TokenBucket, tokens: float, limit: str, now: float) -> None:
-        wait_s = bucket.wait_s(tokens, now)
-        if wait_s:
+    def _require(self, bucket: TokenBucket, tokens: float, limit: str, now: float, uses: float | None = None) -> None:
+        """Check that so many tokens are there, for a request that uses up as many, or `uses`."""
+        if bucket.wait_s(tokens, now):
             error = self._reached(limit, f"the tenant '{self.tenant}' has used up its {_SAID[limit]}")
-            error.retry_at = now + wait_s
+            error.retry_at = bucket.retry_at(tokens, tokens if uses is None else uses, now)
             raise error
 
     @staticmethod

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.batching.queue import BatchConfig, BatchQueue, Idle
-from forebay.batching.tickets import MOST_S
 from forebay.errors import QueueFull, ShareUsed, TooLate
 from forebay.types.call import Request
+from forebay.types.retry_tickets import MOST_S
 from forebay.types.tenant import Tenant
 
 CAPACITY, MOST = 64, 8

@@ -45,6 +45,22 @@ def test_requests_are_let_in_up_to_the_burst_and_then_at_the_rate():
     assert crossed.limit == "requests"
 
 
+def test_who_is_refused_is_told_when_there_is_a_token_for_it_as_well():
+    allowance = limits_of(REQUESTS)
+    for _ in range(3):
+        allowance.admit(asked(), 10.0, is_stream=False)
+    moments = [refused(allowance, asked(), 10.0).retry_at for _ in range(40)]
+    assert moments[:6] == pytest.approx([10.5, 11.0, 11.5, 12.0, 12.5, 13.0])
+    assert all(12.0 <= one <= 13.5 for one in moments[6:])  # not further ahead than twice the burst
+    assert len(set(moments)) == 40
+    for moment in moments[:6]:
+        allowance.admit(asked(), moment, is_stream=False)
+    rows = limits_of(LimitsConfig(rows_per_s=RateConfig(rate=10, burst=20)))
+    rows.admit(asked(18), 0.0, is_stream=False)
+    assert [refused(rows, asked(5), 0.0).retry_at for _ in range(3)] == pytest.approx([0.3, 0.8, 1.3])
+    assert refused(rows, asked(5), 5.0 - 4.75).retry_at == pytest.approx(1.8)
+
+
 def test_a_request_that_is_refused_uses_up_nothing():
     allowance = limits_of(
         LimitsConfig(requests_per_s=RateConfig(rate=1, burst=2), rows_per_s=RateConfig(rate=1, burst=8), open_streams=1)
@@ -78,6 +94,9 @@ def test_worker_time_is_used_up_afterwards_and_comes_back():
     with pytest.raises(LimitReached) as caught:
         allowance.require_workers(1, 0, 0.0)
     assert (caught.value.limit, caught.value.retry_at) == ("worker_seconds", 6.0)
+    with pytest.raises(LimitReached) as caught:  # it is taken to need 5 s as well, but for the bound of two bursts
+        allowance.require_workers(1, 0, 0.0)
+    assert 10.0 <= caught.value.retry_at <= 14.0
     allowance.require_workers(1, 0, 6.0)
 
 
@@ -123,8 +142,12 @@ def test_what_is_left_is_said_as_structured_fields():
     allowance = limits_of(limits)
     streams = '"open_streams";q=2;qu="concurrent-requests"'
     assert allowance.policy == f'"requests";q=3;w=2, "rows";q=5;w=1;qu="rows", {streams}'
-    assert allowance.left(0.0) == '"requests";r=3;t=0, "rows";r=5;t=0, "open_streams";r=2'
+    assert allowance.left(0.0) == '"requests";r=3, "rows";r=5, "open_streams";r=2'
     allowance.admit(asked(5), 0.0, is_stream=True)
     assert allowance.left(0.0) == '"requests";r=2;t=1, "rows";r=0;t=1, "open_streams";r=1'
     assert allowance.left(0.4) == '"requests";r=2;t=1, "rows";r=4;t=1, "open_streams";r=1'
+    slow = limits_of(LimitsConfig(requests_per_s=RateConfig(rate=0.1, burst=100)))
+    for _ in range(50):
+        slow.admit(asked(), 0.0, is_stream=False)
+    assert slow.left(0.0) == '"requests";r=50;t=10'  # when the next one is there, not all of them
     assert limits_of(LimitsConfig(waiting_rows=5)).policy == ""
