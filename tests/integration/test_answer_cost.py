@@ -3,6 +3,7 @@
 
 import json
 import re
+import socket
 
 import grpc
 import numpy as np
@@ -78,6 +79,43 @@ def test_a_stream_ends_with_what_it_has_cost(served):
     worker_ms, rows = cost(events[3].removeprefix("event: cost\ndata: "))
     assert worker_ms >= 3 * MS
     assert rows == 1
+
+
+def test_a_stream_of_bytes_says_it_in_a_trailer_to_clients_that_are_told_where_it_ends(served):
+    address = served.url.removeprefix("http://")
+    host, _, port = address.partition(":")
+    ends = {}
+    for version in (b"1.1", b"1.0"):
+        with socket.create_connection((host, int(port)), PATIENCE_S) as client:
+            head = b"POST /models/bytes HTTP/%b\r\nHost: %b\r\nX-API-Key: key-a\r\nConnection: close\r\n"
+            client.sendall(head % (version, address.encode()) + b"Content-Length: 1\r\n\r\n1")
+            ends[version] = b"".join(iter(lambda client=client: client.recv(1 << 16), b""))
+    head, _, body = ends[b"1.1"].partition(b"\r\n\r\n")
+    assert b"\r\ntrailer: forebay-cost" in head
+    parts, _, trailer = body.partition(b"\r\n0\r\n")
+    assert parts.count(b"part\n") == 3
+    name, _, said = trailer.decode().partition(": ")
+    assert name == "forebay-cost"
+    assert cost(said.removesuffix("\r\n\r\n"))[0] >= 3 * MS
+    head, _, body = ends[b"1.0"].partition(b"\r\n\r\n")
+    assert body == b"part\n" * 3
+    assert b"trailer" not in head
+
+
+def test_a_stream_of_requests_over_grpc_says_what_all_of_them_have_cost(served):
+    message = request("costly", np.array([1.0, 2.0]), datatype="FP64")
+    address = re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", served.log)
+    assert address is not None
+    with grpc.insecure_channel(address[1]) as channel:
+        call = channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer",
+            request_serializer=M.ModelInferRequest.SerializeToString,
+            response_deserializer=M.ModelStreamInferResponse.FromString,
+        )(iter([message] * 3), metadata=(("x-api-key", "key-a"),), timeout=PATIENCE_S)
+        assert len([*call]) == 3
+        worker_ms, rows = cost(dict(call.trailing_metadata())["forebay-cost"])
+    assert worker_ms >= 6 * MS
+    assert rows == 6
 
 
 def test_trailers_over_grpc_and_the_access_log_say_it(served):

@@ -93,7 +93,7 @@ class OpenSession(Protocol):
     def __call__(
         self,
         on_answer: Callable[[InferResponse, Callable[[], object]], object],
-        on_end: Callable[[Outcome], object],
+        on_end: Callable[[Request | None, Outcome], object],
         on_progress: Callable[[], object] = ...,
         *,
         deadline: float = ...,
@@ -103,7 +103,7 @@ class OpenSession(Protocol):
 
         Args:
             on_answer: Called with each answer, and with what to call once there is room for the next.
-            on_end: Called once, with None or a `Failure`.
+            on_end: Called once, with what stood for it at the endpoint, if anything did, and None or a `Failure`.
             on_progress: Called whenever requests were worked off.
             deadline: When it ends at the latest.
         """

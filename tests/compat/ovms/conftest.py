@@ -128,7 +128,7 @@ class Stream:
     def __init__(self, face, model):
         self.model = model
         self.answers = asyncio.Queue()
-        self.inner = face.app.find(model).session(self._answered, self.answers.put_nowait)
+        self.inner = face.app.find(model).session(self._answered, lambda _, outcome: self.answers.put_nowait(outcome))
 
     def _answered(self, answer, taken):
         self.answers.put_nowait(answer)

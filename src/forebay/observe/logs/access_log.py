@@ -60,9 +60,9 @@ class EndedCall(msgspec.Struct):
         queue_s: From submission to leaving the queue; -1 if it never left it.
         parent: The caller's `traceparent`.
         cost_s: Seconds that workers were busy for it; 0 if that is not counted, or nothing of it ran.
+        cost_rows: Samples that ran in this time.
         tokens: Of its prompt and of its answer, where the model counts them.
         says_cost: Whether its answer says what it has cost.
-        cost: What the header `COST` says of that then.
     """
 
     method: str
@@ -80,19 +80,27 @@ class EndedCall(msgspec.Struct):
     queue_s: float = -1.0
     parent: str = ""
     cost_s: float = 0.0
+    cost_rows: int = 0
     tokens: tuple[int, int] = (0, 0)
     says_cost: bool = False
-    cost: bytes = b""
+
+    @property
+    def cost(self) -> bytes:
+        """What the header `COST` says; empty if it does not, or nothing has run."""
+        return cost_text(self.cost_s, self.cost_rows, self.tokens) if self.says_cost else b""
 
     def answered_by(self, endpoint: Answering, request: Request) -> None:
-        """Note who answered, while the endpoint replies; a request that became another one has that as its body."""
+        """Note who answered, while the endpoint replies; a request that became another one has that as its body.
+
+        What several requests of one call cost is added up.
+        """
         self.model = endpoint.name
         self.request_id = self.request_id or request.id
         request = request.body if isinstance(request.body, Request) else request
         self.run_id = request.run_id
-        self.cost_s, self.tokens = request.cost_s, request.tokens
-        if self.says_cost:
-            self.cost = cost_of(request)
+        self.cost_s += request.cost_s
+        self.cost_rows += request.size if request.cost_s else 0
+        self.tokens = self.tokens[0] + request.tokens[0], self.tokens[1] + request.tokens[1]
         self.started = self.started or request.arrived
         if request.taken and request.taken != NEVER:
             self.queue_s = request.taken - request.arrived
@@ -109,10 +117,15 @@ COST: Final = b"forebay-cost"
 def cost_of(request: Request) -> bytes:
     """Return what that header says of a request, or of the one that it became; empty if nothing of it ran."""
     request = request.body if isinstance(request.body, Request) else request
-    if not request.cost_s:
+    return cost_text(request.cost_s, request.size, request.tokens)
+
+
+def cost_text(seconds: float, rows: int, tokens: tuple[int, int]) -> bytes:
+    """Write what something has cost; empty if nothing has run."""
+    if not seconds:
         return b""
-    cost = b"worker_ms=%.3f;rows=%d" % (request.cost_s * 1000, request.size)
-    return cost + b";prompt_tokens=%d;completion_tokens=%d" % request.tokens if any(request.tokens) else cost
+    cost = b"worker_ms=%.3f;rows=%d" % (seconds * 1000, rows)
+    return cost + b";prompt_tokens=%d;completion_tokens=%d" % tokens if any(tokens) else cost
 
 
 class CallListeners(Listeners[EndedCall]):

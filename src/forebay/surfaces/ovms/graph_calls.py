@@ -279,7 +279,7 @@ class GraphStream:
         calls: GraphCalls,
         endpoint: Endpoint,
         on_answer: Callable[[InferResponse, Callable[[], object]], object],
-        on_end: Callable[[Outcome], object],
+        on_end: Callable[[Request | None, Outcome], object],
         on_progress: Callable[[], object] = lambda: None,
         *,
         deadline: float = float("inf"),
@@ -291,7 +291,7 @@ class GraphStream:
             calls: What requests mean.
             endpoint: Where they go.
             on_answer: Called with each answer, and with what to call once there is room for the next.
-            on_end: Called once, with None or a `Failure`.
+            on_end: Called once, with the request to the endpoint, if there was one, and None or a `Failure`.
             on_progress: Called whenever requests were worked off.
             deadline: When it ends at the latest.
             tenant: Whose it is, where the server tells tenants apart.
@@ -365,7 +365,7 @@ class GraphStream:
             return
         if self._request is None:
             self._has_ended = True
-            self._on_end(None)
+            self._on_end(None, None)
         else:
             self._packets.close()
 
@@ -379,7 +379,7 @@ class GraphStream:
             self._progressed(None, ())
         self._has_ended, self._request = True, None
         self._packets.on_progress = _nothing
-        self._on_end(outcome)
+        self._on_end(request, outcome)
         # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
         request.reply, request.on_part = _answered, None
 

@@ -126,10 +126,11 @@ class OpenCall:
     def answered_by(self, endpoint: Answering, request: Request) -> None:
         """Note who answers, while the endpoint replies, if somebody is to be told of it."""
         if self._connection.port.tells:
-            self._answered = EndedCall("gRPC", "", says_cost=self._connection.port.config.answer_cost)
+            says_cost = self._connection.port.config.answer_cost
+            self._answered = self._answered or EndedCall("gRPC", "", says_cost=says_cost)
             self._answered.answered_by(endpoint, request)
-            if self._answered.cost:
-                self.cost = statuses.literal(COST, self._answered.cost)
+            if cost := self._answered.cost:
+                self.cost = statuses.literal(COST, cost)
 
     def accounts(self) -> bytes:
         """Return the fields of its trailers that say what it has cost, and what is left of its tenant's limits."""

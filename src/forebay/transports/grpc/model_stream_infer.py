@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forebay.server.served import Served, Session
     from forebay.transports.grpc.model_infer import BegunInfer, InferMethods
     from forebay.transports.grpc.service import Call
-    from forebay.types.call import Outcome
+    from forebay.types.call import Outcome, Request
     from forebay.types.tensor import Data, Tensor
 
 MAX_IN_FLIGHT: Final = 256
@@ -160,6 +160,7 @@ class InferStream:
     def answered(self, asked: BegunInfer, outcome: Outcome) -> None:
         """Send an answer, or the end of one that came in parts."""
         self._open.discard(asked)
+        self._call.answered_by(asked.plan.served.endpoint, asked)
         self._call.release_message(asked.kept_bytes)
         if asked in self._line:
             self._put_in_line(asked, self._answer(asked, outcome))
@@ -245,8 +246,10 @@ class InferStream:
         )
         self._put(response_bytes.stream_response(message), release)
 
-    def _ended(self, outcome: Outcome) -> None:
+    def _ended(self, request: Request | None, outcome: Outcome) -> None:
         """Take how the session ended; its error is that of the call."""
+        if request is not None and self.joined is not None:
+            self._call.answered_by(self.joined.endpoint, request)
         self._has_ended = True
         if type(outcome) is Failure:
             self._failed = outcome.error

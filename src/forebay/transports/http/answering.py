@@ -476,8 +476,7 @@ class AnsweringConnection(HttpToolsProtocol):
             else:
                 self._fail(head, outcome.error, request)
         elif outcome is None and route.contract.streams:
-            assert self._stream is not None
-            self._stream.end(route.cost_event(cost_of(request)) if self._lane.config.answer_cost else b"")
+            self._end_stream(route, request)
             self._request_id = request.id
             self._answered(head, 200, request)
         else:
@@ -495,9 +494,8 @@ class AnsweringConnection(HttpToolsProtocol):
         self._request_id = self._request_id or head.id or next_id()
         status = 200
         if self._has_started():
-            assert self._stream is not None
             assert head.route is not None
-            self._stream.end(head.route.last_part(error, self._request_id))
+            self._end_stream(head.route, request, head.route.last_part(error, self._request_id))
         else:
             tell = error_answer if head.route is None else head.route.fault
             status, headers, body = tell(error, self._request_id)
@@ -505,9 +503,19 @@ class AnsweringConnection(HttpToolsProtocol):
         self._lane.note_refusal(error, self._request_id)
         self._answered(head, status, request, native.code_of(error))
 
+    def _end_stream(self, route: Route, request: Request | None, last: bytes = b"") -> None:
+        """End a streamed answer with what it has cost: in words of its own if it has such, else in a trailer."""
+        assert self._stream is not None
+        cost = self._cost(request)
+        event = route.cost_event(cost)
+        self._stream.end(last + event, b"" if event else cost)
+
+    def _cost(self, request: Request | None) -> bytes:
+        return cost_of(request) if request is not None and self._lane.config.answer_cost else b""
+
     def _accounts(self, head: Head, request: Request | None) -> list[tuple[bytes, bytes]]:
         """Return the headers that say what an answer has cost, and what is left of its tenant's limits."""
-        cost = cost_of(request) if request is not None and self._lane.config.answer_cost else b""
+        cost = self._cost(request)
         return [*([(COST, cost)] if cost else []), *rate_limit_fields(head.tenant)]
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:

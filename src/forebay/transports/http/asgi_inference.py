@@ -214,7 +214,8 @@ class AsgiAnswer:
                 raise outcome.error
             if self._call is not None:
                 self._call.code = native.code_of(outcome.error)
-            last = self._route.last_part(outcome.error, self.id)
+            cost = b"" if self._call is None else self._call.cost
+            last = self._route.last_part(outcome.error, self.id) + self._route.cost_event(cost)
             await self._send({"type": "http.response.body", "body": last})
         elif outcome is None and self._route.contract.streams:
             await self._start_stream()

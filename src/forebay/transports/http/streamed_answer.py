@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forebay.observe.logs.access_log import COST
 from forebay.observe.logs.request_ids import next_id
 from forebay.transports.rate_limit_fields import rate_limit_fields
 
@@ -54,12 +55,12 @@ class StreamedAnswer:
         assert self._head.route is not None
         self._send(self._head.route.bundle(parts), release)
 
-    def end(self, last: bytes) -> None:
-        """Send what comes last, if there is anything, and the end."""
+    def end(self, last: bytes, cost: bytes = b"") -> None:
+        """Send what comes last, if there is anything, and the end, with a trailer that says what it has cost."""
         self._begin()
         self._write_chunk(last)
         if self.is_chunked:
-            self._connection.transport.write(b"0\r\n\r\n")
+            self._connection.transport.write(b"0\r\n%b\r\n" % (b"%b: %b\r\n" % (COST, cost) if cost else b""))
         self._is_over = True
 
     def give_up(self) -> None:
@@ -86,6 +87,8 @@ class StreamedAnswer:
         headers = [*head.route.stream_headers(request.id), *rate_limit_fields(head.tenant)]
         if self.is_chunked:
             headers.append((b"transfer-encoding", b"chunked"))
+            if head.route.contract.raw_output and self._lane.config.answer_cost:
+                headers.append((b"trailer", COST))
         keep_alive = self._connection.keeps_alive(head)
         self._connection.transport.write(self._lane.write_head(200, headers, None, keep_alive=keep_alive))
 
