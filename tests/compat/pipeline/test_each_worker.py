@@ -22,7 +22,7 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.dag.each_worker import runner_of
+from forebay.surfaces.pipeline.dag.each_worker import GraphRunner
 from forebay.surfaces.pipeline.figures.reports import Reporter, Reports
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.protocol.messages import PATH, SERVICE, Request, Response
@@ -298,7 +298,7 @@ def test_no_batches_are_made(at_once):
     server = PipelineServer()
     server.set_response_op(ResponseOp(input_ops=[op]))
     server.prepare_server(yml_dict={"rpc_port": 18080, "worker_num": 6, **EACH})
-    runner = runner_of(server, 1)
+    runner = GraphRunner(server, 1)
     runner.open(WorkerContext(index=0))
     try:
         item = ReceivedItem(

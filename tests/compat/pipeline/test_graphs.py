@@ -18,7 +18,7 @@ from forebay.errors import ConfigError, QueueFull
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.codes import CustomException
 from forebay.surfaces.pipeline.config import read
-from forebay.surfaces.pipeline.dag.each_worker import runner_of
+from forebay.surfaces.pipeline.dag.each_worker import GraphRunner
 from forebay.surfaces.pipeline.dag.wiring import wire
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.protocol.messages import Request, Response
@@ -552,7 +552,7 @@ def test_a_graph_in_each_worker_numbers_its_requests_between_those_of_the_others
     server = PipelineServer()
     server.set_response_op(ResponseOp(input_ops=[op]))
     server.prepare_server(yml_dict={"rpc_port": 18080, "worker_num": 3, "build_dag_each_worker": True})
-    runner = runner_of(server, 3)
+    runner = GraphRunner(server, 3)
     runner.open(WorkerContext(index=1))
     try:
         item = UnpackedItem(

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build_dag_each_worker`: the whole graph in each of several processes, behind one port of each kind.
 
-Here is both what hands requests to the processes and what answers them there; `graph/graph_processes.py` moves them.
+    server: Forwarding -> Endpoint -> _GraphProcesses     process: GraphRunner, one thread a request -> ServedGraph
+
+A process takes the next request when it has room for it, so that the load is spread by request and not by connection.
+Anything else it has to report travels with its answers. A request whose client went away is called off inside of it;
+the process is not ended, for others are inside as well.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
+import logging
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import DeadlineExceeded, ForebayError, Unavailable
-from forebay.graph.graph_processes import GraphProcesses, GraphRunner
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, Unavailable
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
@@ -23,9 +31,14 @@ from forebay.surfaces.pipeline.dag.wiring import inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.reports import Reports
 from forebay.types.call import Failure
+from forebay.workers.pools.process_pool import ProcessPool
+from forebay.workers.runner import Runner, RunnerSpec
+from forebay.workers.user_calls.cancel import is_cancelled
+from forebay.workers.user_calls.user_code import attempt_async
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
@@ -33,11 +46,19 @@ if TYPE_CHECKING:
     from forebay.surfaces.pipeline.figures.tracer import Tracer
     from forebay.surfaces.pipeline.script import Script
     from forebay.surfaces.pipeline.server import PipelineServer
+    from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Item, Outcome, Request
+    from forebay.workers.pools.worker_slot import WorkerSlot
     from forebay.workers.runner import WorkerContext
+
+log = logging.getLogger("forebay.pipeline")
 
 LATE_S: Final = 1.0
 """Time a process has to answer that a request's time is over, which it does with the request's ids."""
+LOOK_S: Final = 0.1
+"""So often a request inside of a graph is asked whether anybody still waits for it."""
+RUNS: Final = 2
+"""Processes a request is given to at most: the second one if the first dies."""
 
 
 class EachWorker:
@@ -53,14 +74,7 @@ class EachWorker:
 
     def __init__(self, name: str, dag: Dag, config: PipelineConfig, script: Script) -> None:
         count = config.worker_num
-        pool = GraphProcesses(
-            f"{__name__}:dag_runner",
-            {"script": msgspec.to_builtins(script), "count": count},
-            self._reported,
-            workers=count,
-            threads=inside_of(dag.settings),
-            handover_s=HANDOVER_S,
-        )
+        pool = _GraphProcesses(script, count, inside_of(dag.settings), self._reported)
         self.endpoint = endpoint_of(dag, config, pool, more_s=LATE_S)
         self._reports = Reports(dag.ops, pool.pids)
         self._outlets = Outlets(dag, config, self._reports.waiting, slots_of(dag.settings, config) * count, count)
@@ -117,6 +131,45 @@ class Forwarding(Predictions):
         return response
 
 
+class _GraphProcesses(ProcessPool):
+    """Processes that host a graph each, and report beside their answers.
+
+    Reports are taken here and not where requests are answered, so that a report also counts if nobody waits any more
+    for the answer it came with.
+    """
+
+    def __init__(self, script: Script, count: int, threads: int, reported: Callable[[Any], object]) -> None:
+        # Read by the pool whenever a process says hello; `given` is how many requests those before it were given.
+        self._arguments = {"script": msgspec.to_builtins(script), "count": count, "given": 0}
+        spec = RunnerSpec(factory=f"{__name__}:dag_runner", kwargs=self._arguments)
+        super().__init__(spec, workers=count, threads=threads, stuck_s=None, handover_s=HANDOVER_S, captures=False)
+        self._reported = reported
+        self._submitted = 0
+
+    def greeted(self, slot: WorkerSlot, about: Mapping[str, Any]) -> None:
+        """Tell a new process the first number that no process before it can have given out."""
+        self._arguments["given"] = RUNS * self._submitted
+        super().greeted(slot, about)
+
+    def submit(self, batch: EntryBatch, done: Done) -> None:
+        """Give a request to a process, and take the report from its answer."""
+        self._submitted += 1
+        super().submit(batch, functools.partial(self._answered, done))
+
+    def _answered(self, done: Done, batch: EntryBatch, outcomes: Sequence[Any]) -> None:
+        done(batch, [self._without_report(outcome) for outcome in outcomes])
+
+    def _without_report(self, outcome: Any) -> Any:
+        if not isinstance(outcome, list):
+            return outcome
+        answer, report = cast("list[Any]", outcome)
+        try:
+            self._reported(report)
+        except Exception:  # it comes from a process with user code in it, and the answer beside it is good
+            log.exception("what a process reported could not be written")
+        return answer
+
+
 def dag_runner(script: Mapping[str, Any], count: int, given: int) -> GraphRunner:
     """Execute a script in this process and host its whole graph; the factory of `build_dag_each_worker`.
 
@@ -125,35 +178,52 @@ def dag_runner(script: Mapping[str, Any], count: int, given: int) -> GraphRunner
         count: How many processes do so.
         given: How many requests the processes before this one, in its place, were given at most.
     """
-    return runner_of(captured(script), count, given)
+    return GraphRunner(captured(script), count, given)
 
 
-def runner_of(server: PipelineServer, count: int, given: int = 0) -> GraphRunner:
-    """Host the whole graph of a server; see `dag_runner`.
+class GraphRunner(Runner):
+    """A whole graph on a loop of its own, in a thread beside those that bring the requests.
 
     A body is a request as bytes. An outcome is the answer as bytes, or a list of these and of a report for the server
     (see `figures.reports`) where there is something to tell it.
     """
 
-    def make(ctx: WorkerContext) -> _InProcess:
-        dag, config = built(server)
-        ids = itertools.count(ctx.index + given * count, count)
-        return _InProcess(ServedGraph(server.name, dag, config, scripts.running, ids))
+    def __init__(self, server: PipelineServer, count: int, given: int = 0) -> None:
+        """Host the graph of a server; see `dag_runner`."""
+        self._server = server
+        self._count = count
+        self._given = given
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="forebay-graph", daemon=True)
+        self._hosted: ServedGraph | None = None
 
-    return GraphRunner(make)
+    def open(self, ctx: WorkerContext) -> None:
+        """Bring up the nodes."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(ctx), self._loop).result()
 
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Answer requests."""
+        answers = [asyncio.run_coroutine_threadsafe(attempt_async(self._answer, item), self._loop) for item in items]
+        return [_outcome(answer) for answer in answers]
 
-class _InProcess:
-    """The graph of one of the processes."""
+    def close(self) -> None:
+        """Stop the nodes."""
+        if self._hosted is not None:
+            asyncio.run_coroutine_threadsafe(self._stop(self._hosted), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def __init__(self, hosted: ServedGraph) -> None:
-        self._hosted = hosted
-
-    async def start(self) -> None:
+    async def _start(self, ctx: WorkerContext) -> None:
+        dag, config = built(self._server)
+        ids = itertools.count(ctx.index + self._given * self._count, self._count)
+        self._hosted = ServedGraph(self._server.name, dag, config, scripts.running, ids)
         self._hosted.open()
         await self._hosted.endpoint.start()
 
-    async def answer(self, item: Item) -> Outcome:
+    async def _answer(self, item: Item) -> Outcome:
+        assert self._hosted is not None
         service, reporter = self._hosted.service, self._hosted.reporter
         assert reporter is not None
         message = service.request_class.FromString(item.body)
@@ -161,6 +231,18 @@ class _InProcess:
             response = await service.answer(message, **item.params)
             return reporter.beside(response.SerializeToString())
 
-    async def stop(self) -> None:
-        await self._hosted.endpoint.drain(0.0)
-        await self._hosted.close()
+    async def _stop(self, hosted: ServedGraph) -> None:
+        await hosted.endpoint.drain(0.0)
+        await hosted.close()
+
+
+def _outcome(answer: Future[Outcome]) -> Outcome:
+    """Wait for an answer; once nobody else does, the request is called off and leaves the graph."""
+    while True:
+        try:
+            return answer.result(LOOK_S)
+        except TimeoutError:
+            if is_cancelled():
+                answer.cancel()
+        except CancelledError:
+            return Failure(Cancelled("nobody waits for the request any more"))
