@@ -252,7 +252,7 @@ def test_a_process_without_a_request_says_at_once_what_is_wrong(monkeypatch, cap
     monkeypatch.setattr(top, "handlers", [handler])
     monkeypatch.setattr(top, "propagate", False)
     caplog.set_level(logging.INFO, logger="forebay")
-    reporter = Reporter("svc", {}, counts=False, level="info")
+    reporter = Reporter({}, "info")
     with reporter:
         log.warning("before the first request")
         with reporter.answering():

@@ -26,7 +26,7 @@ from forebay.observe.traces.timeline import BatchRecord, Recording, Step
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.figures.analyst import Analyst
 from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, ProfileWriter, RequestProfile, take_wish
-from forebay.surfaces.pipeline.figures.tracer import Channel, MetricsPort, Tracer, TracerFile
+from forebay.surfaces.pipeline.figures.tracer import MetricsPort, Tracer, TracerFile
 from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
@@ -369,8 +369,8 @@ def numbers(block):
 
 
 def test_a_block_of_the_tracer_says_what_the_ops_and_the_requests_took():  # P137
-    channels = [Channel("bow", ["@DAGExecutor"], ["bow", "c\nnn"], 1, 4)]
-    tracer = Tracer({"bow": 2, "cnn": 1}, lambda: channels)
+    inputs = {"bow": ["@DAGExecutor", "c\nnn"], "c\nnn": ["@DAGExecutor"]}
+    tracer = Tracer({"bow": 2, "cnn": 1}, inputs, lambda: {"bow": 1, "c\nnn": 0}, 4)
 
     tracer.block(100.0)
 
@@ -396,7 +396,8 @@ def test_a_block_of_the_tracer_says_what_the_ops_and_the_requests_took():  # P13
     latencies = [told["DAGExecutor", share] for share in (".50", ".60", ".70", ".80", ".90", ".95", ".99")]
     assert latencies == sorted(latencies)
     assert 12 <= latencies[0] <= told["DAGExecutor", "ave"] * 5
-    assert "\tbow(In: ['@DAGExecutor'], Out: ['bow', 'c\\\\x0ann']) size[1/4]\n" in block
+    assert "\tchl0(In: ['@DAGExecutor', 'c\\\\x0ann'], Out: ['bow']) size[1/4]\n" in block
+    assert "\tchl1(In: ['@DAGExecutor'], Out: ['c\\\\x0ann']) size[0/4]\n" in block
     assert block.splitlines()[0] == block.splitlines()[-1]
     assert numbers(tracer.block(104.0))["DAGExecutor", "Query count"] == 0, "each block begins anew"
 
@@ -462,7 +463,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_start(tmp_path):
 
 def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  # P138
     tracer = Tracer({"bow": 1})
-    port = MetricsPort(tracer.counters, "127.0.0.1", 0)
+    port = MetricsPort(tracer, "127.0.0.1", 0)
     try:
 
         def scrape():
@@ -479,7 +480,7 @@ def test_prometheus_finds_counters_under_the_original_names_that_only_rise():  #
         tracer.block()  # a block begins anew, the counters do not
         third = scrape()
         with pytest.raises(ConfigError, match=f"prometheus_port {port.port} cannot be used"):
-            MetricsPort(tracer.counters, "127.0.0.1", port.port)
+            MetricsPort(tracer, "127.0.0.1", port.port)
     finally:
         port.close()
     assert second["pd_query_request_success_total"] == second["pd_query_request_failure_total"] == 1

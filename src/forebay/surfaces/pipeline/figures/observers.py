@@ -13,13 +13,7 @@ from forebay.observe.traces.timeline import Timeline
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
 from forebay.surfaces.pipeline.figures.reports import Reporter
-from forebay.surfaces.pipeline.figures.tracer import (
-    SHORTEST_S,
-    Channel,
-    MetricsPort,
-    Tracer,
-    TracerFile,
-)
+from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S, MetricsPort, Tracer, TracerFile
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
@@ -50,13 +44,11 @@ class Outlets:
             processes: How many processes host the graph.
         """
         self.tracer: Tracer | None = None
-        self._dag = dag
         self._config = config
-        self._waiting = waiting
-        self._limit = config.dag.channel_size * processes or slots
         if wants_figures(config):
             workers = {name: settings["concurrency"] * processes for name, settings in dag.settings.items()}
-            self.tracer = Tracer(workers, self._channels)
+            inputs = {name: [one.name for one in op.get_input_ops()] for name, op in dag.ops.items()}
+            self.tracer = Tracer(workers, inputs, waiting, config.dag.channel_size * processes or slots)
         self._open = ExitStack()
         self._writing: asyncio.Task[None] | None = None
 
@@ -70,7 +62,7 @@ class Outlets:
         if self.tracer is None:
             return
         if config.dag.enable_prometheus:
-            port = MetricsPort(self.tracer.counters, config.host, config.dag.prometheus_port)
+            port = MetricsPort(self.tracer, config.host, config.dag.prometheus_port)
             self._open.callback(port.close)
         if config.dag.tracer_interval_s >= SHORTEST_S:
             base = logs.base_of(config.log_path) or Path()
@@ -84,19 +76,6 @@ class Outlets:
             await asyncio.wait([self._writing])
             self._writing = None
         self._open.close()
-
-    def _channels(self) -> list[Channel]:
-        """Return what waits before each op: the channel that its predecessors write."""
-        return [
-            Channel(
-                name=f"chl{number}",
-                producers=[one.name for one in self._dag.ops[name].get_input_ops()],
-                consumers=[name],
-                size=size,
-                limit=self._limit,
-            )
-            for number, (name, size) in enumerate(self._waiting().items())
-        ]
 
 
 class Observers:
@@ -118,23 +97,16 @@ class Observers:
         self.profile = Profile(dag.spec.name, in_threads=config.dag.is_thread_op or config.build_dag_each_worker)
         self._writer = ProfileWriter(self.profile) if config.dag.use_profile else None
         self._nodes = nodes
-        self._counting: Tracer | Reporter | None = None
         self.reporter: Reporter | None = None
         self._outlets: Outlets | None = None
-        self._listener: NodeListener | None = None
         if config.build_dag_each_worker:
-            self._counting = self.reporter = Reporter(
-                dag.spec.name,
-                nodes,
-                counts=wants_figures(config),
-                level=None if logs.base_of(config.log_path) is None else config.log_level or "info",
-            )
+            level = None if logs.base_of(config.log_path) is None else config.log_level or "info"
+            self.reporter = counting = Reporter(nodes, level)
         else:
             self._outlets = Outlets(dag, config, self._waiting, slots)
-            tracer = self._outlets.tracer
-            if tracer is not None:
-                self._listener = NodeListener(dag.spec.name, nodes, tracer.ran)
-            self._counting = tracer
+            counting = self._outlets.tracer
+        self._counting = counting if wants_figures(config) else None
+        self._listener = None if self._counting is None else NodeListener(dag.spec.name, nodes, self._counting.ran)
         self._open = ExitStack()
 
     def open(self) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from forebay.observe.logs import log_relay
 from forebay.observe.logs.log_relay import KEPT, LogRelay
-from forebay.observe.metrics.node_totals import NodeListener, NodeTotals
+from forebay.observe.metrics.node_totals import NodeTotals
 from forebay.surfaces.pipeline import logs
 from forebay.types.first_use import known
 
@@ -53,26 +53,21 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
 class Reporter:
     """Keeps what is to be told, in the process with the graph; as a context manager, on the loop of the graph."""
 
-    def __init__(self, graph: str, nodes: Mapping[str, Endpoint], *, counts: bool, level: str | None) -> None:
+    def __init__(self, nodes: Mapping[str, Endpoint], level: str | None) -> None:
         """Describe the graph.
 
         Args:
             nodes: The endpoint of each op.
-            counts: Whether the server wants figures.
             level: Lowest level of the lines of requests that are told; None if the server writes none.
         """
         self._nodes = nodes
-        self._counts = counts
         self._level = level
         self._lines = LogRelay()
         self._calls: deque[tuple[int, float, bool]] = deque(maxlen=KEPT)
         self._ops: dict[str, NodeTotals] = {}
-        self._listener = NodeListener(graph, nodes, self._ran)
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        if self._counts:
-            self._open.enter_context(self._listener)
         self._open.enter_context(self._lines.in_place_of(logging.getLogger("forebay")))
         if self._level is not None:
             self._open.callback(logs.requests.setLevel, logs.requests.level)
@@ -89,22 +84,22 @@ class Reporter:
 
     def answered(self, data_id: int, latency_s: float, *, ok: bool) -> None:
         """Note a request that has ended."""
-        if self._counts:
-            self._calls.append((data_id, latency_s, ok))
+        self._calls.append((data_id, latency_s, ok))
+
+    def ran(self, op: str, totals: NodeTotals) -> None:
+        """Note what an op did."""
+        self._ops.setdefault(op, NodeTotals()).add(totals)
 
     def beside(self, answer: bytes) -> Any:
         """Return an answer as an outcome: in a list with a report, or alone if there is nothing to report."""
         lines = self._lines.take()
         if not lines and not self._calls and not self._ops:
             return answer
-        waiting = [node.waiting for node in self._nodes.values()] if self._counts else []
+        waiting = [node.waiting for node in self._nodes.values()]
         report = Report(os.getpid(), lines, list(self._calls), self._ops, waiting)
         self._calls.clear()
         self._ops = {}
         return [answer, report]
-
-    def _ran(self, op: str, totals: NodeTotals) -> None:
-        self._ops.setdefault(op, NodeTotals()).add(totals)
 
 
 class Reports:

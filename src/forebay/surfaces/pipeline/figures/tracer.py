@@ -12,9 +12,8 @@ import logging
 import random
 import time
 from array import array
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from forebay.errors import ConfigError
 from forebay.observe.metrics.node_totals import NodeTotals
@@ -39,54 +38,55 @@ KEPT: Final = 5
 _SHARES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
-class Channel(msgspec.Struct, frozen=True):
-    """What waits before ops.
+class Tracer:
+    """Counts what the ops of a graph and its requests do, as it is told; a collector of prometheus-client as well.
 
-    Attributes:
-        name: What it is called.
-        producers: Ops that write it.
-        consumers: Ops that read it.
-        size: Requests in it now.
-        limit: How many it takes; 0 for any number.
+    The metrics are the original's five, by the original's names; they only rise.
     """
 
-    name: str
-    producers: Sequence[str]
-    consumers: Sequence[str]
-    size: int
-    limit: int
-
-
-class Tracer:
-    """Counts what the ops of a graph and its requests do, as it is told."""
-
-    def __init__(self, workers: Mapping[str, int], channels: Callable[[], Sequence[Channel]] = tuple) -> None:
+    def __init__(
+        self,
+        workers: Mapping[str, int],
+        inputs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        waiting: Callable[[], Mapping[str, int]] = dict,
+        limit: int = 0,
+    ) -> None:
         """Describe the graph.
 
         Args:
             workers: How many workers each op has.
-            channels: Returns the state of its channels now.
+            inputs: The ops that each op reads.
+            waiting: Returns how many requests are before each op now.
+            limit: How many may be; 0 for any number.
         """
         self._workers = workers
-        self._channels = channels
-        self._since = time.monotonic()
-        self._ops = {op: NodeTotals() for op in workers}
+        self._inputs = inputs
+        self._waiting = waiting
+        self._limit = limit
+        self._ever: dict[str, NodeTotals] = {}
+        self._by_outcome = {True: 0, False: 0}
+        self._query_s = 0.0
+        self._begin(time.monotonic())
+
+    def _begin(self, now: float) -> None:
+        """Begin an interval."""
+        self._since = now
+        self._ops = {op: NodeTotals() for op in self._workers}
         self._latencies = array("d")
-        self._answered = 0
+        self._answered = self._failures = 0
         self._latency_s = 0.0
         self._failed: list[int] = []
-        self._failures = 0
-        self.counters = QueryCounters()
 
     def ran(self, op: str, totals: NodeTotals) -> None:
         """Count what an op did."""
         if op in self._ops:
             self._ops[op].add(totals)
-        self.counters.inferred(op, totals.requests, totals.process_s)
+        self._ever.setdefault(op, NodeTotals()).add(totals)
 
     def answered(self, data_id: int | None, latency_s: float, *, ok: bool) -> None:
         """Count one request that was answered; it has no number if it was refused before it got one."""
-        self.counters.answered(latency_s, ok=ok)
+        self._by_outcome[ok] += 1
+        self._query_s += latency_s
         self._answered += 1
         self._latency_s += latency_s
         if len(self._latencies) < LATENCIES:
@@ -111,18 +111,32 @@ class Tracer:
             lines += self._op_lines(op, totals, seconds)
         lines += self._call_lines(seconds)
         lines.append("Channel:")
-        for channel in self._channels():
-            inputs, outputs = ([token(name) for name in names] for names in (channel.producers, channel.consumers))
-            size = f"{channel.size}/{channel.limit}"
-            lines.append(f"\t{token(channel.name)}(In: {inputs}, Out: {outputs}) size[{size}]")
+        for number, (op, size) in enumerate(self._waiting().items()):  # the channel that its predecessors write
+            producers = [token(name) for name in self._inputs[op]]
+            lines.append(f"\tchl{number}(In: {producers}, Out: {[token(op)]}) size[{size}/{self._limit}]")
         lines.append(lines[0])
-        self._since = now
-        self._ops = {op: NodeTotals() for op in self._workers}
-        self._latencies = array("d")
-        self._answered = self._failures = 0
-        self._latency_s = 0.0
-        self._failed = []
+        self._begin(now)
         return "\n".join(lines) + "\n"
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families; the interface of prometheus-client's collectors."""
+        from prometheus_client.core import CounterMetricFamily
+
+        for name, said, value in (
+            ("success", "Requests that were answered", self._by_outcome[True]),
+            ("failure", "Requests that were answered with an error", self._by_outcome[False]),
+            ("duration_us", "Time of all requests, in microseconds", self._query_s * 1e6),
+        ):
+            yield CounterMetricFamily(f"pd_query_request_{name}", said, value=value)
+        count = CounterMetricFamily("pd_inference_count", "Requests that the model of an op ran", labels=["model"])
+        duration = CounterMetricFamily(
+            "pd_inference_duration_us", "Time of the models of an op, in microseconds", labels=["model"]
+        )
+        for op, totals in [*self._ever.items()]:  # another thread asks
+            count.add_metric([op], totals.requests)
+            duration.add_metric([op], totals.process_s * 1e6)
+        yield count
+        yield duration
 
     def _op_lines(self, op: str, totals: NodeTotals, seconds: float) -> list[str]:
         batches, requests = max(totals.runs, 1), max(totals.requests, 1)
@@ -193,53 +207,10 @@ class TracerFile:
         self._file.handle(logging.makeLogRecord({"msg": self._tracer.block(), "created": time.time()}))
 
 
-class QueryCounters:
-    """The original's five counters, by the original's names; they only rise."""
-
-    def __init__(self) -> None:
-        self._by_outcome = {True: 0, False: 0}
-        self._query_s = 0.0
-        self._inferences: dict[str, int] = {}
-        self._inference_s: dict[str, float] = {}
-
-    def answered(self, latency_s: float, *, ok: bool) -> None:
-        """Count one request."""
-        self._by_outcome[ok] += 1
-        self._query_s += latency_s
-
-    def inferred(self, op: str, requests: int, seconds: float) -> None:
-        """Count one batch of an op."""
-        self._inferences[op] = self._inferences.get(op, 0) + requests
-        self._inference_s[op] = self._inference_s.get(op, 0.0) + seconds
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metric families; the interface of prometheus-client's collectors."""
-        from prometheus_client.core import CounterMetricFamily
-
-        yield CounterMetricFamily(
-            "pd_query_request_success", "Requests that were answered", value=self._by_outcome[True]
-        )
-        yield CounterMetricFamily(
-            "pd_query_request_failure", "Requests that were answered with an error", value=self._by_outcome[False]
-        )
-        yield CounterMetricFamily(
-            "pd_query_request_duration_us", "Time of all requests, in microseconds", value=self._query_s * 1e6
-        )
-        count = CounterMetricFamily("pd_inference_count", "Requests that the model of an op ran", labels=["model"])
-        duration = CounterMetricFamily(
-            "pd_inference_duration_us", "Time of the models of an op, in microseconds", labels=["model"]
-        )
-        for op, requests in self._inferences.items():
-            count.add_metric([op], requests)
-            duration.add_metric([op], self._inference_s[op] * 1e6)
-        yield count
-        yield duration
-
-
 class MetricsPort:
     """A port of its own where Prometheus finds the counters: `dag.enable_prometheus`; served by a thread."""
 
-    def __init__(self, counters: QueryCounters, host: str, port: int) -> None:
+    def __init__(self, tracer: Tracer, host: str, port: int) -> None:
         """Open the port; 0 takes any that is free.
 
         Raises:
@@ -248,7 +219,7 @@ class MetricsPort:
         from prometheus_client import CollectorRegistry, start_http_server
 
         registry = CollectorRegistry()
-        registry.register(counters)
+        registry.register(tracer)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
