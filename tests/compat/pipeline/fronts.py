@@ -17,8 +17,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.server.app import App
 from forebay.server.config import GrpcConfig, HttpConfig
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.pipeline.dag.predictions import Predictions
-from forebay.surfaces.pipeline.fronts.admission import _told
+from forebay.surfaces.pipeline.dag.predictions import Predictions, client_error
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
 from forebay.surfaces.pipeline.protocol.messages import PATH, Request, Response
@@ -50,7 +49,7 @@ class Echo(Predictions):
         self.entered = threading.Event()
         self.behave = self.echo
 
-    def submit(self, message, *, deadline, peer, respond, came=None, parent="", tenant=None):
+    def _admit(self, message, *, deadline, peer, respond, came=None, parent="", tenant=None):
         self.seen.append(message)
         left_s = deadline - time.monotonic()
         self.timeouts.append(None if left_s == math.inf else math.ceil(left_s * 2) / 2)  # some of it is over by now
@@ -61,7 +60,7 @@ class Echo(Predictions):
         try:
             found = await self.behave(message)
         except Exception as error:
-            found = _told(error)
+            found = client_error(error)
         respond(found, None)
 
     async def echo(self, request):

@@ -5,7 +5,6 @@ import pytest
 from tests.compat.pipeline.fronts import Echo
 
 from forebay.errors import QueueFull
-from forebay.surfaces.pipeline.fronts.admission import begin
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
@@ -13,8 +12,7 @@ def test_what_a_full_queue_refuses_is_not_read(monkeypatch, is_quick):  # F69
     echo = Echo()
     monkeypatch.setattr(echo.endpoint, "is_full", lambda: True)
     told = []
-    found = begin(
-        echo,
+    found = echo.submit(
         lambda: pytest.fail("it was read"),
         is_quick=is_quick,
         deadline=1e9,

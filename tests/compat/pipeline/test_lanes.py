@@ -153,10 +153,8 @@ def test_a_defect_in_writing_an_answer_leaves_no_client_waiting(hosted, length, 
             raise LookupError("a defect")
 
         monkeypatch.setattr(service, "_restored", broken)
-        answered = asyncio.get_running_loop().create_future()
         asked = Request(key=["x"], value=["a"])
-        service.submit(asked, deadline=float("inf"), peer="", respond=lambda found, _asked: answered.set_result(found))
-        return await asyncio.wait_for(answered, PATIENCE_S)
+        return await asyncio.wait_for(service.answer(asked, deadline=float("inf"), peer=""), PATIENCE_S)
 
     answer = hosted(Long(name="long", input_ops=[RequestOp()]), use)
     assert answer.err_no == 10000

@@ -10,18 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import ConfigError, ForebayError, Unavailable
+from forebay.errors import ConfigError, ForebayError, InternalError, QueueFull, Unavailable, UserCodeError
 from forebay.surfaces.pipeline import codes, logs
 from forebay.surfaces.pipeline.figures.profile import CallTimes
 from forebay.surfaces.pipeline.ops import packing
 from forebay.types.call import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import ErrorCodes, PipelineConfig
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from forebay.types.call import Outcome
     from forebay.types.tenant import Tenant
     from forebay.workers.user_calls.hanging_calls import LoopCall
+
+log = logging.getLogger("forebay.requests")
+
+_readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-read")
+"""Where large requests are read; nothing of the project's runs there."""
 
 Respond = Callable[[Any, "Prediction | None"], None]
 """Takes the answer, or the `ForebayError` that is a fault of the transport; and the prediction, if it became one."""
@@ -88,6 +94,77 @@ class Predictions:
 
     def submit(
         self,
+        parse: Callable[[], Any],
+        *,
+        is_quick: bool,
+        respond: Respond,
+        tenant: Tenant | None = None,
+        **more: Any,
+    ) -> Callable[[], object] | None:
+        """Read a request and answer it, or refuse it: what it asks for does not exist, or there is no room.
+
+        Args:
+            parse: Reads the request; raises a `ForebayError` if it is wrong.
+            is_quick: Whether reading takes only a moment; otherwise it is done beside the loop.
+            respond: Called on the loop, once, unless the request is called off: with the answer, whose `err_no` says
+                whether it is an error, or with a `ForebayError` where the transport is to tell that there is none. If
+                it raises, it is called again with the error that the client is to see.
+            tenant: Whose it is, where the server tells tenants apart.
+            more: See `_admit`.
+
+        Returns:
+            What calls the request off; None if it has been answered.
+        """
+        endpoint = self.endpoint
+        if endpoint.is_full_for(tenant):  # before anything is read
+            full = QueueFull(f"the queue of '{endpoint.name}' is full; try again later")
+            endpoint.reject(full, tenant=tenant)
+            respond(full, None)
+            return None
+        safely, more = partial(_safely, respond), {**more, "tenant": tenant}
+        if not is_quick:
+            return asyncio.ensure_future(self._answer_large(parse, safely, more)).cancel
+        message = None
+        try:
+            message = parse()
+            found = self._refused(message)
+        except ForebayError as error:
+            found = error
+        if found is not None:
+            respond(found, None)
+            return None
+        return self._admit(message, respond=safely, **more)
+
+    async def _answer_large(self, parse: Callable[[], Any], respond: Respond, more: Mapping[str, Any]) -> None:
+        asked = None
+        try:
+            message = await asyncio.get_running_loop().run_in_executor(_readers, parse)
+            found = self._refused(message)
+            if found is None:
+                found, asked = await self._settled(message, **more)
+        except Exception as error:  # noqa: BLE001 - this client is told, and no other hears of it
+            found = client_error(error)
+        respond(found, asked)
+
+    def _refused(self, message: Any) -> Any:
+        """Return the answer to a request for another service or for a method that is not allowed; None for others.
+
+        A request over gRPC need not name either.
+        """
+        name, method = getattr(message, "name", ""), getattr(message, "method", "")
+        if name and self.name and name != self.name:
+            code = codes.CustomExceptionCode.NO_SERVICE
+            text = f"service name error: this server serves {self.name!r}, not {name[:100]!r}"
+        elif method and self.methods is not None and method not in self.methods:
+            code = codes.CustomExceptionCode.NOT_IMPLEMENTED
+            allowed = " and ".join(map(repr, self.methods))
+            text = f"method error: this server has {allowed or 'no methods'}, not {method[:100]!r}"
+        else:
+            return None
+        return self.error(code.value, text)
+
+    def _admit(
+        self,
         message: Any,
         *,
         deadline: float,
@@ -97,19 +174,15 @@ class Predictions:
         parent: str = "",
         tenant: Tenant | None = None,
     ) -> Callable[[], object]:
-        """Answer one request.
+        """Answer a request that was read and not refused; returns what calls it off.
 
         Args:
             deadline: Absolute, in seconds of `time.monotonic`; infinity takes the configured time.
             peer: Who sent it, for the log.
-            respond: Called on the loop, once, unless the request is called off: with the answer, whose `err_no` says
-                whether it is an error, or with a `ForebayError` where the transport is to tell that there is none.
+            respond: See `submit`.
             came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
             parent: The caller's `traceparent`.
-            tenant: Whose it is, where the server tells tenants apart.
-
-        Returns:
-            What calls it off.
+            tenant: See `submit`.
         """
         if not self.endpoint.accepting and not self.is_closing:
             respond(Unavailable("the ops are still loading; try again later"), None)
@@ -146,20 +219,20 @@ class Predictions:
         return ""
 
     async def answer(self, message: Any, **more: Any) -> Any:
-        """Answer one request, from a coroutine; see `submit`.
+        """Answer one request that was read, from a coroutine; see `_admit`.
 
         Raises:
             ForebayError: If the transport is to tell that there is no answer.
         """
-        found, _ = await self.settled(message, **more)
+        found, _ = await self._settled(message, **more)
         if isinstance(found, ForebayError):
             raise found
         return found
 
-    async def settled(self, message: Any, **more: Any) -> tuple[Any, Prediction | None]:
-        """Return what `submit` hands to `respond`."""
+    async def _settled(self, message: Any, **more: Any) -> tuple[Any, Prediction | None]:
+        """Return what `_admit` hands to `respond`."""
         told: asyncio.Future[tuple[Any, Prediction | None]] = asyncio.get_running_loop().create_future()
-        call_off = self.submit(message, respond=lambda found, asked: told.set_result((found, asked)), **more)
+        call_off = self._admit(message, respond=lambda found, asked: told.set_result((found, asked)), **more)
         try:
             return await told
         except asyncio.CancelledError:
@@ -201,6 +274,23 @@ class Predictions:
 
 def _nothing() -> None:
     """There is nothing to call off."""
+
+
+def client_error(error: Exception) -> ForebayError:
+    """Return what a client is told of an error; one that is no error of a request is logged."""
+    if isinstance(error, UserCodeError):  # whoever ran that code has logged it
+        return InternalError("the model failed; the server's log says why")
+    if isinstance(error, ForebayError):
+        return error
+    log.error("a request could not be answered", exc_info=error)
+    return InternalError("the server failed; its log says why")
+
+
+def _safely(respond: Respond, found: Any, asked: Prediction | None) -> None:
+    try:
+        respond(found, asked)
+    except Exception as error:  # noqa: BLE001 - a defect must not leave a client without an answer
+        respond(client_error(error), asked)
 
 
 def stopped() -> Unavailable:

@@ -19,7 +19,6 @@ from forebay.protocols.native import Contract, status_of
 from forebay.remote_servers.servers import PARENT
 from forebay.server.served import StandIn
 from forebay.serving.endpoint import EndpointConfig
-from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.surfaces.pipeline.protocol import rest
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import failed
@@ -125,8 +124,7 @@ class AskedPipeline:
                 request.reply(request, outcome)
 
         self._open[request] = None
-        call_off = begin(
-            self._inference,
+        call_off = self._inference.submit(
             partial(self.read, body, params),
             is_quick=self.is_quick(body),
             deadline=request.deadline,

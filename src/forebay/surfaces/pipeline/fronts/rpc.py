@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.remote_servers.servers import PARENT
-from forebay.surfaces.pipeline.fronts.admission import begin
 from forebay.surfaces.pipeline.protocol import sniff
 from forebay.surfaces.pipeline.protocol.messages import METHOD, SERVICE, Request
 from forebay.transports.grpc.service import GrpcService
@@ -35,8 +34,7 @@ def services(inference: Predictions) -> list[GrpcService]:
             else:
                 call.reply(found.SerializeToString())
 
-        call.on_cancel = begin(
-            inference,
+        call.on_cancel = inference.submit(
             lambda: parse(data),
             is_quick=len(data) <= sniff.LARGE_BYTES,
             deadline=call.deadline,
