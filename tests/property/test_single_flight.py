@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE_S
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import Code, ValidationError
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.serving.endpoint import Endpoint, EndpointConfig
+from forebay.serving.single_flight import _is_quick
 from forebay.testing import FakeClock, ManualPool
 from forebay.types.call import Failure, Request
 from forebay.types.server_state import ServerState, here
@@ -174,3 +177,72 @@ def test_each_is_answered_as_by_itself(sharing, story, slots, capacity, are_name
             here(Tenants).configure(CONFIGS)
         tenants = [here(Tenants).of(name) if are_named else None for name in CONFIGS]
         clock.run(Story(clock, sharing, slots, capacity, tenants).play(story))
+
+
+class Slow:
+    """An outcome of which no copy is made before it may be."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __deepcopy__(self, _memo):
+        assert self.gate.wait(PATIENCE_S)
+        return Slow(self.gate)
+
+
+def test_others_are_answered_while_copies_are_made():
+    asyncio.run(_others_are_answered())
+
+
+async def _others_are_answered():
+    pool, gate = ManualPool(1), threading.Event()
+    config = EndpointConfig(name="x", single_flight="all")
+    endpoint = Endpoint(config, BatchConfig(max_size=1, capacity=100, idle="go"), pool)
+    await endpoint.start()
+    replies = {}
+
+    def asked(body):
+        request = Request(body, lambda one, outcome: replies[one].set_result(outcome))
+        replies[request] = asyncio.get_running_loop().create_future()
+        endpoint.submit(request)
+        return request
+
+    async def ran(outcome):
+        for _ in range(100):
+            if pool.running:
+                break
+            await asyncio.sleep(0)
+        pool.complete(pool.running[0], [outcome], 0.25)
+
+    first, second, gone = [asked(b"slow") for _ in range(3)]
+    other = asked(b"other")
+    slow = Slow(gate)
+    await ran(slow)
+    await ran(b"quick")
+    assert await replies[other] == b"quick"
+    endpoint.cancel(gone)
+    assert not replies[first].done()  # it may change what it gets
+    gate.set()
+    copied = await asyncio.wait_for(replies[second], PATIENCE_S)
+    assert await replies[first] is slow
+    assert type(copied) is Slow
+    assert copied is not slow
+    assert type(replies[gone].result()) is Failure
+    assert endpoint.metrics.shared == 1
+    await endpoint.drain(0.0)
+
+
+@pytest.mark.parametrize(
+    "outcome, count, is_quick",
+    [
+        (b"x" * 10_000_000, 4000, True),
+        ([b"x"], 500, True),
+        ([[["output", "FP32", [1, 6], False]], b"x"], 90, True),
+        ([[["output", "FP32", [1, 6], False]], b"x"], 4000, False),
+        ([[0] * 2000], 1, False),
+        ([{"a": 1}], 1, False),
+        ({}, 0, True),
+    ],
+)
+def test_copies_are_made_at_once_where_they_take_no_longer_than_a_millisecond(outcome, count, is_quick):
+    assert _is_quick(outcome, count) == is_quick

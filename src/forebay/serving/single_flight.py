@@ -7,12 +7,16 @@ them leaves, and is abandoned with the last one. It is queued anew for a member 
 itself: one that is due earlier, or whose tenant has less waiting. If the run fails, its first member gets the error;
 the others are queued each by itself. Each member pays an equal part of what the run has cost.
 
+Whoever is not first gets a copy of the outcome. Copies that take long, or call code of the user's, are made in a
+thread, and nobody is answered before they are there: the first one may change what it gets.
+
 The queue drops what cannot be in time any more. A flight that is dropped so is queued anew for the members that have
 more time; while a member that has left may be the cause, a timer sees to that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,7 +29,6 @@ from forebay.workers.user_calls.user_code import attempt
 from forebay.workers.wire.objects import Packed
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
 
     from forebay.batching.batcher import Batcher
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 _NEVER: Final = float("inf")
 _EARLY_S: Final = 0.001
+_QUICK_VALUES: Final = 1024
+"""Values in copies that are made on the loop; more of them take longer than a millisecond."""
 _UNCHANGING: Final[frozenset[type[Any]]] = frozenset({bytes, str, int, float, bool, type(None), memoryview, Media})
 """Types of outcomes that nobody changes; memory that outcomes refer to is read-only."""
 
@@ -280,16 +285,25 @@ class Flights:
             self._settle(first, outcome)
             self._run_again(others)
             return
+        count = len(members) - 1
+        if _is_quick(outcome, count):
+            self._share(members, outcome, _copies(outcome, count))
+            return
+        copying = asyncio.get_running_loop().run_in_executor(None, _copies, outcome, count)
+        copying.add_done_callback(lambda done: self._share(members, outcome, done.result()))
+
+    def _share(self, members: Sequence[Request], outcome: Outcome, copies: Sequence[Outcome]) -> None:
+        """Answer members with an outcome, the first one, and its copies; without a copy they run again."""
+        first, *others = members
         again: list[Request] = []
-        for member in members[1:]:
-            its = _own(outcome)
+        for member, its in zip(others, copies, strict=True):
             if type(its) is Failure:
                 again.append(member)
             elif not member.done:
                 self._answer(member, its)
                 self._metrics.shared = (self._metrics.shared or 0) + 1
-        if not members[0].done:
-            self._answer(members[0], outcome)
+        if not first.done:
+            self._answer(first, outcome)
         self._run_again(again)
 
     def _answer(self, member: Request, outcome: Outcome) -> None:
@@ -327,6 +341,26 @@ def _name(tenant: Tenant | None) -> str:
 
 def _child(tenant: Tenant | None) -> str:
     return "" if tenant is None else tenant.child
+
+
+def _is_quick(outcome: Outcome, count: int) -> bool:
+    """Tell whether so many copies of an outcome are made at once."""
+    if not count or type(outcome) in _UNCHANGING:
+        return True
+    left = _QUICK_VALUES // count
+    values: list[Any] = [*outcome[: left + 1]] if isinstance(outcome, list) else [outcome]
+    while values and left:
+        one = values.pop()
+        left -= 1
+        if type(one) is list or type(one) is tuple:
+            values += one[: left + 1]
+        elif type(one) not in _UNCHANGING:
+            return False
+    return not values
+
+
+def _copies(outcome: Outcome, count: int) -> list[Outcome]:
+    return [_own(outcome) for _ in range(count)]
 
 
 def _own(outcome: Outcome) -> Outcome:
