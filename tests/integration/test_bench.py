@@ -7,12 +7,16 @@ import asyncio
 import contextlib
 import random
 import re
+import signal
 import socket
+import subprocess
 import threading
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
+from tests.conftest import FOREBAY
+from tests.waiting import PATIENCE_S
 
 from forebay.cli import load_generator, plots
 from forebay.cli.main import main
@@ -54,6 +58,19 @@ def test_a_closed_loop_shows_answers_percentiles_and_bars(cli, zoo, tmp_path):
     assert "█" in result.stdout
     assert sum(int(count) for count in re.findall(r"█\S* +(\d+)$", result.stdout, re.MULTILINE)) <= int(good[1])
     assert ET.parse(picture).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("load", [("--clients", "2"), ("--rate", "100")])
+def test_an_interrupted_measurement_shows_what_it_has(zoo, eventually, load):
+    answered = zoo.metric("forebay_requests_total")
+    command = [*FOREBAY, "bench", f"{zoo.url}/models/echo", "1", *load, "--seconds", "10m", "--warmup-s", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bench:
+        eventually(lambda: zoo.metric("forebay_requests_total") > answered + 20)
+        bench.send_signal(signal.SIGINT)
+        said, _ = bench.communicate(timeout=PATIENCE_S)
+    assert bench.returncode == 0
+    assert re.search(r", [\d.]+ s of 600 s, then Ctrl\+C\n  \d{2,} good answers", said)
+    assert "p99" in said
 
 
 def test_an_open_loop_asks_as_often_as_it_says(cli, zoo):

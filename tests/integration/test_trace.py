@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timeline of a running server: over HTTP, and with `forebay trace`."""
 
+import concurrent.futures
 import itertools
 import json
+import re
+import signal
+import subprocess
 import threading
 from collections import Counter
 from statistics import mean
 
 import httpx
 import pytest
+from tests.conftest import FOREBAY
 from tests.unit.observe.chrome_trace import check
 from tests.waiting import PATIENCE_S, timeouts
 
@@ -284,3 +289,34 @@ def test_what_is_no_server_of_ours_or_a_file_that_cannot_be_written_is_told(laun
     assert "answers 400: seconds='900' is no time to record for" in told.stderr
     for wrong in ("0", "x", "nan"):
         assert cli("trace", server.url, "--qps", wrong).returncode == 2
+
+
+def test_an_interrupted_recording_keeps_what_it_has(serve, graph, tmp_path, eventually):
+    server = serve(graph)
+    path = tmp_path / "trace.json"
+    command = [*FOREBAY, "trace", server.url, "--seconds", "5m", "-o", path]
+    with (
+        Load(f"{server.url}/models/ocr", 0.001) as load,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trace,
+    ):
+        assert trace.stderr is not None
+        assert "Ctrl+C ends it early" in trace.stderr.readline()
+        eventually(lambda: load.statuses == {200})
+        trace.send_signal(signal.SIGINT)
+        said, errors = trace.communicate(timeout=PATIENCE_S)
+    assert (trace.returncode, "ending the recording" in errors) == (0, True), errors
+    assert re.search("bottleneck|nothing was busy|no batch ran", said)
+    check(path.read_bytes())
+
+
+def test_a_recording_is_ended_by_its_id_alone(serve, graph, eventually):
+    server = serve(graph)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        asked = threads.submit(server.client.get, "/trace", params={"seconds": 500, "id": "a"})
+        assert server.client.post("/trace", params={"id": "b"}).status_code == 404
+        assert server.client.post("/trace").status_code == 404
+        assert server.client.post("/trace", params={"id": "x" * 65}).status_code == 400
+        assert server.client.post("/trace", params={"id": "a"}, headers={"origin": "http://x"}).status_code == 403
+        assert not asked.done()
+        eventually(lambda: server.client.post("/trace", params={"id": "a"}).status_code == 204)
+        check(asked.result(PATIENCE_S).content)

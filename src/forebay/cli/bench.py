@@ -114,7 +114,8 @@ def _show(parsed: argparse.Namespace, result: Measurement) -> None:
     from forebay.cli import plots
 
     load = f"{parsed.rate:g} requests a second" if parsed.rate is not None else f"{parsed.clients or 16} clients"
-    print(f"{parsed.url}, {load}, {result.seconds:g} s")
+    asked = f" of {parsed.seconds:g} s, then Ctrl+C" if result.seconds < parsed.seconds else ""
+    print(f"{parsed.url}, {load}, {result.seconds:.4g} s{asked}")
     print(f"  {len(result.took)} good answers, {result.per_second:.4g} a second")
     for status, count in sorted(result.statuses.items()):
         if status >= 400:

@@ -9,6 +9,8 @@ makes its clients wait for is not left out.
 from __future__ import annotations
 
 import asyncio
+import math
+import signal
 import ssl
 import time
 from array import array
@@ -48,7 +50,7 @@ class Measurement(msgspec.Struct):
     """What was measured.
 
     Attributes:
-        seconds: How long.
+        seconds: How long; less than was asked for if it was ended with Ctrl+C.
         took: Seconds each good answer took, in the order of the answers.
         ended: When it came, in seconds from the begin.
         statuses: Answers by their status.
@@ -208,7 +210,9 @@ class _Run:
         self._connecting: set[asyncio.Task[None]] = set()
         self.connections: set[LoadConnection] = set()
         self.on_idle: Callable[[LoadConnection], None] = lambda _: None
-        asyncio.get_running_loop().call_later(warmup_s, self._began)
+        loop = asyncio.get_running_loop()
+        loop.call_later(warmup_s, self._began)
+        loop.add_signal_handler(signal.SIGINT, self._end_now)
 
     @property
     def is_over(self) -> bool:
@@ -235,7 +239,7 @@ class _Run:
         while not self.is_over:
             self.sweep()
             await asyncio.sleep(min(_SWEEP_S, max(self._end - time.perf_counter(), 0.0)))
-        self._result.busy = (time.process_time() - (self._cpu or 0.0)) / self._result.seconds
+        self._result.busy = (time.process_time() - (self._cpu or 0.0)) / (self._result.seconds or math.inf)
         while time.perf_counter() < self._end + self._grace_s and any(one.due for one in self.connections):
             self.sweep()
             await asyncio.sleep(_TURN_S)
@@ -249,6 +253,7 @@ class _Run:
 
     async def close(self) -> None:
         """Hang up everywhere, also where a connection is just being opened."""
+        self._let_interrupt()
         if connecting := list(self._connecting):
             for task in connecting:
                 task.cancel()
@@ -268,6 +273,15 @@ class _Run:
                 self.connections.discard(connection)
                 connection.close()
                 self._replace()
+
+    def _end_now(self) -> None:
+        """End the measurement with what there is; the next Ctrl+C ends the program."""
+        self._end = min(self._end, time.perf_counter())
+        self._result.seconds = max(self._end - self._begin, 0.0)
+        self._let_interrupt()
+
+    def _let_interrupt(self) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     def _began(self) -> None:
         self._cpu = time.process_time()

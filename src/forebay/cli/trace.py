@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import threading
 import time
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.observe.traces.trace_summary import NodeSummary, Summary, Times
+
+_AGAIN_S: Final = 0.5
+_AT_ONCE_S: Final = 0.3
+"""Within this time come answers that need no recording, such as errors."""
 
 DESCRIPTION = """\
 Record what a running server does for some seconds, write it as a file that Perfetto (https://ui.perfetto.dev) and
@@ -73,7 +79,12 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.observe.traces.trace_summary import summarise
 
     require_writable("--output", parsed.output)
-    trace = _with_progress(lambda: _fetch(parsed.url, parsed.seconds, parsed.api_key), parsed.seconds)
+    name = f"cli-{os.getpid()}-{time.monotonic_ns()}"
+    trace = _with_progress(
+        lambda: _fetch(parsed.url, f"seconds={parsed.seconds:g}&id={name}", parsed.api_key, parsed.seconds),
+        parsed.seconds,
+        end=lambda: _fetch(parsed.url, f"id={name}", parsed.api_key, 0.0, "POST"),
+    )
     try:
         summary = summarise(trace)
     except InvalidRequest as failure:
@@ -167,30 +178,32 @@ def _pair(times: Times) -> str:
     return f"{times.mean:.2f}/{times.p95:.2f}"
 
 
-def _with_progress(work: Callable[[], bytes], seconds: float) -> bytes:
-    """Do the work and say every second how far it is.
+def _with_progress(work: Callable[[], bytes], seconds: float, end: Callable[[], object]) -> bytes:
+    """Do the work and say every second how far it is; Ctrl+C calls `end`, and a second one gives up.
 
     Raises:
         ConfigError: What the work raised.
     """
     result: list[bytes] = []
     failures: list[BaseException] = []
+    done = threading.Event()  # a `join` that Ctrl+C interrupts takes the thread for dead (Python 3.11)
 
     def do() -> None:
         try:
             result.append(work())
         except BaseException as failure:  # noqa: BLE001 - raised again below
             failures.append(failure)
+        done.set()
 
-    thread = threading.Thread(target=do, daemon=True)
-    thread.start()
-    started = time.monotonic()
-    while thread.is_alive():
-        thread.join(1.0)
-        passed = min(time.monotonic() - started, seconds)
-        if thread.is_alive() and sys.stderr.isatty():
-            sys.stderr.write(f"\rforebay: recording, {passed:.0f} of {seconds:g} s ")
-            sys.stderr.flush()
+    threading.Thread(target=do, daemon=True).start()
+    try:
+        _show_progress(done, seconds)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nforebay: ending the recording; Ctrl+C again gives it up\n")
+        while not done.is_set():  # it may not have begun yet
+            with contextlib.suppress(ConfigError):
+                end()
+            done.wait(_AGAIN_S)
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")
     if failures:
@@ -198,10 +211,21 @@ def _with_progress(work: Callable[[], bytes], seconds: float) -> bytes:
     return result[0]
 
 
-def _fetch(url: str, seconds: float, api_key: str | None) -> bytes:
-    asked = f"{url_of(url).geturl().rstrip('/')}/trace?seconds={seconds:g}"
+def _show_progress(done: threading.Event, seconds: float) -> None:
+    started = time.monotonic()
+    if not done.wait(_AT_ONCE_S):
+        sys.stderr.write(f"forebay: recording for {seconds:g} s; Ctrl+C ends it early\n")
+    while not done.wait(1.0):
+        passed = min(time.monotonic() - started, seconds)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\rforebay: recording, {passed:.0f} of {seconds:g} s ")
+            sys.stderr.flush()
+
+
+def _fetch(url: str, query: str, api_key: str | None, seconds: float, method: str = "GET") -> bytes:
+    asked = f"{url_of(url).geturl().rstrip('/')}/trace?{query}"
     try:
-        message = request.Request(asked, headers=key_header(api_key))  # noqa: S310 - http or https
+        message = request.Request(asked, headers=key_header(api_key), method=method)  # noqa: S310 - http or https
         with request.urlopen(message, timeout=seconds + MARGIN_S) as answer:  # noqa: S310 - http or https
             return answer.read()
     except error.HTTPError as answer:

@@ -234,7 +234,7 @@ def _paths(pages: ServerPages, protocol: InferencePages) -> list[PathRoute]:
         PathRoute("/metrics", Methods(get=pages.metrics)),
         PathRoute("/costs", Methods(get=pages.costs)),
         PathRoute("/refusals/{request_id:path}", Methods(get=pages.refusal)),
-        PathRoute("/trace", Methods(get=pages.trace)),
+        PathRoute("/trace", Methods(get=pages.trace, post=pages.trace.end)),
         PathRoute("/openapi.json", Methods(get=pages.openapi)),
         *(PathRoute(path, Methods(get=pages.docs)) for path in ("/docs", "/docs/")),
         PathRoute("/docs/{asset}", Methods(get=pages.asset)),
