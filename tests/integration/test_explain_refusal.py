@@ -92,7 +92,8 @@ def test_a_request_that_would_be_late_is_explained(cli, flooded):
     assert float(predicted[1]) <= 8.0 < float(predicted[2])
 
 
-def test_a_call_over_grpc_is_found_by_the_id_that_its_client_gave(cli, flooded):
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_call_over_grpc_is_found_by_the_id_in_its_trailers(cli, flooded, is_named):
     server, headers, _ = flooded
     address = re.search(r"gRPC.*?(127\.0\.0\.1:\d+)", server.log)
     assert address is not None
@@ -105,14 +106,14 @@ def test_a_call_over_grpc_is_found_by_the_id_that_its_client_gave(cli, flooded):
         )
 
         def one_is_refused():
-            calls = [
-                rpc.future(message, metadata=(*headers.items(), ("x-request-id", f"g-{number}")), timeout=PATIENCE_S)
-                for number in range(12)
-            ]
-            return next((number for number, call in enumerate(calls) if call.exception() is not None), None)
+            own = [(("x-request-id", f"g-{number}"),) if is_named else () for number in range(12)]
+            calls = [rpc.future(message, metadata=(*headers.items(), *one), timeout=PATIENCE_S) for one in own]
+            return next((one for one in enumerate(calls) if one[1].exception() is not None), None)
 
-        number = eventually(lambda: (found := one_is_refused()) is not None and f"g-{found}", "a refusal")
-    assert "the queue takes 2" in explained(cli, server, headers, number)
+        number, refused = eventually(one_is_refused, "a refusal")
+    request_id = dict(refused.trailing_metadata())["x-request-id"]
+    assert (request_id == f"g-{number}") is is_named
+    assert "the queue takes 2" in explained(cli, server, headers, request_id)
 
 
 def test_an_id_that_is_not_known_is_said_to_be_so(cli, flooded):

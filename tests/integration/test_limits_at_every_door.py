@@ -327,7 +327,10 @@ def test_what_is_beyond_a_limit_is_refused(server_of, name):
     over_grpc = refused.status is OVER
     after_ms = int(refused.fields["grpc-retry-pushback-ms" if over_grpc else "retry-after-ms"])
     assert 60_000 <= after_ms <= 100_000
-    if not over_grpc:
+    if over_grpc:
+        assert refused.fields["x-request-id"]
+        assert "x-request-id" not in first.fields
+    else:
         assert int(refused.fields["retry-after"]) == -(-after_ms // 1000)
     if "access-control-allow-origin" in first.fields and name.startswith("http"):
         assert "ratelimit" in first.fields["access-control-expose-headers"]

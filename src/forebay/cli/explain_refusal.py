@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Print why a server refused a request: which limit, what was ahead of it, what was predicted. REQUEST_ID is the
-X-Request-Id of the answer. A server keeps the last 64 refusals of each tenant and reason.
+X-Request-Id of the answer, over gRPC among its trailers. A server keeps the last 64 refusals of each tenant and reason.
 """
 
 TRIES: Final = 31

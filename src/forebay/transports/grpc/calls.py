@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import CapacityError, ForebayError, QueueFull, TooLate
 from forebay.observe.logs.access_log import COST, EndedCall
+from forebay.observe.logs.request_ids import next_id
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
-from forebay.transports.grpc.service import parent_in
+from forebay.transports.grpc.service import named_in, parent_in
 from forebay.transports.grpc.states import CALLS, DECIDE, END_STREAM, HALF_CLOSED, RECEIVING
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.windows import STREAM_WINDOW
@@ -64,6 +65,7 @@ class OpenCall:
         retry_at: When its client should try again then; 0 if that is not known.
         sent_bytes: Of its messages, if they are counted.
         cost: The field of its trailers that says what it has cost; empty if none does.
+        request_id: What its request is called; empty until somebody needs it.
         on_leave: Called once when the server is about to stop; a stream that may rest sets it.
     """
 
@@ -77,6 +79,7 @@ class OpenCall:
     sent_bytes = 0
     outgoing: Outgoing | None = None
     cost = b""
+    request_id = ""
     refusal: CallRefusal | None = None
     retry_at = 0.0
     _answered: EndedCall | None = None
@@ -124,7 +127,8 @@ class OpenCall:
         return self.head.metadata
 
     def answered_by(self, endpoint: Answering, request: Request) -> None:
-        """Note who answers, while the endpoint replies, if somebody is to be told of it."""
+        """Note who answers, while the endpoint replies, as far as somebody is to be told of it."""
+        self.request_id = request.id
         if self._connection.port.tells:
             says_cost = self._connection.port.config.answer_cost
             self._answered = self._answered or EndedCall("gRPC", "", says_cost=says_cost)
@@ -132,9 +136,11 @@ class OpenCall:
             if cost := self._answered.cost:
                 self.cost = statuses.literal(COST, cost)
 
-    def accounts(self) -> bytes:
-        """Return the fields of its trailers that say what it has cost, and what is left of its tenant's limits."""
+    def more_trailers(self) -> bytes:
+        """Return what its trailers say beside its status: its id if it failed, its cost, what is left of limits."""
         fields = rate_limit_fields(self.head.tenant)
+        if self.request_id and self.status is not Status.OK:
+            fields.append((b"x-request-id", self.request_id.encode()))
         return self.cost + b"".join([statuses.literal(name, value) for name, value in fields])
 
     def reply(self, message: bytes) -> None:
@@ -151,8 +157,9 @@ class OpenCall:
         """Answer the call with the status of an error; does nothing if it has ended."""
         if self.state.is_done:
             return
-        if isinstance(error, CapacityError) and (named := dict(self.metadata).get("x-request-id")):
-            self._connection.port.refused_requests.note(error, str(named))
+        self.request_id = named_in(self.metadata) or self.request_id or next_id()
+        if isinstance(error, CapacityError):
+            self._connection.port.refused_requests.note(error, self.request_id)
         if isinstance(error, QueueFull | TooLate):
             self.refuse(refusals.same(*statuses.of_error(error, own)), error.retry_at)
         else:
@@ -235,11 +242,11 @@ class OpenCall:
         status = Status.CANCELLED if self.status is None else self.status
         call = ended(self.head, self._connection.peer, status)
         call.started, call.body_bytes = self.started, self.sent_bytes
+        call.request_id = call.request_id or self.request_id
         answer = self._answered
         if answer is not None:
             call.model, call.run_id, call.batch_size = answer.model, answer.run_id, answer.batch_size
-            call.request_id, call.queue_s = call.request_id or answer.request_id, answer.queue_s
-            call.cost_s = answer.cost_s
+            call.queue_s, call.cost_s = answer.queue_s, answer.cost_s
         return call
 
     def forget(self) -> None:
@@ -615,9 +622,8 @@ class OpenCall:
 
 def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
     """Return the record of a call with this head."""
-    given = dict(head.metadata)
     call = EndedCall("gRPC", head.path.decode("latin-1"), client=peer, status=int(status), code=status.name.lower())
-    call.request_id = str(given.get("x-request-id", ""))[:128]
+    call.request_id = named_in(head.metadata)
     call.parent = parent_in(head.metadata)
     return call
 

@@ -307,8 +307,8 @@ class GrpcConnection(asyncio.Protocol):
         elif call.outgoing is not None and call.outgoing.pieces:
             call.outgoing.trailers = trailers
             return
-        if accounts := call.accounts():
-            trailers += accounts
+        if more := call.more_trailers():
+            trailers += more
         out, stream = self._sender.out, call.stream
         if call.outgoing is None and trailers is statuses.OK:
             out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, statuses.HEADERS))

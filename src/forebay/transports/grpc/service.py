@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from forebay.errors import ForebayError
+from forebay.observe.logs.request_ids import request_id_of
 from forebay.transports.grpc.statuses import NONE
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ Piece = bytes | bytearray | memoryview
 def parent_in(metadata: Sequence[tuple[str, str | bytes]]) -> str:
     """Return the caller's `traceparent`; empty if there is none."""
     return next((str(value) for name, value in metadata if name == "traceparent"), "")
+
+
+def named_in(metadata: Sequence[tuple[str, str | bytes]]) -> str:
+    """Return what the caller calls its request; empty if it does not say, or says what cannot stand in a log."""
+    return next((request_id_of(str(value).encode()) for name, value in metadata if name == "x-request-id"), "")
 
 
 class Call(Protocol):

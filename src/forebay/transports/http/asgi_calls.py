@@ -11,9 +11,8 @@ from urllib.parse import quote, unquote
 from forebay.errors import CapacityError, UserCodeError
 from forebay.observe.logs.access_log import CALLED_OFF, COST, Answering, EndedCall
 from forebay.observe.logs.noted_refusals import LastRefusals
-from forebay.observe.logs.request_ids import next_id
+from forebay.observe.logs.request_ids import next_id, request_id_of
 from forebay.protocols import native
-from forebay.transports.http.route import request_id_of
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:

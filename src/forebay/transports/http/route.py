@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
-from forebay.observe.logs.request_ids import next_id
+from forebay.observe.logs.request_ids import next_id, request_id_of
 from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
 from forebay.transports.api_keys import KeyHolders, key_is_known
@@ -40,17 +40,11 @@ if TYPE_CHECKING:
     from forebay.types.element_limits import ElementLimits, Steps
     from forebay.types.tensor import Data
 
-_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _MAX_DIGITS: Final = 20
 _SECONDS: Final = re.compile(rb"[0-9]{1,20}(?:\.[0-9]{1,20})?")
 
 SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """What a page of another origin may post without its browser asking the server beforehand."""
-
-
-def request_id_of(value: bytes) -> str:
-    """Return the id a client gave its request; empty if it could forge headers or lines of a log."""
-    return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else ""
 
 
 def whole_number(value: bytes) -> int:

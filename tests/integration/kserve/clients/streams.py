@@ -86,7 +86,9 @@ assert answers.empty()
 client.start_stream(callback=lambda result, error: answers.put((result, error)), stream_timeout=0.5)
 client.async_stream_infer("slow", [tensor("input", np.array([3.0]), "FP64")])
 _, error = answers.get(timeout=120)
-assert "DEADLINE_EXCEEDED" in (error.status() or "") or " ms were over " in error.message(), error
+# On a busy machine it may know before that it comes too late.
+told = error.message()
+assert "DEADLINE_EXCEEDED" in (error.status() or "") or " ms were over " in told or "after the deadline" in told, error
 client.stop_stream()
 while not answers.empty():  # after what the server says the client may say the same
     answers.get()
