@@ -95,7 +95,7 @@ KNOTS = [
     ("surfaces/ventu", 6),
     ("transports/grpc", 2),
     ("transports/grpc", 8),
-    ("transports/http", 11),
+    ("transports/http", 10),
 ]
 
 
