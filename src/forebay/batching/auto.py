@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -39,8 +40,6 @@ from forebay.batching.policies import Policy
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import EntryBatch

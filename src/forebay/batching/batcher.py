@@ -22,6 +22,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from forebay.errors import InternalError
@@ -31,7 +32,6 @@ from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
 
     from forebay.batching.auto import AutoState
     from forebay.batching.queue import BatchQueue

@@ -9,11 +9,10 @@ of streams is charged after each round, for the time since the one before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.batching.fair import FairShares
     from forebay.types.batch import EntryBatch
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.due_lane import latest_first
@@ -23,8 +24,6 @@ from forebay.errors import QueueFull, ShareUsed
 from forebay.types.tenant import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from forebay.batching.fair import FairShares
     from forebay.batching.fair_lines import Flow
     from forebay.batching.queue import BatchQueue

@@ -6,13 +6,12 @@ Sans-I/O: no clock, no loop; every step takes `now` in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.lines import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry, EntryBatch

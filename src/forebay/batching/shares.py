@@ -26,14 +26,13 @@ Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seco
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.gather import MIN_FIXED_S, GatherRule, releases
 from forebay.batching.lines import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.batching.gather import Curve
     from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue

@@ -8,6 +8,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from http.client import (
     HTTPConnection,
     HTTPException,
@@ -17,16 +18,13 @@ from http.client import (
     RemoteDisconnected,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib import error, request
 
 from forebay.cli.numbers import seconds
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
 from forebay.remote_servers.whole_head import WholeHeadResponse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DESCRIPTION = """\
 Send one request and print the answer. DATA is one of

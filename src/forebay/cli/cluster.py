@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.cluster.ray_program import Job, RayEvent
     from forebay.surfaces.contract import Options
 

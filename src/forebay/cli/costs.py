@@ -8,6 +8,7 @@ import csv
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,6 @@ from forebay.observe.metrics.cost_files import CostLine, lines_since, summed
 from forebay.observe.metrics.tenant_accounts import NOTHING, plus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.observe.metrics.tenant_accounts import Amounts
 
 DESCRIPTION = """\

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.cli.numbers import reading
@@ -21,8 +22,6 @@ from forebay.server.config import (
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from forebay.server.setting_sources import Told
     from forebay.types.settings import Setting
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -11,8 +12,6 @@ from msgspec import Meta
 from forebay.types.settings import described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.types.settings import Setting
 
 

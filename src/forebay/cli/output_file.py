@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def require_writable(flag: str, file: Path) -> None:

@@ -10,14 +10,13 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.flags import add_flags, shown_by_flags, told_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from forebay.machine.part import Part
     from forebay.surfaces.contract import Options
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 DESCRIPTION = """\
 Run a model in this environment for a server that was started with --attach. The server needs neither the file nor what

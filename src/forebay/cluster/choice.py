@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from forebay.cluster.directory import PROTOCOL
@@ -10,8 +11,6 @@ from forebay.errors import ServingNotFound
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from forebay.cluster.directory import Directory, Member
 
 MAX_TRIES: Final = 3

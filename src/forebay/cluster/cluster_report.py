@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.local_view import status_of
@@ -17,8 +18,6 @@ from forebay.cluster.node_folder import folder_with
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forebay.cluster.deployment import ClusterState
     from forebay.cluster.keeper import DirectoryKeeper
     from forebay.cluster.node_folder import NodeFolder

@@ -11,7 +11,9 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -20,10 +22,6 @@ from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.types.first_use import known
 from forebay.workers.wire.address import UnixAddress, bind_unix, dial
 from forebay.workers.wire.shared_secret import NONCE_BYTES, is_proof, nonce, proof
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MAX_BYTES: Final = MAX_STATE_BYTES + (1 << 16)
 _SERVER: Final = "node"

@@ -16,6 +16,7 @@ the next one goes on from there, so a controller that starts anew continues wher
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -24,8 +25,6 @@ from forebay.cluster.deployment import MAX_DOORS, ClusterState, Owning, PlacedWo
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from forebay.cluster.deployment import Deployment
     from forebay.types.ray_needs import RayNeeds
 

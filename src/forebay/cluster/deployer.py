@@ -10,16 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
 from forebay.cluster.ray_program import LOCAL, Job, RayEvent
 from forebay.errors import ModelError
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONNECT_S: Final = 9.0
 """How long a cluster may take to answer."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -29,8 +30,6 @@ from forebay.types.first_use import known
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from forebay.cluster.decisions import Level
     from forebay.cluster.deployment import ClusterState
 

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,8 +26,6 @@ from forebay.types.first_use import known
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from forebay.owners.caller_link import CallerLink
     from forebay.owners.wire import MemberServings
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,8 +22,6 @@ from forebay.workers.wire.address import parse_address
 from forebay.workers.wire.tls_files import why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.cluster.directory import Directory, Member
     from forebay.owners.owner_pool import OwnerSlot
     from forebay.types.batch import Done, EntryBatch

@@ -17,7 +17,9 @@ import secrets
 import ssl
 import threading
 import time
+from collections.abc import Callable, Mapping
 from random import SystemRandom
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -46,9 +48,6 @@ from forebay.workers.wire.tls_files import client_tls, server_tls, why_no_tls
 from forebay.workers.wire.worker_listener import DoorWords, EncryptedPort, VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-
     from forebay.serving.nx_serving.registry import Before
     from forebay.workers.wire.address import Address
     from forebay.workers.wire.tls_files import TlsFiles

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Final
 
 DIAL_S: Final = 1.0
 """How long one place may take to answer. A machine that is there refuses at once where no process listens."""

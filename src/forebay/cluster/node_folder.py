@@ -24,8 +24,9 @@ import secrets
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -33,9 +34,6 @@ from forebay.cluster.deployment import ClusterState, read_state
 from forebay.errors import ConfigError, ForebayError
 from forebay.repository import own_folder
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SECRET: Final = "secret"  # noqa: S105 - the name of a file
 STATE: Final = "state"

@@ -11,6 +11,8 @@ Files are JSON, which is YAML. An owner that moves changes the file of the front
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -21,9 +23,6 @@ from forebay.machine.children import Child
 from forebay.server.config import ProcessConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from forebay.cluster.deployment import ClusterState, Owning, PlacedWorker, Run
     from forebay.types.worker_range import WorkerRange
 

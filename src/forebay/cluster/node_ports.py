@@ -8,14 +8,13 @@ import fcntl
 import os
 import secrets
 import socket
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 from forebay.cluster.node_folder import folders
 from forebay.transports.binding import require_free
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from forebay.cluster.node_folder import NodeFolder
 
 _FILE: Final = "http-port"

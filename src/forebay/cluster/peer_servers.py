@@ -8,6 +8,7 @@ not call what listens on that machine only, so such entries are left out.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.directory import MAX_NAME, read_directory
@@ -18,8 +19,6 @@ from forebay.workers.wire import frames
 from forebay.workers.wire.address import TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.cluster.directory import Member
     from forebay.cluster.keeper import DirectoryKeeper
     from forebay.owners.shard import LinkOptions

@@ -7,16 +7,14 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 MAX_FILES: Final = 10_000

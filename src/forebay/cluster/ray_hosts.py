@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
@@ -21,8 +22,6 @@ from forebay.cluster.node_plan import LOOPBACK
 from forebay.cluster.ray_library import ray_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from forebay.cluster.deployment import ClusterState
     from forebay.cluster.node_dials import Place
 

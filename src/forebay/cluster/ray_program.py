@@ -12,7 +12,8 @@ import os
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from collections.abc import Collection
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -27,9 +28,6 @@ from forebay.cluster.reservations import NAMESPACE
 from forebay.errors import ConfigError, ForebayError
 from forebay.types.first_use import known
 from forebay.workers.processes.parent_death import end_with
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 LOCAL: Final = "local"
 HEAD: Final = "node:__internal_head__"

@@ -7,7 +7,7 @@ the member that executes has room for it, and only while the caller waits for so
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.arrays.array_batch import Batch
@@ -17,8 +17,6 @@ from forebay.errors import InvalidRequest
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
     from forebay.cluster.remote_call import RemoteCall
     from forebay.serving.nx_serving.stream import AsyncInbox, Inbox
 

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.call_params import NOT_TAKEN, CallParams
@@ -23,8 +24,6 @@ from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.cluster.directory import Directory
     from forebay.cluster.member_links import MemberLinks
     from forebay.errors import ForebayError

@@ -9,6 +9,7 @@ on that worker's node; if it cannot be had there, the worker moves.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.cluster.deployment import PlacedWorker
@@ -17,8 +18,6 @@ from forebay.cluster.ray_hosts import result, words_of
 from forebay.cluster.ray_library import ray_library
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from forebay.cluster.deployment import ClusterState
     from forebay.types.ray_needs import RayNeeds
 

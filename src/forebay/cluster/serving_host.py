@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.call_params import NOT_TAKEN, CallParams, read_params, require_call
@@ -28,8 +29,6 @@ from forebay.workers.user_calls.user_code import attempt_async, user_code
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.serving.nx_serving.started_serving import ServingProcess
     from forebay.types.call import Request
 

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +20,6 @@ from forebay.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from forebay.workers.user_calls.user_code import caught, close, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
     from forebay.serving.nx_serving.serving_options import ServingSettings
     from forebay.serving.nx_serving.started_serving import ServingProcess
     from forebay.types.call import Request

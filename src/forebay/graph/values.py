@@ -7,13 +7,12 @@ it. Loading it may raise: its class is the user's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.workers.wire.objects import Outputs, Packed, is_packed, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.types.call import Item
 
 __all__ = ["SKIP", "Outputs", "inputs_of", "loaded"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,8 +20,6 @@ from forebay.transports.signals import LAST_S
 from forebay.workers.processes.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
     from forebay.machine.children import ChildState
 
 OWNER: Final = "owner"

@@ -18,6 +18,7 @@ import asyncio
 import logging
 import signal
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from forebay.machine.children import ChildFailed, RunningChild
 from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from forebay.machine.children import Child, ChildState
 
 log = logging.getLogger("forebay")

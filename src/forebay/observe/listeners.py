@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 log = logging.getLogger("forebay")
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -11,9 +12,6 @@ from forebay.errors import TooLarge
 from forebay.owners.apart import FOLLOWING_BYTES, FRAME_BYTES, HEAD_BYTES, VALUE_BYTES, Laying, set_apart, weight
 from forebay.owners.wire import EndedSeat, ModelAnswers, bytes_of
 from forebay.workers.wire import frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 class DeskNotes(Protocol):

@@ -9,6 +9,7 @@ Before anything of that comes its receiver has heard of it, so that it can say w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
@@ -20,8 +21,6 @@ from forebay.workers.memory.landing import Joining
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from forebay.errors import ForebayError
     from forebay.workers.memory.landing import Sink
 

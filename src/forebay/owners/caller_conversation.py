@@ -8,6 +8,7 @@ is acted on. Whatever arrives, nothing is raised.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -29,8 +30,6 @@ from forebay.workers.wire import frames
 from forebay.workers.wire.plain_data import require_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from forebay.owners.apart import BodiesTaker
     from forebay.transports.state_table import Event, State
 

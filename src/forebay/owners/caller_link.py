@@ -22,6 +22,7 @@ import functools
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
@@ -50,8 +51,6 @@ from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbe
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
     from forebay.errors import ForebayError
     from forebay.owners.apart import Apart
     from forebay.server.byte_budget import ByteBudget

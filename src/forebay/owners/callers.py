@@ -15,6 +15,7 @@ import asyncio
 import functools
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,8 +33,6 @@ from forebay.types.server_state import here
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.owners.caller_link import MemberEntry
     from forebay.owners.model_description import ModelDescription
     from forebay.server.app import App

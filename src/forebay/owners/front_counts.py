@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import msgspec
 
@@ -25,8 +26,6 @@ from forebay.workers.wire.kept_socket import keep_socket
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Sequence
-    from typing import NoReturn
 
     from forebay.server.app import App
     from forebay.serving.endpoint import Endpoint

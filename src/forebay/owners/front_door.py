@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InvalidRequest
@@ -12,8 +13,6 @@ from forebay.workers.wire.address import UnixAddress
 from forebay.workers.wire.worker_listener import DoorWords, VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.owners.caller_link import CallerLink
     from forebay.server.app import App
 

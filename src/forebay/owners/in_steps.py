@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from forebay.transports.intake import FULL_BUFFER, Intake
 from forebay.transports.reading_turns import turns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TURN: Final = 256
 """What a link may do before others have their turn: so many requests, or four copied megabytes."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -19,8 +20,6 @@ from forebay.types.first_use import known
 from forebay.types.names import endpoint_name, version_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.serving.endpoint import Endpoint
 
 MAX_PROBLEM: Final = 500

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -13,8 +14,6 @@ from forebay.serving.endpoint import Endpoint
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from forebay.owners.model_description import ModelDescription
     from forebay.server.served import Served
     from forebay.types.call import Request

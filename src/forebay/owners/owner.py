@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import socket
 import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,8 +25,6 @@ from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
 from forebay.workers.wire.address import TcpAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from forebay.owners.model_description import WeighedModel
     from forebay.owners.shard import LinkOptions
     from forebay.workers.wire.address import Address

@@ -7,6 +7,7 @@ no owner that does not prove it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidRequest
@@ -43,8 +44,6 @@ from forebay.types.first_use import known
 from forebay.workers.wire import frames, shared_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from forebay.owners.apart import BodiesTaker
     from forebay.transports.state_table import Event, State
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 import ssl
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import msgspec
@@ -50,8 +51,6 @@ from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbe
 from forebay.workers.wire.tls_files import why_closed, why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from forebay.owners.apart import Apart
     from forebay.owners.owner_pool import LinkPool
     from forebay.types.call import Origin, Request

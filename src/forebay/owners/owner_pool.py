@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
@@ -29,8 +30,6 @@ from forebay.workers.pool import PoolStatistics
 from forebay.workers.pools.slot_pool import SlotPool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from forebay.owners.owner_link import OwnerLink
     from forebay.owners.wire import ModelAnswers
     from forebay.types.batch import Done, Entry, EntryBatch

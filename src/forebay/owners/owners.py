@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,8 +33,6 @@ from forebay.types.did_you_mean import meant
 from forebay.workers.memory.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-
     from forebay.owners.owner import OwnedVersion
     from forebay.owners.owner_pool import OwnerSlot
     from forebay.server.app import App

@@ -8,13 +8,11 @@ made already. So the bound is generous, and who exceeds it does not keep to the 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from forebay.errors import InvalidRequest
 from forebay.owners.wire import bytes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAX_PARTS: Final = 8192
 """Parts of one answer for which there was no room yet."""

@@ -7,7 +7,8 @@ batch. And a form names files of the server's own, which only that server may sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -18,9 +19,6 @@ from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS
 from forebay.types.file import FormPart
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class _Params(msgspec.Struct, frozen=True):

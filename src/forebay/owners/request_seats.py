@@ -7,6 +7,7 @@ No loop here, no socket. Names of one bundle are numbers in a row, so that a nam
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,8 +15,6 @@ import msgspec
 from forebay.workers.pools.seating import Seating, Sitting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
-
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.call import Outcome
 

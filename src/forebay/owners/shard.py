@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -15,8 +16,6 @@ from forebay.workers.wire.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
 from forebay.workers.wire.tls_files import why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.owners.owner_link import OwnerLink
     from forebay.workers.wire.address import Address
     from forebay.workers.wire.tls_files import TlsFiles

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
@@ -24,7 +25,6 @@ from forebay.workers.wire.address import process_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Generator
 
     from forebay.workers.memory.landing import Places
 

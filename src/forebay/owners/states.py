@@ -7,12 +7,10 @@ say. `SEATS` is where a handed-on request is, as the owner sees it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from forebay.transports.state_table import Event, State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The owner's side of a link

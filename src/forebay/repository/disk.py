@@ -28,6 +28,7 @@ import stat
 import tempfile
 import threading
 import zlib
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -43,8 +44,6 @@ from forebay.types.caught import caught
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from forebay.repository.cache import Lease
     from forebay.repository.shelf import ShelfStatistics
     from forebay.repository.source import ModelSource

@@ -14,6 +14,8 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,9 +26,6 @@ from forebay.types.caught import caught
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
     from forebay.repository.listing import Revision, StoredFile
     from forebay.repository.source import ModelSource
 

@@ -16,6 +16,8 @@ import logging
 import posixpath
 import threading
 import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -33,9 +35,6 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from pathlib import Path
-
     from forebay.repository.fetching import Progress
     from forebay.repository.listing import StoredFile
     from forebay.repository.shelf import ShelfStatistics

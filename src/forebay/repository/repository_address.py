@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
@@ -12,8 +13,6 @@ from forebay.repository.bucket_listing import USUAL, ListingLimits
 from forebay.repository.local_source import LocalFolder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forebay.repository.source import ModelSource
 
 SCHEMES: Final = ("s3", "gs", "az", "file")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
@@ -24,8 +24,6 @@ from forebay.types.failures import failure_of, trace_of, words_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.runtimes.library import Runtime
     from forebay.runtimes.signature import Feed, Signature, Var
 

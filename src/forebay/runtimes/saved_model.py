@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +20,6 @@ from forebay.types.datatypes import BY_TENSORFLOW
 from forebay.types.tensorflow_messages import TENSORFLOW, TYPE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from forebay.runtimes.library import RunOptions, Runtime
 
 FILE: Final = "saved_model.pb"

@@ -24,9 +24,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Protocol, overload
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, overload
 
 import msgspec
 
@@ -42,9 +43,6 @@ from forebay.workers.processes.parent_death import end_with, end_with_reader
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import BinaryIO
-
     from forebay.runtimes.model_file import ModelFile
 
 LOAD_S: Final = 300.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import NotFound, Unavailable, UnknownModel
@@ -25,8 +26,6 @@ from forebay.types.failures import failure_of
 from forebay.types.server_state import ServerState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.server.cost_log import CostLog
     from forebay.server.served import Served

@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 from forebay.errors import Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 SMALL_BYTES: Final = 16 * 1024
 """A request, a head or an answer that is no longer is not counted."""

@@ -12,6 +12,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,9 +23,6 @@ from forebay.observe.metrics.cost_files import CostLine, TooMuch, file_of, lines
 from forebay.observe.metrics.tenant_accounts import Accounts, plus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from forebay.observe.metrics.tenant_accounts import Amounts, TenantAccount
 
     _Line = tuple[TenantAccount, Amounts, bytes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._version import __version__
@@ -14,8 +15,6 @@ from forebay.observe.traces.timeline import Timeline
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from forebay.errors import ForebayError
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.server.app import App

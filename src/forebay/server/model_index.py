@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from forebay.server.app import App
     from forebay.server.served import Served
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,8 +21,6 @@ from forebay.repository.version_policy import VersionPolicy
 from forebay.server.stock import LOOK_S, PAUSE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.server.app import App
     from forebay.server.stock import Stock
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,6 @@ from forebay.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.protocols.kserve.infer_calls import Parameter
     from forebay.protocols.kserve.places import Place
 

@@ -21,6 +21,8 @@ import contextlib
 import functools
 import logging
 import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -37,9 +39,6 @@ from forebay.server.version_loading import beside
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-    from pathlib import Path
-
     from forebay.repository.cache import Lease
     from forebay.repository.listing import Revision
     from forebay.repository.repository import Repository

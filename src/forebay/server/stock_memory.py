@@ -7,6 +7,7 @@ what has open requests stays, which is looked at only when something has to leav
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,8 +15,6 @@ import msgspec
 from forebay.repository.shelf import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.repository.listing import Revision
     from forebay.server.served import Served
 

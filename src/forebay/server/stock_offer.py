@@ -7,6 +7,8 @@ Nothing is loaded here, and nothing waits.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,9 +20,6 @@ from forebay.server.stock_memory import Key
 from forebay.serving.models.model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
-
     from forebay.repository.listing import Revision
     from forebay.repository.repository import Repository
     from forebay.repository.version_policy import VersionPolicy

@@ -7,6 +7,7 @@ manages the server gives.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,8 +23,6 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.tensorflow_messages import PREDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.types.tensor import Tensor, TensorMetadata

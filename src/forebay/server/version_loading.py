@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.errors import ConfigError, InvalidRequest, ModelError
@@ -12,8 +13,6 @@ from forebay.types.failures import failure_of
 from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.server.served import Served
     from forebay.server.versions import Version, Versions
 

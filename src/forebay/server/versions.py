@@ -7,6 +7,7 @@ that have a weight, in turns as even as their weights allow: of 90 and 10 every 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -15,8 +16,6 @@ from forebay.errors import ConfigError, InvalidRequest, NotFound
 from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from forebay.server.served import Served
 
 

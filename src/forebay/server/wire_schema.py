@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.protocols.openapi_components import Documented
 
 _REF: Final = "#/components/schemas/{name}"

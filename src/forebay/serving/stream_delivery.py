@@ -12,6 +12,7 @@ answer, and nobody else's, ends with an error. A client that holds up nobody may
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import DeadlineExceeded
@@ -19,7 +20,6 @@ from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
 
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Request

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from forebay.observe.metrics.tenant_accounts import Accounts
@@ -13,8 +14,6 @@ from forebay.workers.wire.address import TcpAddress, require_place
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.surfaces.contract import Project
 
 

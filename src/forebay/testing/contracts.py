@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -17,8 +17,6 @@ from forebay.types.call import Failure, Request
 from forebay.types.file import File
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.serving.models.model import Model
     from forebay.testing.answers import Answer
     from forebay.testing.memory_client import Client

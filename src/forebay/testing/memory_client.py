@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
 from weakref import WeakSet
 
@@ -24,10 +26,6 @@ from forebay.types.file import File
 from forebay.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
-    from types import TracebackType
-    from typing import Self
-
     from forebay.surfaces.embedding.targets import Target
 
 DRAIN_S: Final = 5.0

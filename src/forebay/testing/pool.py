@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import Unavailable
@@ -12,8 +13,6 @@ from forebay.types.failures import failure_of
 from forebay.workers.pool import Pool, PoolStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.types.batch import Done, EntryBatch
 
 

@@ -15,15 +15,13 @@ import resource
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.transports.binding import OWN
 from forebay.workers.wire.kept_socket import keep_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
-
     from forebay.transports.binding import ListeningPlace
 
     Take = Callable[[socket.socket, tuple[str, int]], object]

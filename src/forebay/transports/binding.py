@@ -6,15 +6,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.workers.wire.address import UnixAddress, bind_unix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PASSIVE: Final = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
 """What the addresses of a host to listen on are asked for with."""

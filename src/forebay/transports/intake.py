@@ -14,6 +14,7 @@ its own side and drops what still arrives, until the client is quiet for a momen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,6 @@ from forebay.transports.body_reader import read_bodies
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from forebay.transports.body_reader import Reads, Scatters
     from forebay.transports.reading_turns import ReadingTurns

@@ -12,14 +12,13 @@ import asyncio
 import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from forebay.types.caught import answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.types.element_limits import Steps
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.transports import collector, forks
@@ -15,8 +16,6 @@ from forebay.transports.acceptor import ask_for_descriptors
 from forebay.transports.signals import LAST_S, Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.server.app import App
 
 log = logging.getLogger("forebay")

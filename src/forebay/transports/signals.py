@@ -21,15 +21,14 @@ import select
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from forebay.workers.processes import sigterm
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Generator
-    from types import TracebackType
-    from typing import Self
 
 LAST_S: Final = 2.0
 """How long a server may take to end after its drain, or when it is told to hurry."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.errors import InvalidRequest, Unavailable
@@ -19,8 +20,6 @@ from forebay.transports.binding import OWN
 from forebay.workers.wire.peeking import peek
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
-
     from forebay.errors import ForebayError
     from forebay.server.config import GrpcConfig, HttpConfig
     from forebay.transports.binding import ListeningPlace

@@ -9,11 +9,11 @@ counts it, for as long as the client likes: it is written in pieces instead, and
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
 
 PIECE_BYTES: Final = 64 * 1024
 """How much is written at once: this much encrypts in a fraction of a millisecond."""

@@ -8,12 +8,10 @@ server, such as a `Serving`, belongs to the state of the process.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
 

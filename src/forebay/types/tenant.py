@@ -7,7 +7,8 @@ A client never names its tenant: the name of its key does, or the front that che
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Final, Protocol, Self, final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final, Protocol, Self, final
 from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
@@ -15,9 +16,6 @@ from msgspec import Meta
 
 from forebay.types.settings import DeadlineMilliseconds, Written
 from forebay.types.tenant_limits import Allowance, LimitsConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 MAX_NAME: Final = 64
 """Characters of a tenant's name."""

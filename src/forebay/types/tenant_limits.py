@@ -11,16 +11,14 @@ Sans-I/O: no clock, no loop.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from forebay.errors import LimitReached, TooLarge
 from forebay.types.token_bucket import ROUNDING_S, TokenBucket
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_RATE: Final = 1e9
 MINUTE_S: Final = 60.0

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from forebay.errors import ConfigError
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def named_by(annotation: Any) -> Any | None:

@@ -27,7 +27,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast, overload
 
 import msgspec
@@ -45,8 +45,6 @@ from forebay.types.settings import Checked, DeadlineMilliseconds, checked
 from forebay.workers.user_calls.user_code import user_code
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from forebay.workers.runner import Runner
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.graph.values import inputs_of
 from forebay.serving.models.batch_keys import key_of_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
     from forebay.types.call import Item
 
 

@@ -8,6 +8,7 @@ error that names the place in the user's file.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -18,8 +19,6 @@ from forebay.errors import ConfigError
 from forebay.graph.spec import OUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forebay.graph.composition.node import NodeDefinition
 
 _PACKAGE: Final = str(Path(__file__).parents[1])

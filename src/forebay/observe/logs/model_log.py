@@ -23,6 +23,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Generator, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from numbers import Integral, Real
@@ -36,8 +37,6 @@ from forebay.types.failures import text_of, trace_of, words_of
 from forebay.types.log_line import LogLine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
     from forebay.types.batch import EntryBatch
 
 LINES: Final = 1000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -19,8 +20,6 @@ from forebay.observe.metrics.tenant_accounts import NOTHING, plus
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from forebay.observe.metrics.tenant_accounts import Amounts
 
 BEGIN: Final = "costs-"

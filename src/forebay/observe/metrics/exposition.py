@@ -17,6 +17,7 @@ prometheus-client: metrics of the models' authors (`author_metrics.py`) and thos
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -24,8 +25,6 @@ import msgspec
 from forebay.observe.metrics.tenant_families import FAMILIES, tenant_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-
     from prometheus_client.registry import Collector
 
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -11,8 +12,6 @@ from forebay.observe.traces.timeline import BatchListener
 from forebay.observe.traces.trace_format import PRE, cost_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from forebay.observe.traces.timeline import BatchRecord
     from forebay.types.batch import Phase
 

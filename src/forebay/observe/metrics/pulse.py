@@ -9,6 +9,7 @@ left out. As on the page of metrics, `beat` is a generator that stops after ever
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -18,8 +19,6 @@ from forebay.observe.metrics.exposition import SLICE, Source
 from forebay.observe.metrics.histograms import ROWS, SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
-
     from forebay.observe.metrics.endpoint_metrics import FailureReason
     from forebay.observe.metrics.exposition import Reading
     from forebay.observe.metrics.histograms import Histogram

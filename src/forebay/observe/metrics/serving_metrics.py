@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,8 +12,6 @@ from forebay.observe.metrics.exposition import cumulated
 from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from prometheus_client import Metric
 
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from forebay.types.tenant import OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.observe.metrics.histograms import Histogram
     from forebay.observe.metrics.tenant_accounts import TenantAccount
 

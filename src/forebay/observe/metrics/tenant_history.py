@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
@@ -19,8 +20,6 @@ import msgspec
 from forebay.types.tenant import OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
     from forebay.observe.metrics.tenant_accounts import Accounts, TenantAccount
     from forebay.types.tenant import Tenants
 

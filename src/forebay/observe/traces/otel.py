@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -29,8 +30,6 @@ from forebay.types.failures import text_of
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
     from forebay.observe.logs.access_log import EndedCall
     from forebay.observe.traces.timeline import BatchRecord, Step
 

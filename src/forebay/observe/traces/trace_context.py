@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.types.call import Request
 
 MAX_CHARACTERS: Final = 128

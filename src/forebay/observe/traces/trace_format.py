@@ -14,6 +14,7 @@ Times are microseconds since the first event, as the format has them, exact to t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -26,8 +27,6 @@ from forebay.observe.traces.trace_arrows import Visit, arrows
 from forebay.observe.traces.trace_lanes import lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from forebay.observe.traces.timeline import BatchRecord, Recording, Step, WatchedEndpoint
     from forebay.types.batch import Phase
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -10,8 +11,6 @@ import msgspec
 from forebay.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.protocols.kserve.infer_calls import Parameter
 
 REGION: Final = "shared_memory_region"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.types.tensor import Data, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from forebay.protocols.kserve.infer_calls import Parameter
 
 JOINED_BYTES: Final = 16 * 1024

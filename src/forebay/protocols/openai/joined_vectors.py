@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -11,8 +12,6 @@ from forebay.errors import BadOutcome
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.protocols.openai.request_reading import Asked
 
 

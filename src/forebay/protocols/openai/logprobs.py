@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.openai import Logprob
 
 IMPOSSIBLE: Final = -9999.0

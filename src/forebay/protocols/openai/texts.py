@@ -7,7 +7,8 @@ another), or with as many tokens as were wanted. What may still become a stop se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -18,9 +19,6 @@ from forebay.protocols.openai.request_reading import CHAT
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
     from forebay.openai import Logprob, ToolCall
     from forebay.protocols.openai.request_reading import Asked
 

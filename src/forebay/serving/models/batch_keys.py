@@ -7,6 +7,7 @@ and whatever it raises is the error of that request alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -21,8 +22,6 @@ from forebay.types.call import Failure
 from forebay.workers.user_calls.user_code import attempt, caught, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from forebay.types.call import Item
 
 

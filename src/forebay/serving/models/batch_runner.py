@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,8 +33,6 @@ from forebay.workers.user_calls.together import SideBySide
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, close, one_each
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-
     from forebay.serving.models.model import Model, ModelSettings
     from forebay.types.call import Item, Outcome
     from forebay.types.context import Context

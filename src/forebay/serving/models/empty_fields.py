@@ -8,15 +8,13 @@ declared reach the model as they were sent, but for a `null` that their type has
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
 
 import msgspec
 
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
 
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "chat/completions": {

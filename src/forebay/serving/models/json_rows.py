@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,8 +14,6 @@ import msgspec
 from forebay.arrays import json_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pydantic import TypeAdapter
 
 _KEPT: Final = (bytes, bytearray, memoryview, msgspec.Raw)

@@ -7,6 +7,7 @@ comprehension each way is the common case; only a batch in which something fails
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,8 +30,6 @@ from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from forebay.serving.models.further_methods import ModelMethod
     from forebay.serving.models.model import Model
     from forebay.serving.models.tensor_codec import TensorCodec

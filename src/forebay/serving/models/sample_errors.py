@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, InvalidRequest, ValidationError
@@ -11,8 +12,6 @@ from forebay.serving.models.decode_errors import explain
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from forebay.serving.models.schema import WireType
 
 

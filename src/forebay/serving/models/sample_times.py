@@ -7,13 +7,10 @@ others. Runs of halves are paid by the samples that failed; if none did, by thos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from forebay.types.call import Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
 
 
 class SampleTimes:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -37,8 +37,6 @@ from forebay.types.tensor import Tensor, TensorMetadata, elements, join_elements
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
 
     from forebay.serving.models.schema import WireType

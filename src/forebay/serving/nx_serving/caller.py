@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.arrays.array_batch import Batch
@@ -12,8 +12,6 @@ from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe.spans import span
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
     from forebay.serving.nx_serving.serving_options import ServingSettings
 
 Prepared = Batch | Iterable[Batch] | AsyncIterable[Batch]

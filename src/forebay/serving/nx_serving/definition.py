@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
@@ -20,17 +21,6 @@ from forebay.types.settings import checked, keywords_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncIterable,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Hashable,
-        Iterable,
-        Iterator,
-        Sequence,
-    )
-
     from forebay.serving.nx_serving.execution import Executed, Sink
     from forebay.serving.nx_serving.module import Kind
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.arrays.array_batch import Batch
@@ -29,8 +30,6 @@ from forebay.types.call import EMPTY
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
-
     from forebay.arrays.template import Template
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError

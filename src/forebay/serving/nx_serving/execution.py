@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.arrays.ownership import taken_over
@@ -15,8 +16,6 @@ from forebay.serving.nx_serving.module import instance_of, name_of
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.arrays.array_batch import Batch
     from forebay.serving.nx_serving.module import Kind
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import math
 import sys
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -23,8 +24,6 @@ from forebay.types.first_use import known
 from forebay_target import target_name
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     import numpy as np
 
 _ALIGNMENT = 64

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
@@ -23,8 +24,6 @@ from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-
     from forebay.serving.nx_serving.execution import Executed, Execution, Sink
     from forebay.types.call import Item
     from forebay.workers.runner import WorkerContext

@@ -29,6 +29,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,8 +52,6 @@ from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from forebay.arrays.array_batch import Batch
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -41,8 +42,6 @@ from forebay.workers.user_calls.os_threads import require_os_threads, require_os
 from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.arrays.array_batch import Batch
     from forebay.batching.queue import BatchConfig
     from forebay.serving.nx_serving.definition import Serving

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -12,8 +13,6 @@ from forebay.errors import ConfigError
 from forebay.serving.nx_serving.partitions import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from forebay.serving.nx_serving.started_serving import ServingProcess
 
     Where = Literal["any", "local", "distributed"]

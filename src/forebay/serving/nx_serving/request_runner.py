@@ -10,7 +10,7 @@ an array, several are a dict of arrays, and so are the answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -41,8 +41,6 @@ from forebay.workers.user_calls.user_code import attempt
 log = logging.getLogger("forebay.requests")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from forebay.serving.nx_serving.definition import Serving
     from forebay.serving.nx_serving.dispatch import Work
     from forebay.serving.nx_serving.execution import Execution

@@ -9,8 +9,10 @@ import functools
 import itertools
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -26,10 +28,6 @@ from forebay.serving.nx_serving.serving_options import options_of, partitions_of
 from forebay.serving.nx_serving.stream import AHEAD, stream, stream_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Mapping
-    from types import TracebackType
-    from typing import Self
-
     from forebay.serving.nx_serving.definition import Serving
     from forebay.serving.nx_serving.partitions import Partitions
     from forebay.serving.nx_serving.serving_options import ServingSettings

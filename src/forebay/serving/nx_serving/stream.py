@@ -15,14 +15,13 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded
 from forebay.serving.nx_serving.dispatch import NEVER, Submission
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
     from forebay.arrays.array_batch import Batch
     from forebay.serving.nx_serving.partitions import Partitions
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.embedding.targets import read_targets
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.app import App

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import atexit
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from forebay.errors import ConfigError
 from forebay.surfaces.embedding.targets import read_one, read_targets
@@ -13,10 +15,6 @@ from forebay.surfaces.project_server import server_of
 from forebay.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-    from typing import Self
-
     from forebay.surfaces.embedding.targets import Target
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,8 +23,6 @@ from forebay.types.did_you_mean import nearest
 from forebay.types.settings import declared
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from forebay.server.served import Served
     from forebay.server.setting_sources import Told
     from forebay.surfaces.contract import Options, Project

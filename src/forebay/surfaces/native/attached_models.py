@@ -17,6 +17,8 @@ import functools
 import logging
 import time
 import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
@@ -48,9 +50,6 @@ from forebay.workers.wire.worker_listener import EncryptedPort, VisitorLimits, W
 from forebay.workers.wire.worker_pulse import ROLE as PULSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-    from pathlib import Path
-
     from forebay.owners.caller_link import CallerLink
     from forebay.protocols.native import Contract
     from forebay.server.app import App

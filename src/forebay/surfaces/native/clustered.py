@@ -8,6 +8,7 @@ repositories) is run by its owner, with worker processes of that owner.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -31,8 +32,6 @@ from forebay.types.tenant import ALL, ApiKeys, TenantConfig
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from forebay.surfaces.contract import Options, Project, TargetEntry
 
 _OF_TENANTS: Final = declared(TenantConfig)

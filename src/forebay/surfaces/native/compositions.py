@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,10 +37,6 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.wire.objects import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
-    from types import ModuleType
-
     from forebay.graph.composition.node import Kind, NodeDefinition
     from forebay.graph.composition.symbols import NodeCall
     from forebay.server.config import Overrides

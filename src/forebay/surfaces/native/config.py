@@ -20,8 +20,9 @@ target or, for all of them, at the top. Paths are relative to the file.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
 
@@ -45,9 +46,6 @@ from forebay.types.settings import Checked, Setting, declared
 from forebay.types.tenant import ALL, name_of_tenant
 from forebay.types.worker_range import WorkerRange
 from forebay.workers.wire.address import UnixAddress, parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FILE: Final = "forebay.yaml"
 _SHOWN: Final = 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -27,8 +28,6 @@ from forebay.types.first_use import known
 from forebay.workers.processes.parent_death import end_with, end_with_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
     from forebay.protocols.openapi_components import Documented
     from forebay.serving.endpoint import Endpoint
     from forebay.serving.models.model import Model

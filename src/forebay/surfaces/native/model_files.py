@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,8 +19,6 @@ from forebay.workers.processes.cores import usable_cores
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from forebay.runtimes.library import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -17,8 +18,6 @@ from forebay.types.worker_range import WorkerRange
 from forebay.workers.processes.device_binding import existing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.batching.queue import Idle
     from forebay.server.config import Overrides, WorkerKind
     from forebay.serving.models.model import ModelSettings, PlainSettings

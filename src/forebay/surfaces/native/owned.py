@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
@@ -14,8 +15,6 @@ from forebay.workers.wire.address import UnixAddress, parse_address
 from forebay.workers.wire.tls_files import client_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from forebay.owners.owned_model import OwnedModel
     from forebay.server.config import AttachConfig
     from forebay.server.served import Served

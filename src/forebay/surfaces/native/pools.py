@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,8 +15,6 @@ from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.pools.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.server.config import Overrides, WorkerKind
     from forebay.types.devices import Device
     from forebay.workers.pool import Pool

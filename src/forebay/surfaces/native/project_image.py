@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,8 +18,6 @@ from forebay.surfaces.native.model_options import named
 from forebay.surfaces.native.target_file import import_file, split_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.server.config import Overrides
     from forebay.surfaces.contract import Options, Project
 

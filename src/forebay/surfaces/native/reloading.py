@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,8 +39,6 @@ from forebay.types.tenant import Tenants
 from forebay.workers.processes import working_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.cluster.peer_servers import PeerServers
     from forebay.owners.owners import Owners
     from forebay.repository.listing import StoredFile

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.batching.queue import BatchConfig
@@ -26,9 +28,6 @@ from forebay.types.names import NAME
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-    from types import ModuleType
-
     from forebay.server.config import Overrides
     from forebay.serving.nx_serving.serving_options import ProcessOptions
     from forebay.types.call import Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
@@ -26,8 +27,6 @@ from forebay.surfaces.native.target_file import split_target
 from forebay.surfaces.native.target_models import Built, project_of, serve_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.cluster.deployment import Deployment
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options

@@ -7,6 +7,7 @@ A target is `file.py` with all that it serves, `file.py:Name` for one of them, a
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,8 +39,6 @@ from forebay.types.devices import read_devices
 from forebay.workers.processes.device_binding import doubtful
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from forebay.graph.drawing.draw import Drawable
     from forebay.server.config import HttpConfig, Overrides
     from forebay.serving.models.model import Model

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -19,8 +20,6 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.wire.frames import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from starlette.types import ASGIApp
 
     from forebay.server.config import HttpConfig

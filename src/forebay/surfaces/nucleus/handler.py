@@ -8,8 +8,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,9 +29,6 @@ from forebay.workers.user_calls.coroutines import Coroutines
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import ModuleType
-
     from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext

@@ -19,6 +19,7 @@ import functools
 import json
 import re
 import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
@@ -32,8 +33,6 @@ from forebay.workers.user_calls.coroutines import ASK_S
 from forebay.workers.user_calls.user_code import aclose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-
     from forebay.surfaces.nucleus.payload import BadPayload
     from forebay.workers.user_calls.coroutines import Coroutines
 

@@ -12,6 +12,7 @@ import functools
 import itertools
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
@@ -26,8 +27,6 @@ from forebay.types.caught import answered
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from forebay.repository.cache import Lease
     from forebay.surfaces.nucleus.worker_requests import DeskClient
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,8 +17,6 @@ from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.project_settings import NucleusConfig
     from forebay.surfaces.nucleus.proto import UserService

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request as HttpRequest
@@ -37,8 +38,6 @@ from forebay.transports.reading_turns import in_turns
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.config import HttpConfig

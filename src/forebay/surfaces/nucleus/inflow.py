@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable, Iterator
 
     from forebay.surfaces.nucleus.worker_requests import Desk, DeskClient, DeskVisitor
 

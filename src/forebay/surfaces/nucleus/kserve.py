@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Unavailable
@@ -14,8 +15,6 @@ from forebay.transports.http.kserve_calls import InferRoute
 from forebay.types.call import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,6 @@ from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from forebay.repository.cache import Lease

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
@@ -16,8 +17,6 @@ from forebay.types.element_limits import too_many
 from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from starlette.datastructures import UploadFile
 
     from forebay.types.element_limits import ElementLimits, Steps

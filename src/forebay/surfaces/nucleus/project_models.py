@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +15,6 @@ from forebay.surfaces.nucleus.environment import MODEL_DIR, TFS_PORT, handler_en
 from forebay.surfaces.nucleus.worker_requests import Desk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.model_store import ModelStore
     from forebay.surfaces.nucleus.project_settings import Models, NucleusConfig

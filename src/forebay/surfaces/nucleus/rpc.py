@@ -8,6 +8,7 @@ message and gives one needs no task; with one worker that has one thread, calls 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,6 @@ from forebay.transports.grpc.statuses import Status
 from forebay.types.call import ALONE, Failure, Request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
-
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.inflow import Inflows
     from forebay.surfaces.nucleus.proto import Rpc, UserService

@@ -13,6 +13,7 @@ A plain answer of one message is its bytes. What says more is a list that begins
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +33,6 @@ from forebay.types.failures import text_of
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from forebay.surfaces.nucleus.rpc_context import Pairs
     from forebay.types.call import Item, Outcome
     from forebay.workers.user_calls.coroutines import Coroutines

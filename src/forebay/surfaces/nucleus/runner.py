@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,8 +28,6 @@ from forebay.types.caught import answered
 from forebay.types.failures import text_of, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.surfaces.nucleus.handler_answers import Answer
     from forebay.types.call import Item, Outcome
 

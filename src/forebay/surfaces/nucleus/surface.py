@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +23,6 @@ from forebay.transports.server import Listener
 from forebay.workers.pools.process_pool import ProcessPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from starlette.types import ASGIApp
 
     from forebay.surfaces.container.recipe import Recipe

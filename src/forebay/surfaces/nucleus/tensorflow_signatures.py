@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from forebay.surfaces.nucleus.shim import UserException
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from forebay.runtimes.signature import Signature
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.remote_servers.tfserving import TfServingCalls
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forebay.remote_servers.servers import ServerAddress
     from forebay.repository.listing import Revision
 

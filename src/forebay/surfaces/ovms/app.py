@@ -7,6 +7,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -28,8 +29,6 @@ from forebay.surfaces.ovms.project_reload import LOOK_S, GraphReloading
 from forebay.surfaces.ovms.tensor_checks import misfits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forebay.graph.drawing.draw import Drawable
     from forebay.runtimes.library import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +28,6 @@ from forebay.types.did_you_mean import listed, nearest
 from forebay.types.tensor import TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.graph.run import Emission
     from forebay.protocols.kserve.infer_calls import Parameter
     from forebay.serving.endpoint import Endpoint

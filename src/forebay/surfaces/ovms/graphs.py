@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -27,8 +28,6 @@ from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from forebay.server.config import Overrides
     from forebay.surfaces.ovms.config import GraphEntry
     from forebay.surfaces.ovms.linked_graph import InferenceNode

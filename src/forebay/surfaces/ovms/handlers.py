@@ -12,8 +12,10 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from weakref import WeakSet
 
@@ -31,9 +33,6 @@ from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import attempt, caught, close
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import ModuleType
-
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
 

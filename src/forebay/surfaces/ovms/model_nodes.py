@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -22,9 +24,6 @@ from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import attempt, caught
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from forebay.repository.cache import Lease
     from forebay.repository.listing import StoredFile
     from forebay.runtimes.library import OpenVinoOptions

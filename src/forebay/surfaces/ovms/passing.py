@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forebay.arrays.numpy_tensors import as_json, as_raw
@@ -12,8 +13,6 @@ from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.types.call import Item, Outcome
     from forebay.types.tensor import Tensor
 

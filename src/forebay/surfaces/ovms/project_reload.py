@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +25,6 @@ from forebay.surfaces.ovms.linker import handlers_of
 from forebay.surfaces.ovms.model_versions import versions_in
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from forebay.surfaces.ovms.app import OvmsApp
     from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
 

@@ -7,6 +7,7 @@ reads it makes what it needs of it, so that nothing is converted for nobody.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from forebay.arrays.numpy_tensors import as_json, as_raw, from_array, to_array
@@ -16,8 +17,6 @@ from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy.typing as npt
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.errors import ForebayError
@@ -14,8 +15,6 @@ from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from forebay.runtimes.signature import Var
     from forebay.surfaces.ovms.config import OvmsConfig
     from forebay.surfaces.ovms.linked_graph import InferenceNode, TensorName

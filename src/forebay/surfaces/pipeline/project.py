@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,8 +35,6 @@ from forebay.transports.grpc.listener import GrpcListener
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.script import Script

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, ForebayError
@@ -12,9 +14,6 @@ from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from forebay.surfaces.pipeline.config import PipelineConfig
 
 

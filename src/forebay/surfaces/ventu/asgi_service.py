@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,6 @@ from forebay.transports.http.error_answers import error_headers
 from forebay.types.call import ALONE, EMPTY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from starlette.types import Receive, Scope, Send
 
     from forebay.serving.endpoint import Endpoint

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
@@ -23,8 +24,6 @@ from forebay.types.failures import without_frames
 from forebay.workers.wire.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from forebay.surfaces.ventu.inference import Inference
 
 log = logging.getLogger("ventu.protocol")

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from forebay.types.served_file import asking_file
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from types import ModuleType
-
     from forebay.surfaces.ventu.model import Ventu
 
 

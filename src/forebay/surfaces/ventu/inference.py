@@ -7,7 +7,7 @@ No socket and no HTTP: the HTTP faces ask for one answer at a time, the socket w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import msgspec
@@ -18,8 +18,6 @@ from forebay.surfaces.ventu.schema import Invalid
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from prometheus_client import Summary
 
     from forebay.surfaces.ventu.media import Serialisation

@@ -8,12 +8,11 @@ processes that share the folder are added up at the scrape.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from prometheus_client import CollectorRegistry
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import ConfigError, ForebayError, ModelError
@@ -19,9 +21,6 @@ from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import ModuleType
-
     from forebay.surfaces.ventu.model import Ventu
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext

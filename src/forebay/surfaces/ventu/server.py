@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
@@ -21,8 +22,6 @@ from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.service import Service
     from forebay.types.call import Item, Outcome

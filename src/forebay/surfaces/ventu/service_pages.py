@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import http
 import json
+from collections.abc import Mapping
 from enum import Enum, auto
 from functools import cache
 from importlib import resources
@@ -16,8 +17,6 @@ from forebay.surfaces.ventu.media import JSON
 from forebay.transports.http.page_headers import API_PAGE, NOT_GUESSED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.surfaces.ventu.inference import Outcome
     from forebay.surfaces.ventu.media import Serialisation
 

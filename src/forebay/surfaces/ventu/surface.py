@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +28,6 @@ from forebay.workers.processes.private_folder import PrivateFolder
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
-
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options
 

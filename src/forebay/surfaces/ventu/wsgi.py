@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forebay.surfaces.ventu.service_pages import Action, Reply, ServicePages, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from forebay.surfaces.ventu.model import Ventu
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from forebay.errors import ForebayError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from forebay.transports.grpc.service import Call
     from forebay.transports.grpc.statuses import Status
 

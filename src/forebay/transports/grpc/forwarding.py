@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -19,8 +20,6 @@ from forebay.transports.grpc.statuses import Status
 from forebay.transports.http.forwarding import AWAY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection
-
     from forebay.transports.grpc.service import Call, Direct, GrpcService, Stream, Unary
 
 HANDED_ON: Final = frozenset(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
@@ -15,8 +16,6 @@ from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status
 from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from forebay.transports.grpc.hpack import Field
     from forebay.transports.grpc.messages import PlacesOf
     from forebay.types.tenant import Tenant

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
@@ -14,8 +15,6 @@ from forebay.errors import InvalidRequest, NotFound, Unavailable
 from forebay.transports.grpc.service import GrpcService
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
-
     from forebay.transports.grpc.service import Call
 
 SERVICE: Final = "grpc.health.v1.Health"

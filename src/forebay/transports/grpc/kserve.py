@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,8 +32,6 @@ from forebay.transports.grpc.statuses import MayNotManage, NotOffered
 from forebay.workers.memory.landing import HERE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from forebay.server.app import App
     from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call, Direct, Unary

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from forebay.errors import Unavailable
 from forebay.transports.grpc.call_tasks import run_beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
-
     from forebay.errors import ForebayError
     from forebay.server.app import App
     from forebay.transports.grpc.service import Call, Direct

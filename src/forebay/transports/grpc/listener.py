@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
@@ -19,8 +20,6 @@ from forebay.transports.tls_door import TlsDoor
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import GrpcConfig
     from forebay.transports.binding import ListeningPlace

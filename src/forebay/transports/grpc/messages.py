@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +13,6 @@ from forebay.transports.grpc.statuses import Status
 from forebay.workers.memory.landing import LANDING_BYTES, Landing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forebay.workers.memory.landing import Places
 
     PlacesOf = Callable[[memoryview], Places]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import QueueFull, ShareUsed, TooLarge
@@ -15,8 +16,6 @@ from forebay.types.element_limits import DEFAULT
 from forebay.types.proto_elements import message_elements
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
     from forebay.errors import ForebayError
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.calls import OpenCall

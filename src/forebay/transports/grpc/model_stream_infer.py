@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, Unavailable
@@ -19,8 +20,6 @@ from forebay.transports.grpc.statuses import of_error
 from forebay.types.call import EMPTY, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
     from forebay.protocols.kserve.infer_calls import InferResponse
     from forebay.protocols.kserve.request_layouts import RequestLayout
     from forebay.protocols.kserve.response_bytes import Written

@@ -7,7 +7,7 @@ Each task is a call of its own, to `Classify` or `Regress`, and what comes back 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,8 +21,6 @@ from forebay.types.proto_elements import message_elements
 from forebay.types.tensorflow_messages import CLASSIFY, REGRESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.observe.logs.access_log import Answering
     from forebay.transports.grpc.service import Call, Direct
     from forebay.types.call import Request

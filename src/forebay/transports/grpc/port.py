@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -26,8 +27,6 @@ from forebay.transports.refusal_pacing import RefusalLine
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.errors import ForebayError
     from forebay.observe.logs.access_log import EndedCall
     from forebay.server.config import GrpcConfig

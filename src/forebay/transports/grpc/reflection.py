@@ -6,6 +6,7 @@ Its two versions differ only in their package, so the messages of one serve for 
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
@@ -17,8 +18,6 @@ from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import Status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from forebay.transports.grpc.service import Call
 
 VERSIONS: Final = ("v1alpha", "v1")

@@ -7,6 +7,7 @@ When they are told is up to `refusal_pacing.py`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from forebay.errors import milliseconds_until
@@ -14,8 +15,6 @@ from forebay.transports.grpc import statuses
 from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.transports.grpc.statuses import Status
 
 

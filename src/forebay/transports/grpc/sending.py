@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forebay.transports.grpc import frames
 from forebay.transports.grpc.messages import PREFIX_BYTES, prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.service import Piece
 

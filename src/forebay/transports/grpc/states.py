@@ -20,13 +20,11 @@ decided. What was sent before the status may still be on its way then.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.transports.state_table import Event, State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import base64
 import functools
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
 from forebay.errors import Code, ForebayError, NotFound, Unavailable, UserCodeError
 from forebay.transports.grpc.hpack import literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MAX_TEXT_BYTES: Final = 2000
 """Longest text of a status; clients refuse metadata of more than 8 KiB, and each byte may become three."""

@@ -8,6 +8,7 @@ pipelining client wait, and reading is paused while any does.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -41,7 +42,6 @@ from forebay.types.call import Failure, Request
 if TYPE_CHECKING:
     import asyncio
     from collections import deque
-    from collections.abc import Callable, Sequence
 
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -22,8 +23,6 @@ from forebay.types.call import Failure
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from starlette.types import Message, Receive, Scope, Send
 
     from forebay.observe.logs.access_log import EndedCall

@@ -18,6 +18,7 @@ import os
 import tempfile
 import threading
 import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
@@ -29,8 +30,6 @@ from forebay.types.file import FormPart
 from forebay.workers.processes.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Receive
 
     from forebay.server.byte_budget import ByteBudget

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -27,8 +28,6 @@ from forebay.transports.http.error_answers import error_answer
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
-
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 FIRST_PAUSE_S: Final = 0.02

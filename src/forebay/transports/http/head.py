@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,8 +15,6 @@ import msgspec
 from forebay.protocols import native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forebay.errors import ForebayError
     from forebay.transports.http.route import Route
     from forebay.transports.http.same_turn import Mailbox

@@ -10,6 +10,7 @@ mostly sends the same JSON in front of other data, so what was made of it is rem
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
@@ -33,8 +34,6 @@ from forebay.transports.http.route import Route
 from forebay.types.call import EMPTY, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from forebay.protocols.kserve.places import Place
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote
 
@@ -31,8 +32,6 @@ from forebay.types.did_you_mean import meant
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.app import App

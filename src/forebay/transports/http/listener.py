@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from forebay.transports.tls_door import TlsDoor
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from forebay.server.byte_budget import ByteBudget

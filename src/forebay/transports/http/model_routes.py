@@ -8,6 +8,7 @@ models which speak OpenAI's protocol share.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -20,8 +21,6 @@ from forebay.transports.http.openai import targets_of
 from forebay.transports.http.route import Route, SharedRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served

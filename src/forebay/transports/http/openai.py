@@ -9,6 +9,7 @@ makes one answer of what comes back. Both lanes take this route as they take any
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +34,6 @@ from forebay.types.did_you_mean import listed, nearest
 from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from forebay.protocols.openai.request_reading import Asked
     from forebay.protocols.openai.texts import Choice
     from forebay.server.app import App

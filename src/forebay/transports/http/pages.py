@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import re
 import time
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +35,6 @@ from forebay.transports.http.trace_page import TracePage
 from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.requests import Request as HttpRequest
     from starlette.types import Receive, Scope, Send
 

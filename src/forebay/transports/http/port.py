@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +33,6 @@ from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Mapping
 
     from starlette.types import ASGIApp
 

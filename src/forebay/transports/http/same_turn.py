@@ -13,6 +13,7 @@ import logging
 import operator
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from forebay.errors import milliseconds_until
@@ -22,8 +23,6 @@ from forebay.transports.refusal_pacing import tell_each
 from forebay.types.call import ReplyToAll, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from forebay.serving.endpoint import EndpointConfig
     from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.head import Head

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forebay.observe.logs.access_log import COST
@@ -10,8 +11,6 @@ from forebay.observe.logs.request_ids import next_id
 from forebay.transports.rate_limit_fields import rate_limit_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.transports.http.answering import AnsweringConnection
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort

@@ -27,14 +27,12 @@ import ctypes
 import io
 import mmap
 import os
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from forebay.types.server_state import here
 from forebay.workers.memory.memory_file import make_file, open_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LANDING_BYTES: Final = 1 << 16
 """Bodies of this size land if their length is known before; smaller ones are joined."""

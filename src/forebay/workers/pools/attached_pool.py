@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import Unavailable
@@ -22,8 +23,6 @@ from forebay.workers.pool import PoolStatistics
 from forebay.workers.pools.slot_pool import Rebuke, Slot, SlotPool, running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools import worker_slot
     from forebay.workers.wire.conversation import Shared

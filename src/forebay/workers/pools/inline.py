@@ -7,6 +7,7 @@ import asyncio
 import contextvars
 import logging
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.errors import ForebayError, Unavailable
@@ -32,8 +33,6 @@ from forebay.workers.user_calls.user_code import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
     from forebay.workers.runner import Runner, RunnerSpec

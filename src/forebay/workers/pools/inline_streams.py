@@ -9,6 +9,7 @@ import inspect
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Unavailable
@@ -20,8 +21,6 @@ from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import lap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.seating import Sitting

@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
@@ -25,8 +26,6 @@ from forebay.workers.wire.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.slot_pool import Rebuke

@@ -17,6 +17,7 @@ import os
 import select
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, Unavailable, revive
@@ -36,8 +37,6 @@ from forebay.workers.processes.supervisor import END_S, LAST_S, LIVED_S, Supervi
 from forebay.workers.user_calls.os_threads import require_os_waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
     from forebay.types.worker_range import WorkerRange

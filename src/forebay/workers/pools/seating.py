@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
-
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.call import Outcome

@@ -25,6 +25,7 @@ it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -35,8 +36,6 @@ from forebay.workers.user_calls.together import Even, SideBySide, Together
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-
     from forebay.types.call import Outcome
     from forebay.workers.user_calls.together import Stepped, Watch
 

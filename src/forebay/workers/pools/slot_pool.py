@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from forebay.errors import Unavailable, WorkerLost
@@ -29,8 +30,6 @@ from forebay.types.server_state import here
 from forebay.workers.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.errors import ForebayError
     from forebay.types.batch import Done, Entry
     from forebay.workers.pools.seating import Seating

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,6 @@ from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import lap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from forebay.observe.logs.model_log import LocalOrigin
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch

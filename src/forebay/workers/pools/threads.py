@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, Unavailable
@@ -30,8 +31,6 @@ from forebay.workers.user_calls.phases import Laps, lap, needed, note
 from forebay.workers.user_calls.user_code import answered, caught, close_runner, do_after, user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.seating import Sitting
     from forebay.workers.runner import Runner, RunnerSpec

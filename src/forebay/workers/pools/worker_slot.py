@@ -12,6 +12,7 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forebay.errors import ForebayError, InvalidRequest
@@ -37,8 +38,6 @@ from forebay.workers.wire.worker_events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.observe.metrics.author_metrics import MetricStore
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -39,8 +40,6 @@ from forebay.workers.wire.address import parse_address
 from forebay.workers.wire.worker_connection import WorkerConnection, calls_off
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from forebay.workers.pools.seats import Round
     from forebay.workers.runner import Runner
     from forebay.workers.wire.address import Address

@@ -12,13 +12,11 @@ from __future__ import annotations
 import contextlib
 import select
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 BEAT_S: Final = 1.0
 STUCK_S: Final = 30.0

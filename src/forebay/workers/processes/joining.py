@@ -15,6 +15,7 @@ import secrets
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError
@@ -34,8 +35,6 @@ from forebay.workers.wire.tls_files import why_closed
 from forebay.workers.wire.worker_connection import WorkerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forebay.workers.processes.health_file import HealthFile
     from forebay.workers.runner import Runner, RunnerSpec
     from forebay.workers.wire.worker_connection import DialledServer, WorkerConnection

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,8 +32,6 @@ from forebay.workers.processes import working_folder
 from forebay.workers.user_calls import output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.observe.logs.model_log import Voice
 
 MAX_FAILURES: Final = 3

@@ -12,13 +12,13 @@ import contextlib
 import os
 import select
 import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from forebay.observe.logs.model_log import MAX_TEXT
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Mapping
 
     from forebay.observe.logs.model_log import Voice
 

@@ -7,6 +7,7 @@ import asyncio
 import contextvars
 import functools
 import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -16,8 +17,6 @@ from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
-
     from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.workers")

@@ -15,7 +15,8 @@ from __future__ import annotations
 import inspect
 import logging
 from asyncio import CancelledError
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import BadOutcome, Unavailable
@@ -26,9 +27,6 @@ from forebay.types.plurals import counted
 from forebay.workers.user_calls.cancel import is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from types import TracebackType
-
     from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.workers")

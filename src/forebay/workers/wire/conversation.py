@@ -16,6 +16,7 @@ arrives, nothing is raised. Events own what they carry: contents of shared memor
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -43,8 +44,6 @@ from forebay.workers.wire.worker_events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from forebay.types.batch import Done, EntryBatch, Phase
     from forebay.workers.pools.seating import Sitting
     from forebay.workers.wire.conversation_state import Act, State

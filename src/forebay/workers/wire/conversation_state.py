@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
 
 State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "finishing", "seated", "gone"]
 

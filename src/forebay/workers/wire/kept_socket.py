@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -17,7 +18,6 @@ from forebay.workers.wire.address import UnixAddress, bind_unix
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
 
 log = logging.getLogger("forebay")
 

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from forebay.workers.wire import frames
 from forebay.workers.wire.heartbeat import BEAT, BEAT_S, MISSED, Heartbeat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BEAT_FRAME: Final = frames.encode([BEAT])
 SILENCE: Final = f"nothing was heard of it for {MISSED * BEAT_S:g} s"

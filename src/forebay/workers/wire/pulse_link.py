@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from forebay.errors import InvalidRequest
 from forebay.workers.wire import frames
 from forebay.workers.wire.heartbeat import BEAT
 from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, LoopHeartbeat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MAX_BYTES: Final = 1 << 20
 """Longest frame: a hello."""

@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 import ssl
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 log = logging.getLogger("forebay")
 

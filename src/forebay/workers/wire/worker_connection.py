@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.errors import BadOutcome, ConfigError, InvalidRequest
@@ -23,8 +24,6 @@ from forebay.workers.wire.address import AddressFile, UnixAddress, dial, strange
 from forebay.workers.wire.tls_files import why_no_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.workers.memory.shm import ArenaReader, ArenaWriter
     from forebay.workers.wire.address import Address
     from forebay.workers.wire.objects import Buffer

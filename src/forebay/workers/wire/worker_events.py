@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -10,8 +11,6 @@ import msgspec
 from forebay.types.log_line import LogLine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.types.batch import Phase
     from forebay.workers.pools.seating import Sitting
 

@@ -19,8 +19,9 @@ import logging
 import os
 import ssl
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, cast
 
 import msgspec
 
@@ -36,8 +37,6 @@ from forebay.workers.wire.plain_data import require_plain
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
 
     from forebay.workers.wire.address import Address
     from forebay.workers.wire.tls_files import TlsFiles

@@ -17,16 +17,14 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from forebay.errors import InvalidRequest
 from forebay.workers.processes.parent_death import end_with
 from forebay.workers.wire.heartbeat import BEAT, BEAT_S, Heartbeat
 from forebay.workers.wire.redialling import MAX_PAUSE_S, Pauses
 from forebay.workers.wire.worker_connection import WorkerConnection, WorkerRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROLE: Final = "pulse"
 """What the hello says that such a connection is."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,8 +21,6 @@ from forebay.surfaces.pipeline.store.store import StoreConfig
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.server import PipelineServer

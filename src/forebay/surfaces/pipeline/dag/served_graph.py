@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,6 @@ from forebay.workers.wire.objects import packed
 
 if TYPE_CHECKING:
     import itertools
-    from collections.abc import Callable, Mapping
 
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag

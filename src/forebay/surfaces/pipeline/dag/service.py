@@ -16,6 +16,7 @@ import asyncio
 import copy
 import logging
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +40,6 @@ from forebay.workers.wire.objects import Packed
 
 if TYPE_CHECKING:
     import itertools
-    from collections.abc import Callable, Mapping
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from forebay.types.call import After, Failure
 from forebay.workers.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from forebay.surfaces.pipeline.ops.runner import OpRunner
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,8 +18,6 @@ from forebay.surfaces.pipeline.predictors.model_settings import PredictorSetting
 from forebay.types.did_you_mean import listed, meant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from forebay.surfaces.pipeline.config import PipelineConfig
 
 RESULT: Final = "result"

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,8 +22,6 @@ from forebay.observe.metrics.node_totals import runs_of
 from forebay.observe.traces.timeline import BatchListener, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
-
     from forebay.observe.traces.timeline import BatchRecord
 
 KEY: Final = "pipeline.profile"

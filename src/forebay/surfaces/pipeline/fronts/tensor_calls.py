@@ -7,6 +7,7 @@ texts. What the pipeline answers under a key is an output: an array, or else its
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -25,8 +26,6 @@ from forebay.types.failures import failure_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.server.config import HttpConfig
     from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +20,6 @@ from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 from forebay.types.devices import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.surfaces.pipeline.predictors.model_client import Predictor
 
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

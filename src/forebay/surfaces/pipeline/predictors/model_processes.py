@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,8 +31,6 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.wire import objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.repository.cache import Lease
     from forebay.runtimes.signature import Feed, Var
     from forebay.surfaces.pipeline.predictors.model_settings import LocalConf, PredictorSettings

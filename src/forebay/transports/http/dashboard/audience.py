@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
@@ -20,8 +21,6 @@ from forebay.protocols.native import STREAM_TYPE
 from forebay.transports.http.bodies import left
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger("forebay")

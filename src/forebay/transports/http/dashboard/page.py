@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -29,8 +30,6 @@ from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
 from forebay.types.loopback import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
-
     from starlette.requests import Request
 
     from forebay.observe.metrics.exposition import Reading

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from forebay.observe.metrics.exposition import finish_in_turns
@@ -12,8 +13,6 @@ from forebay.observe.metrics.tenant_history import STEP_S, TenantHistory
 from forebay.types.tenant import Tenants
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.observe.metrics.tenant_history import TenantRow
     from forebay.server.app import App
 
