@@ -21,6 +21,7 @@ from forebay.batching.lines import put_by_rank
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from forebay.batching.fair_lines import Flow
     from forebay.types.batch import Entry
 
 LONGEST_MS: Final = 4e6
@@ -41,11 +42,13 @@ class DueLane:
     """The entries of a flow in a line, by their deadlines, and cancelled ones among them.
 
     Attributes:
-        number: That of its note that counts.
+        flow: Whose they are.
+        number: That of its note that counts; 0 once it has left its line.
     """
 
-    __slots__ = ("_buckets", "_is_ranked", "_rows", "number")
+    __slots__ = ("_buckets", "_is_ranked", "_rows", "flow", "number")
 
+    flow: Flow
     number: int
 
     def __init__(self, entries: Iterable[Entry], rows: dict[int, int], *, is_ranked: bool) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share a queue's workers between tenants: whose entries fill a batch, and what each of them has had.
 
-Theory of operation. Each flow, a tenant in a class, has a virtual time `v`: the worker seconds it had, divided by its
-weight. A batch is filled from the flow of the most urgent class with the least `v`. What a batch is expected to cost is
-charged when it is taken; once it is answered, each flow has paid its part of what the worker really needed. A flow that
-was away begins where the others are (`served`), so that being away earns nothing. Who leaves a queue that is full, so
-that others find room, `eviction.py` says.
+Theory of operation. Each flow, a tenant in a class, has a virtual time: the worker seconds it had, divided by its
+weight. A batch is filled from the flow of the most urgent class whose time is least. What a batch is expected to cost
+is charged when it is taken; once it is answered, each flow has paid its part of what the worker really needed. A flow
+that was away begins where the others are (`served`), so that being away earns nothing. Who leaves a queue that is full,
+so that others find room, `eviction.py` says.
 
 A tenant may have children, which a header names. They share its part: it has a flow of its own, which is charged what
 they are, and one of the children is chosen when it is its turn. So a tenant gains nothing by inventing some.
@@ -16,8 +16,8 @@ always come together could not be told apart.
 
 Other rules say when a line leaves and how many rows of it; this one says which. Lines keep their entries in order of
 arrival, as without tenants. They sort them by flow when a batch cannot take all (`fair_lines.py`), so that a queue that
-keeps up pays little. Heaps hold virtual times as they were noted; since these only rise, a note is too low at most, and
-is corrected when it reaches the top. Hence a step costs the logarithm of the number of flows.
+keeps up pays little. Heaps hold virtual times as they were noted; one that has fallen is noted anew, so that a note is
+too low at most, and is corrected when it reaches the top. Hence a step costs the logarithm of the number of flows.
 
 Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seconds.
 """
@@ -27,12 +27,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.deadlines import Deadlines
 from forebay.batching.eviction import Eviction
-from forebay.batching.fair_lines import Charge, FairLine, Flow
+from forebay.batching.fair_lines import Charge, FairLine, Flow, Lane, RankedLane
 from forebay.batching.gather import Curve
+from forebay.batching.lines import NEVER
 from forebay.batching.policies import Policy
 from forebay.types.call import ALONE
 from forebay.types.tenant import LEAST_URGENT, NOBODY, Tenant
@@ -40,6 +42,7 @@ from forebay.types.tenant import LEAST_URGENT, NOBODY, Tenant
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from forebay.batching.due_lane import DueLane
     from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry, EntryBatch
@@ -107,7 +110,7 @@ class FairShares(Policy):
         self.weights_of = [0.0] * CLASSES
         self.curve = Curve()
         self.deadlines: Deadlines | None = None
-        self.served: dict[int, float] = {}
+        self.served = [0.0] * CLASSES
         self.charged: dict[Flow, Charge] | None = None
         self.numbers = itertools.count(1)
         self.keys: Keys | None = None
@@ -121,7 +124,7 @@ class FairShares(Policy):
         self._mean_cost = 1.0
         self._turns = 0
         self._times: list[tuple[int, float, int, Flow]] = []
-        """The heap of virtual times: class, time, number, flow."""
+        """The heap of virtual times: class, time, number, flow; empty until there are several lines."""
 
     def flow_of(self, tenant: Tenant | None) -> Flow:
         """Return the flow of a tenant."""
@@ -169,8 +172,8 @@ class FairShares(Policy):
                 return
         tier = key.tenant.tier
         self.weights_of[tier] += key.tenant.weight
-        key.begin_at(self.served.get(tier, 0.0))
-        if not key.time_number:
+        key.begin_at(self.served[tier])
+        if self.keys is not None and not key.time_number:
             self._note_time(key)
 
     def left(self, flow: Flow, rows: int) -> None:
@@ -220,6 +223,12 @@ class FairShares(Policy):
                     return True
         return False
 
+    def lane(self, entries: Iterable[Entry]) -> Lane | DueLane:
+        """Return a lane for entries of a flow."""
+        if self.deadlines is not None:
+            return self.deadlines.lane(entries)
+        return RankedLane(entries) if self.is_ranked else Lane(entries)
+
     # Whose turn it is
 
     def lasts_s(self, rows: int) -> float:
@@ -230,11 +239,10 @@ class FairShares(Policy):
         """Return the seconds that a row is expected to take in a batch of so many."""
         return self.lasts_s(rows) / rows or UNKNOWN_ROW_S
 
-    def serve(self, flow: Flow) -> None:
-        """Note the flow that is the first in a batch."""
-        tier = flow.tenant.tier
-        if flow.time > self.served.get(tier, 0.0):
-            self.served[tier] = flow.time
+    def serve(self, tier: int, time: float) -> None:
+        """Note the class and the virtual time of the flow that is the first in a batch."""
+        if time > self.served[tier]:  # noqa: PLR1730 - a call of `max` costs more
+            self.served[tier] = time
 
     def probes(self) -> bool:
         """Tell whether this batch is one that is left to a single flow."""
@@ -308,17 +316,17 @@ class FairShares(Policy):
         seconds = batch.worker_s - batch.billed_s if batch.worker_s else now - batch.entries[0].taken
         rows = batch.rows
         units = sum(charge.rows * flow.cost for flow, charge in charges.items())
-        own_s = self._own(batch)
-        parts = self._parts(charges, units, rows, seconds - sum(batch.own_s))
-        for (flow, charge), part in zip(charges.items(), parts, strict=True):
-            key = flow.key
-            before, key_before = flow.time, key.time
-            flow.charge(part + own_s.get(flow, 0.0) - charge.seconds)
+        if batch.own_s:
+            self._charge_own(batch)
+        row_s, unit_s = self._prices(units, rows, seconds - sum(batch.own_s))
+        for flow, charge in charges.items():
+            before = flow.time
+            flow.charge(charge.rows * (row_s + unit_s * flow.cost) - charge.seconds)
             flow.answered_at = now
             if flow.time < before:
                 self._note_fallen(flow)
-            if key is not flow and key.time < key_before:
-                self._note_fallen(key)
+                if flow.key is not flow:
+                    self._note_fallen(flow.key)
         if batch.has_streamed or batch.attempts > 1:  # beside others, or after a crash
             return
         seconds = batch.model_s or seconds
@@ -336,16 +344,17 @@ class FairShares(Policy):
         if charges is None:
             return
         units = sum(charge.rows * flow.cost for flow, charge in charges.items())
-        parts = self._parts(charges, units, batch.rows, batch.worker_s - batch.billed_s)
-        for (flow, charge), part in zip(charges.items(), parts, strict=True):
+        row_s, unit_s = self._prices(units, batch.rows, batch.worker_s - batch.billed_s)
+        for flow, charge in charges.items():
+            part = charge.rows * (row_s + unit_s * flow.cost)
             expected = min(part, charge.seconds)
             charge.seconds -= expected
             flow.charge(part - expected)
 
     def row_costs(self, batch: EntryBatch) -> list[float]:
         """Return what a row of each entry of a batch that is not answered yet costs, beside those of the others."""
-        known = self._costs.a + self._costs.b * batch.rows
-        return [self._row_cost(self.flow_of(entry.tenant), batch.rows, known) for entry in batch.entries]
+        row, unit = self._prices(batch.rows, batch.rows, batch.rows)
+        return [row + unit * self.flow_of(entry.tenant).cost for entry in batch.entries]
 
     # Inside
 
@@ -376,9 +385,9 @@ class FairShares(Policy):
         assert self.rows_of == rows_of
         assert all(abs(one - other) < 1e-6 for one, other in zip(self.weights_of, weights_of, strict=True))
         assert len(self.flows) <= MAX_FLOWS
-        assert all(flow.credit >= 0.0 for flow in (*everybody, *paying))
         noted = {(number, flow): time for _, time, number, flow in self._times}
-        assert all(noted[flow.time_number, flow] <= flow.time for flow in everybody if flow.rows)
+        if self.keys is not None:
+            assert all(noted[flow.time_number, flow] <= flow.time for flow in everybody if flow.rows)
         assert self.charged is None
         self.eviction.check()
 
@@ -450,7 +459,7 @@ class FairShares(Policy):
     def _is_missed(self, flow: Flow) -> tuple[bool, bool, float]:
         """Sort idle flows by what is lost with them, the least first."""
         key = flow.key
-        return flow.tenant.parent is None, key.v > self.served.get(key.tenant.tier, 0.0), flow.answered_at
+        return flow.tenant.parent is None, key.time > self.served[key.tenant.tier], flow.answered_at
 
     def _note_fallen(self, flow: Flow) -> None:
         """Note that the virtual time of a flow is less than it was."""
@@ -467,71 +476,73 @@ class FairShares(Policy):
 
     def _renew_times(self) -> None:
         """Note the virtual times of all flows of which something waits, and of no others."""
-        for _, _, _, flow in self._times:
-            if not flow.rows:
-                flow.time_number = 0
-        self._times = [(one.tenant.tier, one.time, one.time_number, one) for one in self.everybody() if one.time_number]
+        everybody = [] if self.keys is None else self.everybody()
+        for flow in everybody:
+            flow.time_number = (flow.time_number or next(self.numbers)) if flow.rows else 0
+        self._times = [(one.tenant.tier, one.time, one.time_number, one) for one in everybody if one.rows]
         heapq.heapify(self._times)
 
-    def _row_cost(self, flow: Flow, rows: int, known: float) -> float:
-        """Return what a row of a flow costs beside the mean in a batch of so many that is known to cost so much."""
-        return (self._costs.a + self._costs.b * rows * flow.cost) / known if known else 1.0
+    def _prices(self, units: float, rows: int, seconds: float) -> tuple[float, float]:
+        """Divide seconds of a batch: return what each row costs, and what beside that for its flow's `cost`."""
+        a, b = self._costs.a, self._costs.b
+        known = a + b * units
+        return (seconds * a / (known * rows), seconds * b / known) if known else (seconds / rows, 0.0)
 
-    def _parts(self, charges: dict[Flow, Charge], units: float, rows: int, seconds: float) -> list[float]:
-        """Divide seconds of a batch among the flows in it."""
-        known = self._costs.a + self._costs.b * units
-        row_s = seconds / rows
-        return [row_s * charge.rows * self._row_cost(flow, rows, known) for flow, charge in charges.items()]
-
-    def _own(self, batch: EntryBatch) -> dict[Flow, float]:
-        """Return what flows pay for runs of their entries alone."""
-        own_s: dict[Flow, float] = {}
+    def _charge_own(self, batch: EntryBatch) -> None:
+        """Charge flows what runs of their entries alone have cost."""
         for entry, seconds in zip(batch.entries, batch.own_s, strict=False):  # of most batches there is none
-            flow = self.flow_of(entry.tenant)
-            own_s[flow] = own_s.get(flow, 0.0) + seconds
-        return own_s
+            self.flow_of(entry.tenant).charge(seconds)
 
     def _charge(self, batch: EntryBatch) -> dict[Flow, Charge]:
         """Charge a batch that took all of a line, or a part of a queue with a single flow."""
-        charges: dict[Flow, Charge] = {}
-        is_sorted = batch.key is ALONE  # else it took all of a line
-        tenant: Tenant | None = NOBODY
-        charge: Charge | None = None
+        rows_of: defaultdict[Tenant | None, int] = defaultdict(int)
         for entry in batch.entries:
-            if charge is None or entry.tenant is not tenant:
-                tenant = entry.tenant
-                flow = self.flow_of(tenant)
-                charge = charges.get(flow)
-                if charge is None:
-                    charge = charges[flow] = Charge()
-                    key = flow.key
-                    if not key.rows and not is_sorted:
-                        key.begin_at(self.served.get(key.tenant.tier, 0.0))
-                    if key is not flow and not flow.rows and not is_sorted:
-                        flow.begin_at(key.served)
-            charge.rows += entry.size
-        self.serve(min(charges, key=_turn).key)
-        least: dict[Flow, float] = {}
-        for flow in charges:
-            if flow.key is not flow:
-                least[flow.key] = min(least.get(flow.key, flow.time), flow.time)
-        for key, time in least.items():
-            key.served = max(key.served, time)
+            rows_of[entry.tenant] += entry.size
+        charges: dict[Flow, Charge] = {}
+        children: dict[Flow, float] = {}
+        first, least = CLASSES, NEVER
+        is_sorted = batch.key is ALONE  # else it took all of a line
         unit_s = self.unit_s(batch.rows)
-        for flow, charge in charges.items():
-            charge.seconds = charge.rows * flow.cost * unit_s
-            flow.charge(charge.seconds)
+        for tenant, rows in rows_of.items():
+            flow = self.flow_of(tenant)
+            key = flow.key
+            tier = key.tenant.tier
+            if not key.rows and not is_sorted:
+                key.begin_at(self.served[tier])
+            time = key.time
+            if tier < first or (tier == first and time < least):
+                first, least = tier, time
+            if key is not flow:
+                if not flow.rows and not is_sorted:
+                    flow.begin_at(key.served)
+                children[key] = min(children.get(key, NEVER), flow.time)
+            seconds = rows * flow.cost * unit_s
+            charge = charges.get(flow)
+            if charge is None:
+                charges[flow] = Charge(rows, seconds)
+            else:  # several tenants share a flow
+                charge.rows += rows
+                charge.seconds += seconds
+            flow.charge(seconds)
+        self.serve(first, least)
+        for key, time in children.items():
+            key.served = max(key.served, time)
         return charges
 
     def _learn_costs(self, charges: dict[Flow, Charge], units: float, off_s: float) -> None:
         """Learn what rows cost from how far a batch was off."""
         off = min(max(off_s / self._costs.b, -units), units)
-        rows = sum(charge.rows for charge in charges.values())
-        squares = sum(charge.rows * charge.rows for charge in charges.values())
+        rows = squares = 0
+        for charge in charges.values():
+            rows += charge.rows
+            squares += charge.rows * charge.rows
         self._mean_cost += 0.02 * (units / rows - self._mean_cost)
-        scale = self._mean_cost**0.02
+        scale = 1.0 / self._mean_cost**0.02
+        step = 0.2 * off / squares
+        least, most = COSTS
         for flow, charge in charges.items():
-            flow.cost = min(max((flow.cost + 0.2 * off * charge.rows / squares) / scale, COSTS[0]), COSTS[1])
+            cost = (flow.cost + step * charge.rows) * scale
+            flow.cost = cost if least < cost < most else min(max(cost, least), most)
 
     def sort_out(self) -> None:
         """Sort what has come in all lines."""
@@ -540,6 +551,7 @@ class FairShares(Policy):
             self.keys = Keys()
             self.keys.touched.update(dict.fromkeys(lines))
             self._queue.compose()
+            self._renew_times()
         for key in lines if self.keys is None else self.keys.touched:
             line = lines.get(key)
             if isinstance(line, FairLine):
@@ -549,7 +561,3 @@ class FairShares(Policy):
         alone = self._queue.alone
         if isinstance(alone, FairLine):
             alone.sort_out()
-
-
-def _turn(flow: Flow) -> tuple[int, float]:
-    return flow.tenant.tier, flow.key.time

@@ -12,8 +12,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from forebay.batching.due_lane import DueLane
 from forebay.batching.lines import NEVER, Line, RankedEntries, put_by_rank
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 TURNS: Final = 8
-"""Turns in a batch: flows take so much of it at a time, as each change from one to the next has its cost."""
+"""Flows take such a part of a batch at a time, or their share if that is more: each change to another has its cost."""
 
 
 class Flow:
@@ -46,9 +48,8 @@ class Flow:
         children: How many children have something that waits and is sorted.
         served: How far the children have come: the virtual time of the one that was served last.
         family: Notes which of the children holds most (`eviction.py`); None while it is not asked.
-        v: Worker seconds that it was charged, divided by its weight; it never falls.
-        credit: Worker seconds of these that were too many; they are used up before further ones count.
-        time: Its virtual time: `v`, less what it has credit for. Of two flows the one whose time is less goes first.
+        time: Its virtual time: the worker seconds that it was charged, divided by its weight. Of two flows the one
+            whose time is less goes first.
         cost: What one of its rows costs, beside those of others.
         rows: Samples that wait, as far as they are sorted.
         lines: The lines, or places of its key in lines, in which entries of it were sorted; the one whose turn is next
@@ -66,7 +67,6 @@ class Flow:
         "bound",
         "children",
         "cost",
-        "credit",
         "family",
         "key",
         "lines",
@@ -78,7 +78,6 @@ class Flow:
         "ticket",
         "time",
         "time_number",
-        "v",
     )
 
     def __init__(self, tenant: Tenant, key: Flow | None = None) -> None:
@@ -87,8 +86,7 @@ class Flow:
         self.children = 0
         self.served = 0.0
         self.family: Fullest | None = None
-        self.v = self.time = 0.0
-        self.credit = 0.0
+        self.time = 0.0
         self.cost = 1.0
         self.rows = 0
         self.lines: dict[Lanes, None] = {}
@@ -101,43 +99,34 @@ class Flow:
 
     def charge(self, seconds: float) -> None:
         """Charge worker seconds, or give back some that were charged too much."""
-        weight = self.tenant.weight
-        if seconds < 0.0 or self.credit > seconds:
-            self.credit -= seconds
-        else:
-            self.v += (seconds - self.credit) / weight
-            self.credit = 0.0
-        self.time = self.v - self.credit / weight
+        self.time += seconds / self.tenant.weight
         if self.key is not self:
             self.key.charge(seconds)
 
     def begin_at(self, time: float) -> None:
-        """Let it have no more to its credit than others that have come as far as this."""
-        if self.time < time:
-            self.v = max(self.v, time)
-            self.credit = (self.v - time) * self.tenant.weight
+        """Let it have no advantage over others that have come as far as this."""
+        if self.time < time:  # noqa: PLR1730 - a call of `max` costs more
             self.time = time
 
 
-class Charge:
+class Charge(Struct, eq=False):
     """What a flow has in a batch: rows, and the seconds that were charged for them when it was taken."""
 
-    __slots__ = ("rows", "seconds")
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.seconds = 0.0
+    rows: int = 0
+    seconds: float = 0.0
 
 
 class Lane(deque["Entry"]):
     """The entries of a flow in a line, in order of arrival or by their ranks, and cancelled ones among them.
 
     Attributes:
-        number: That of its note that counts.
+        flow: Whose they are.
+        number: That of its note that counts; 0 once it has left its line.
     """
 
-    __slots__ = ("number",)
+    __slots__ = ("flow", "number")
 
+    flow: Flow
     number: int
 
     def cancel(self, entry: Entry) -> None:
@@ -156,6 +145,17 @@ class Lane(deque["Entry"]):
         return (entry for entry in reversed(self) if not entry.taken)
 
 
+class RankedLane(Lane):
+    """The same, where they leave by their ranks."""
+
+    __slots__ = ()
+
+    def extend(self, entries: Iterable[Entry], /) -> None:
+        """Put each behind those of its rank and below."""
+        for entry in entries:
+            put_by_rank(self, entry)
+
+
 class Lanes:
     """Lanes of several flows, of which the one that had least is served first."""
 
@@ -163,8 +163,8 @@ class Lanes:
 
     lanes: dict[Flow, Lane | DueLane | ChildLanes]
     _fair: FairShares
-    _notes: list[tuple[int, float, int, Flow]]
-    """A heap with a note for each lane: class and virtual time of its flow, or less, a number, the flow."""
+    _notes: list[tuple[int, float, int, Lane | DueLane | ChildLanes]]
+    """A heap with a note for each lane: class and virtual time of its flow, or less, a number, the lane."""
 
     def keep(self, deadlines: Deadlines) -> None:
         """Have entries leave by their deadlines from now on."""
@@ -172,68 +172,70 @@ class Lanes:
             if isinstance(lane, ChildLanes):
                 lane.keep(deadlines)
             else:
-                kept = self.lanes[flow] = deadlines.lane(lane)
-                kept.number = lane.number
+                lane.number = 0
+                self.add(flow, deadlines.lane(lane))
+
+    def add(self, flow: Flow, lane: Lane | DueLane | ChildLanes) -> None:
+        """Add the lane of a flow, or put it in the place of the one that was there."""
+        lane.flow = flow
+        self.lanes[flow] = lane
+        flow.lines[self] = None
+        self.note(flow)
 
     def note(self, flow: Flow) -> None:
         """Note the virtual time of a flow with a lane, which is new, or whose time has fallen."""
         lane = self.lanes[flow]
         lane.number = next(self._fair.numbers)
-        heapq.heappush(self._notes, (flow.tenant.tier, flow.time, lane.number, flow))
+        heapq.heappush(self._notes, (flow.tenant.tier, flow.time, lane.number, lane))
         if len(self._notes) > 2 * len(self.lanes) + 64:  # most notes do not count any more
             self.renew()
 
     def renew(self) -> None:
         """Note all flows anew: their classes may have changed."""
-        self._notes = [(flow.tenant.tier, flow.time, lane.number, flow) for flow, lane in self.lanes.items()]
+        self._notes = [(flow.tenant.tier, flow.time, lane.number, lane) for flow, lane in self.lanes.items()]
         heapq.heapify(self._notes)
         for lane in self.lanes.values():
             if isinstance(lane, ChildLanes):
                 lane.renew()
 
-    def least(self) -> Flow | None:
-        """Return the flow with sorted entries here whose turn it is."""
+    def least(self) -> Lane | DueLane | ChildLanes | None:
+        """Return the lane of the flow with sorted entries here whose turn it is."""
         notes = self._notes
         while notes:
-            tier, noted, number, flow = notes[0]
-            lane = self.lanes.get(flow)
-            if lane is None or lane.number != number:
+            tier, noted, number, lane = notes[0]
+            flow = lane.flow
+            if lane.number != number:
                 heapq.heappop(notes)
-                continue
-            while lane and lane[0].taken:
-                lane.popleft()
-            if not lane:
-                heapq.heappop(notes)
-                del self.lanes[flow]
-                flow.lines.pop(self, None)
             elif noted < flow.time:
-                heapq.heapreplace(notes, (tier, flow.time, number, flow))
+                heapq.heapreplace(notes, (tier, flow.time, number, lane))
             else:
-                return flow
+                while lane and lane[0].taken:
+                    lane.popleft()
+                if lane:
+                    return lane
+                heapq.heappop(notes)
+                lane.number = 0
+                del self.lanes[flow]
+                del flow.lines[self]
         return None
+
+    def lead(self) -> float:
+        """Return how far the flow whose turn it is has come less than the next one of its class; `NEVER` if none is."""
+        notes = self._notes
+        if len(notes) < 2:
+            return NEVER
+        after = notes[1] if len(notes) == 2 or notes[1] < notes[2] else notes[2]
+        return after[1] - notes[0][1] if after[0] == notes[0][0] else NEVER
 
     def latest(self, flow: Flow) -> Iterator[Entry]:
         """Go through what waits of a flow, the latest first."""
         lane = self.lanes.get(flow)
         return iter(()) if lane is None or isinstance(lane, ChildLanes) else lane.latest()
 
-    def put(self, flow: Flow, group: list[Entry]) -> None:
-        """Put entries into the lane of the flow that pays for them."""
-        lane, fair = self.lanes.get(flow), self._fair
-        if lane is None:
-            self.lanes[flow] = Lane(group) if fair.deadlines is None else fair.deadlines.lane(group)
-            flow.lines[self] = None
-            self.note(flow)
-        elif fair.is_ranked and isinstance(lane, Lane):
-            for entry in group:
-                put_by_rank(lane, entry)
-        elif not isinstance(lane, ChildLanes):
-            lane.extend(group)
-
     def check_notes(self) -> None:
         """Assert that each lane is noted, with a virtual time that is not too high; tests ask after each step."""
         assert all(self in flow.lines for flow in self.lanes)
-        notes = {(number, flow): time for _, time, number, flow in self._notes}
+        notes = {(number, lane.flow): time for _, time, number, lane in self._notes if lane.number == number}
         assert all(notes[lane.number, flow] <= flow.time for flow, lane in self.lanes.items())
         for lane in self.lanes.values():
             if isinstance(lane, ChildLanes):
@@ -243,7 +245,7 @@ class Lanes:
     def clear(self) -> None:
         """Let go of the lanes; nothing waits in them any more."""
         for flow, lane in self.lanes.items():
-            flow.lines.pop(self, None)
+            del flow.lines[self]
             if isinstance(lane, ChildLanes):
                 lane.clear()
         self.lanes.clear()
@@ -254,28 +256,37 @@ class ChildLanes(Lanes):
     """The lanes of the children of a tenant, in the place of its own lane in a line.
 
     Attributes:
-        number: That of its note that counts.
+        flow: That of the tenant.
+        number: That of its note that counts; 0 once it has left its line.
         lanes: By flow.
     """
 
-    __slots__ = ("_fair", "_notes", "lanes", "number")
+    __slots__ = ("_fair", "_notes", "flow", "lanes", "number")
 
+    flow: Flow
     number: int
 
     def __init__(self, fair: FairShares) -> None:
         self.lanes: dict[Flow, Lane | DueLane | ChildLanes] = {}
         self._fair = fair
-        self._notes: list[tuple[int, float, int, Flow]] = []
+        self._notes = []
 
     def popleft(self) -> Entry:
         """Take the entry that leaves first; there must be one."""
-        flow = self.least()
-        assert flow is not None
-        return self.lanes[flow].popleft()
+        lane = self.least()
+        assert lane is not None
+        return lane.popleft()
 
-    def lead(self, flow: Flow) -> float:
-        """Return how far the virtual time of a child, whose turn it is, is behind the next one's here."""
-        return min((note[1] for note in self._notes[1:3]), default=NEVER) - flow.time
+    def first(self, lead: float) -> tuple[float, Lane | DueLane]:
+        """Return the lane of the child whose turn it is; there must be one.
+
+        Args:
+            lead: How far their tenant has come less than the next one; it is returned, or how far the child has.
+        """
+        lane = self.least()
+        assert lane is not None
+        assert not isinstance(lane, ChildLanes)
+        return min(lead, self.lead()), lane
 
     def cancel(self, entry: Entry) -> None:
         """Let an entry stand that was cancelled; it is dropped later."""
@@ -296,9 +307,9 @@ class ChildLanes(Lanes):
 
     def __getitem__(self, place: int) -> Entry:
         """Return the entry that leaves first, which is the only one that is asked for."""
-        flow = self.least()
-        assert flow is not None
-        return self.lanes[flow][0]
+        lane = self.least()
+        assert lane is not None
+        return lane[0]
 
     def __bool__(self) -> bool:
         return self.least() is not None
@@ -329,7 +340,7 @@ class FairLine(Lanes, Line):
         self._fair = fair
         self._cancelled = 0
         """Entries in lanes that were cancelled since these were made."""
-        self._notes: list[tuple[int, float, int, Flow]] = []
+        self._notes = []
         self._oldest: Entry | None = None
         """The one in a lane that came first; to be looked for if that has left."""
 
@@ -341,9 +352,9 @@ class FairLine(Lanes, Line):
     def head(self) -> Entry:
         """Return the entry that leaves first; there must be one."""
         self.sort_out()
-        flow = self.least()
-        assert flow is not None
-        return self.lanes[flow][0]
+        lane = self.least()
+        assert lane is not None
+        return lane[0]
 
     def oldest(self) -> float:
         """Return when the entry that waits for longest arrived; there must be one."""
@@ -381,13 +392,9 @@ class FairLine(Lanes, Line):
         entries: Iterable[Entry] = self.entries
         if self.dead > bool(self.lanes):
             entries = [entry for entry in entries if not entry.taken]
-        groups: dict[Tenant | None, list[Entry]] = {}
+        groups: defaultdict[Tenant | None, list[Entry]] = defaultdict(list)
         for entry in entries:
-            group = groups.get(entry.tenant)
-            if group is None:
-                groups[entry.tenant] = [entry]
-            else:
-                group.append(entry)
+            groups[entry.tenant].append(entry)
         for tenant, group in groups.items():
             self._sort_in(self._fair.flow_of(tenant), group)
         self.entries.clear()
@@ -398,39 +405,38 @@ class FairLine(Lanes, Line):
         fair, key = self._fair, flow.key
         if not flow.rows:
             fair.begins(flow)
-        rows = group[0].size if len(group) == 1 else sum(map(_size, group))
-        key.rows += rows
-        fair.rows_of[key.tenant.tier] += rows
+        rows = 0
         for entry in group:
             entry.payer = flow
+            rows += entry.size
+        lanes: Lanes = self
+        if key is not flow:
+            flow.rows += rows
+            if flow.rows > flow.bound:
+                fair.eviction.note(flow)
+            if key not in self.lanes:
+                self.add(key, ChildLanes(fair))
+            children = self.lanes[key]
+            assert isinstance(children, ChildLanes)
+            lanes = children
+        key.rows += rows
+        fair.rows_of[flow.tenant.tier] += rows
         if key.rows > key.bound:
             fair.eviction.note(key)
-        if key is flow:
-            self.put(flow, group)
-            return
-        flow.rows += rows
-        if flow.rows > flow.bound:
-            fair.eviction.note(flow)
-        children = self.lanes.get(key)
-        if children is None:
-            children = self.lanes[key] = ChildLanes(fair)
-            key.lines[self] = None
-            self.note(key)
-        assert isinstance(children, ChildLanes)
-        children.put(flow, group)
+        lane = lanes.lanes.get(flow)
+        if lane is None:
+            lanes.add(flow, fair.lane(group))
+        elif not isinstance(lane, ChildLanes):
+            lane.extend(group)
 
     def divide(self, key: Flow, rest: Flow) -> None:
         """Give what waits of a tenant, of which children become known, to the one that has no name."""
         lane, children = self.lanes[key], ChildLanes(self._fair)
-        assert not isinstance(lane, ChildLanes)
-        children.number = lane.number
-        self.lanes[key] = children
         for entry in lane:
             if not entry.taken:
                 entry.payer = rest
-        children.lanes[rest] = lane
-        rest.lines[children] = None
-        children.note(rest)
+        self.add(key, children)
+        children.add(rest, lane)
 
     def begin(self, line: Line) -> None:
         """Take over what waits in a line of a queue that nobody shared until now."""
@@ -456,50 +462,52 @@ class FairLine(Lanes, Line):
         Where deadlines are kept, what is late takes no room.
         """
         self.sort_out()
-        fair, notes = self._fair, self._notes
-        last_due = -NEVER if fair.deadlines is None else fair.deadlines.last_due(now)
+        fair, deadlines = self._fair, self._fair.deadlines
+        last_due = now if deadlines is None else deadlines.last_due(now)
         unit_s = fair.unit_s(min(room, self.rows))
         probes = fair.probes()
-        turn = room // TURNS - 1
+        turn = max(room // TURNS - 1, 0)
         taken: list[Entry] = []
         charges: dict[Flow, Charge] = {}
         alone: Flow | None = None
         left, gone = room, 0
         is_late, fits = False, True
-        while fits and left and (key := self.least()) is not None:
+        while fits and left and (lane := self.least()) is not None:
+            key, lead = lane.flow, self.lead()
             if not taken:
-                fair.serve(key)
-            flow, lane, children = key, self.lanes[key], None
+                fair.serve(key.tenant.tier, key.time)
             if isinstance(lane, ChildLanes):
-                children, flow = lane, lane.least() or key
-                lane = lane.lanes[flow]
-                key.served = max(key.served, flow.time)
+                lead, lane = lane.first(lead)
+                key.served = max(key.served, lane.flow.time)
+            flow = lane.flow
             if probes:
                 if alone is None:
                     alone = flow if flow.rows >= room else None
                 elif self.has(alone):
                     flow, lane = alone, self.lane_of(alone)
-                    key = flow.key
-            row_v = flow.cost * unit_s / key.tenant.weight
-            v = key.time
-            upto = NEVER  # it goes on until another one has had less, and for a turn at least
-            if flow is not alone and len(notes) > 1:
-                tier, upto, *_ = min(notes[1:3])
-                upto = max(upto, v + turn * row_v) if tier == key.tenant.tier else NEVER
-            if children is not None and flow is not alone:
-                upto = min(upto, v + max(children.lead(flow), turn * row_v))
-            rows = late = 0
-            while lane and left and v <= upto:
+                if flow is alone:
+                    key, lead = flow.key, NEVER
+            row_s = flow.cost * unit_s
+            stop = 0
+            if lead < NEVER:  # on until another one has had less, and more: a turn, or its share of what is left
+                behind = min(lead * key.tenant.weight / row_s, left)
+                share = (left - behind) * fair.share_of(flow) / flow.cost - 1.0
+                stop = max(left - 1 - int(behind + max(share, turn)), 0)
+            before, begun, late = left, len(taken), 0
+            while left > stop and lane:
                 entry = lane.popleft()
                 if entry.taken:
                     continue
                 size = entry.size
-                if entry.deadline <= last_due and is_over(entry, now, last_due):
-                    entry.taken = now
-                    taken.append(entry)
-                    is_late = True
-                    late += size
-                    continue
+                if entry.deadline <= last_due:
+                    if deadlines is None:
+                        is_late = True
+                    elif is_over(entry, now, last_due):  # it takes no room
+                        is_late = True
+                        entry.taken = now
+                        taken.append(entry)
+                        late += size
+                        continue
                 if size > left:
                     part = divide(entry, left) if divide is not None else None
                     lane.appendleft(entry)
@@ -511,21 +519,17 @@ class FairLine(Lanes, Line):
                 left -= size
                 entry.taken = now
                 taken.append(entry)
-                if entry.deadline <= now:
-                    is_late = True
-                    late += size
-                else:
-                    rows += size
-                    v += size * row_v
+            rows = before - left
             gone += rows + late
             fair.left(flow, rows + late)
+            if is_late and deadlines is None:
+                rows -= sum(entry.size for entry in taken[begun:] if entry.deadline <= now)
             charge = charges.get(flow)
             if charge is None:
                 charge = charges[flow] = Charge()
-            seconds = rows * flow.cost * unit_s
             charge.rows += rows
-            charge.seconds += seconds
-            flow.charge(seconds)
+            charge.seconds += rows * row_s
+            flow.charge(rows * row_s)
         fair.charged = charges
         if gone == self.rows:
             self._clear()
@@ -593,4 +597,3 @@ def _heads(lane: Lane | DueLane | ChildLanes) -> Iterable[Entry]:
 
 
 _arrived: Final = operator.attrgetter("arrived")
-_size: Final = operator.attrgetter("size")
