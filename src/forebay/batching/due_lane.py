@@ -14,14 +14,13 @@ import heapq
 import itertools
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.lines import put_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from forebay.batching.fair_lines import Flow
     from forebay.types.batch import Entry
 
 LONGEST_MS: Final = 4e6
@@ -42,13 +41,13 @@ class DueLane:
     """The entries of a flow in a line, by their deadlines, and cancelled ones among them.
 
     Attributes:
-        flow: Whose they are.
+        flow: Whose they are, a `Flow`.
         number: That of its note that counts; 0 once it has left its line.
     """
 
     __slots__ = ("_buckets", "_is_ranked", "_rows", "flow", "number")
 
-    flow: Flow
+    flow: Any
     number: int
 
     def __init__(self, entries: Iterable[Entry], rows: dict[int, int], *, is_ranked: bool) -> None:
