@@ -306,7 +306,7 @@ class Client:
 def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
     findings = Findings("typed")
-    with running(TARGET, options=("--grpc-port", "0", "--worker-kind", "thread")) as server:
+    with running(TARGET, options=("--grpc-port", "0", "--worker-kind", "thread", "--single-flight", "all")) as server:
         findings.run(seconds, seed, lambda dice: Client(findings, server.ports, dice))
     return findings.end(server)
 

@@ -18,6 +18,7 @@ NEVER_S = 86_400.0
 UNHURRIED = [
     *("--keep-alive-s", f"{NEVER_S:g}", "--read-timeout-s", f"{NEVER_S:g}", "--write-timeout-s", f"{NEVER_S:g}"),
     *("--min-bytes-per-s", "0", "--stuck-s", f"{NEVER_S:g}", "--timeout-ms", "3600000"),
+    *("--deadline-ms", "3600000"),  # requests leave by their deadlines
 ]
 
 
