@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.stable_names import PAGE, stable_names
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,18 +131,6 @@ def test_constraints_pin_every_requirement():
     # beside the index, and TensorFlow in an environment of its own
 
 
-def test_the_version_is_told_once():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert version in changelog
-
-
-def test_the_package_and_the_project_file_name_the_same_version():
-    import forebay
-
-    assert forebay.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-
-
 def test_no_module_imports_the_package_that_names_all_of_them():
     found = []
     for path in sorted((ROOT / "src/forebay").rglob("*.py")):
@@ -195,14 +185,69 @@ def test_every_module_that_the_pages_name_is_there():
     assert named - sources == set()
 
 
-def test_the_wheel_has_all_that_the_package_has(tmp_path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
-    (wheel,) = tmp_path.glob("forebay-*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel and a source archive, as they are released."""
+    return build(ROOT, tmp_path_factory.mktemp("built"), "wheel", "sdist")
+
+
+def build(tree, folder, *targets):
+    """Builds in a tree without git's help; returns the files by what they are."""
+    for target in targets:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+        env = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+        subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=PATIENCE_S, env=env)
+    kinds = {"wheel": "*.whl", "sdist": "*.tar.gz"}
+    return {target: next(folder.glob(kinds[target])) for target in targets}
+
+
+def test_the_wheel_has_all_that_the_package_has(built):
+    inside = set(zipfile.ZipFile(built["wheel"]).namelist())
     assert {"forebay/cli/init.py", "forebay/testing/memory_client.py", "forebay/py.typed"} <= inside
     ours = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT / "src")) for path in ours} - inside == set()
+    assert {name.rpartition("/")[2] for name in inside if "/licenses/" in name} == {"LICENSE", "NOTICE"}
+
+
+def test_the_same_wheel_is_built_twice_and_from_the_source_archive(built, tmp_path):
+    again = build(ROOT, tmp_path, "wheel")["wheel"]
+    assert again.read_bytes() == built["wheel"].read_bytes()
+    with tarfile.open(built["sdist"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    unpacked = build(tree, tmp_path / "from-archive", "wheel")["wheel"]
+    assert unpacked.read_bytes() == built["wheel"].read_bytes()
+
+
+def test_the_version_stands_in_one_place():
+    from forebay._version import __version__
+
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in told["project"]
+    assert told["tool"]["hatch"]["version"] == {"path": "src/forebay/_version.py"}
+    assert __version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_names_that_are_promised_do_not_change_unnoticed():
+    page = "docs/reference/stability.md"
+    assert PAGE.read_text() == stable_names(), f"read {page}, then write it again: python -m tests.stable_names"
+
+
+def test_a_shell_completes_commands_and_flags(cli):
+    script = cli("completion", "bash").stdout
+    asked = "forebay serve model.py --max-que"
+    steps = (
+        f"{script}\nCOMP_LINE={asked!r} COMP_POINT={len(asked)} COMP_TYPE=9\n_python_argcomplete forebay 2>/dev/null\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", steps + 'printf "%s" "${COMPREPLY[@]}"'],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.strip() == "--max-queue"
 
 
 def test_every_public_name_is_there_and_listed():

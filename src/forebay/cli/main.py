@@ -11,7 +11,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
@@ -88,54 +88,15 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 2 when something the person wrote is wrong, 1 when a model fails."""
     _open_standard_files()
-    from forebay.cli import (
-        analyse,
-        batching,
-        bench,
-        call_model,
-        check,
-        cluster,
-        costs,
-        explain_refusal,
-        generate,
-        init,
-        nucleus,
-        pipeline,
-        serve,
-        trace,
-        worker,
-    )
     from forebay.cli.ovms import translated
 
     if arguments is None:  # this is the program, and no call of it
         stand_in_for_main()
-    parser = Parser(
-        prog="forebay",
-        description="Serve Python models and model files over HTTP and gRPC.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("-V", "--version", action="version", version=f"forebay {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    every = (
-        init,
-        serve,
-        check,
-        generate,
-        call_model,
-        bench,
-        worker,
-        cluster,
-        nucleus,
-        batching,
-        pipeline,
-        trace,
-        costs,
-        explain_refusal,
-        analyse,
-    )
-    for command in every:
-        command.add_parser(commands)
+    parser, names = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may stand next
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     whole = list(sys.argv[1:] if arguments is None else arguments)
     if whole[:1] == ["help"]:
         whole = [*whole[1:2], "--help"]
@@ -146,7 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(error.message)
         return USAGE_ERROR
     tell(*(f"warning: {warning}" for warning in warnings))
-    names = {command.__name__.rpartition(".")[2].replace("_", "-") for command in every}
     is_early = given[:1] and given[0].startswith("-") and given[0] not in {"-h", "--help", "-V", "--version"}
     if is_early and (name := next((one for one in given if one in names), None)):
         parser.error(f"{given[0]} stands before the command; write forebay {name} first, and its options after it")
@@ -179,6 +139,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
+
+
+def commands_of() -> Mapping[str, argparse.ArgumentParser]:
+    """Return the parser of each command by its name."""
+    return _parser()[1]
+
+
+def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
+    from forebay.cli import (
+        analyse,
+        batching,
+        bench,
+        call_model,
+        check,
+        cluster,
+        completion,
+        costs,
+        explain_refusal,
+        generate,
+        init,
+        nucleus,
+        pipeline,
+        serve,
+        trace,
+        worker,
+    )
+
+    parser = Parser(
+        prog="forebay",
+        description="Serve Python models and model files over HTTP and gRPC.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"forebay {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    every = (
+        init,
+        serve,
+        check,
+        generate,
+        call_model,
+        bench,
+        worker,
+        cluster,
+        nucleus,
+        batching,
+        pipeline,
+        trace,
+        costs,
+        explain_refusal,
+        analyse,
+        completion,
+    )
+    for command in every:
+        command.add_parser(commands)
+    return parser, commands.choices
 
 
 def _is_folder_gone() -> bool:
