@@ -29,7 +29,10 @@ LIMITS = {
 def config(models):
     return {
         "models": [{"target": str(models / "shared.py"), "workers": 1, "worker_kind": "thread"}],
-        "http": {"api_keys": {name: f"key-{name}" for name in (*LIMITS, "free", "usual")}},
+        "http": {
+            "cors_origins": ["http://page.example"],
+            "api_keys": {name: f"key-{name}" for name in (*LIMITS, "free", "usual")},
+        },
         "tenants": {
             **{name: {"limits": limits} for name, limits in LIMITS.items()},
             "free": {"weight": 2},
@@ -102,6 +105,34 @@ def test_calls_of_grpc_have_the_same_limits(served):
         told = dict(error.trailing_metadata())
         assert told["ratelimit"].startswith('"requests";r=0;')
     assert post(served, "calls").status_code == 429
+
+
+@pytest.mark.parametrize("way", ["large", "expects a word", "gzip", "of a page"])
+def test_a_body_is_not_awaited_when_the_limit_is_reached_before(served, way):
+    assert [post(served, "few").status_code for _ in range(2)] == [200, 200]
+    headers = {
+        "large": [],
+        "expects a word": ["expect: 100-continue"],
+        "gzip": ["content-encoding: gzip"],
+        "of a page": ["origin: http://page.example"],
+    }[way]
+    size = 10 if way == "expects a word" else 300_000
+    with served.connect("x-api-key: key-few\ncontent-type: application/json") as wire:
+        answer = wire.send(wire.head("POST", "/models/gate", f"content-length: {size}", *headers)).read()
+        assert answer.status == 429
+        assert answer.error["detail"] == {"limit": "requests"}
+        assert 500 <= int(answer.headers["retry-after"]) <= 3100
+    with served.connect("x-api-key: key-few") as wire:  # what may come at once is read, and the connection goes on
+        body = json.dumps("x" * 100_000).encode()
+        assert [wire.ask("POST", "/models/gate", body).status for _ in range(2)] == [429, 429]
+    assert refusals(served)["few", "limit:requests"] == 3.0
+
+
+def test_a_body_is_not_awaited_while_worker_time_is_used_up(served):
+    eventually(lambda: post(served, "spent").status_code == 429, "its worker time is used up")
+    with served.connect("x-api-key: key-spent") as wire:
+        answer = wire.send(wire.head("POST", "/models/gate", "content-length: 300000")).read()
+        assert (answer.status, answer.error["detail"]) == (429, {"limit": "worker_seconds"})
 
 
 TALK = """

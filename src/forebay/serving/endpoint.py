@@ -521,7 +521,7 @@ class Endpoint:
 
     def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
         """Count requests that a protocol refused before they could be submitted; a full queue says until when."""
-        if isinstance(error, QueueFull):
+        if isinstance(error, QueueFull) and not isinstance(error, LimitReached):
             error.retry_at = self.next_ticket(tenant)
         self._count_refused(tenant, error, times)
         self.metrics.failed(error, times=times)

@@ -156,6 +156,13 @@ class Allowance:
         if rows is not None:
             rows.take(size, now)
 
+    def reached(self, now: float) -> LimitReached | None:
+        """Return which limit refuses a request whatever it asks for; None if none does."""
+        for name, bucket in self._buckets:
+            if (error := self._lack(bucket, 1, name, now)) is not None:
+                return error
+        return None if self._worker_s is None else self._lack(self._worker_s, 0, "worker_seconds", now, self._last_s)
+
     def require_workers(self, size: int, waiting: int, now: float) -> None:
         """Check that a request may wait for workers.
 
@@ -183,11 +190,18 @@ class Allowance:
             self._last_s = seconds
 
     def _require(self, bucket: TokenBucket, tokens: float, limit: str, now: float, uses: float | None = None) -> None:
-        """Check that so many tokens are there, for a request that uses up as many, or `uses`."""
-        if bucket.wait_s(tokens, now):
-            error = self._reached(limit, f"the tenant '{self.tenant}' has used up its {_SAID[limit]}")
-            error.retry_at = bucket.retry_at(tokens, tokens if uses is None else uses, now)
+        if (error := self._lack(bucket, tokens, limit, now, uses)) is not None:
             raise error
+
+    def _lack(
+        self, bucket: TokenBucket, tokens: float, limit: str, now: float, uses: float | None = None
+    ) -> LimitReached | None:
+        """Return the error if so many tokens are not there, for a request that uses up as many, or `uses`."""
+        if not bucket.wait_s(tokens, now):
+            return None
+        error = self._reached(limit, f"the tenant '{self.tenant}' has used up its {_SAID[limit]}")
+        error.retry_at = bucket.retry_at(tokens, tokens if uses is None else uses, now)
+        return error
 
     @staticmethod
     def _reached(limit: str, found: str) -> LimitReached:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from forebay.errors import ForebayError, QueueFull, TooLate
+from forebay.errors import ForebayError, LimitReached, QueueFull, TooLate
 from forebay.observe.logs.access_log import CALLED_OFF, COST, EndedCall, cost_of
 from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
@@ -332,15 +332,17 @@ class AnsweringConnection(HttpToolsProtocol):
             if type(body) is memoryview:
                 body = bytes(body)  # it landed for the workers of a version that has left
         self.active = head
-        is_refused = head.is_full() if head.problem is None else isinstance(head.problem, QueueFull)
+        problem = head.problem
+        is_refused = head.is_full() if problem is None else isinstance(problem, QueueFull)
         if is_refused:
             assert route is not None
+            error = self.refusal = problem if isinstance(problem, LimitReached) else None
+            error = error or route.is_full_error
             # Now, for its client may leave before it is told.
-            route.endpoint.reject(route.is_full_error, tenant=head.tenant)
-            self.retry_at = route.is_full_error.retry_at
+            route.endpoint.reject(error, tenant=head.tenant)
+            self.retry_at = error.retry_at
             self._lane.refusals.refuse(self)
             return
-        problem = head.problem
         if problem is not None:
             self._lane.tell(problem, self.client)
             if route is not None:

@@ -54,6 +54,8 @@ class Predict:
         try:
             if head.problem is not None:
                 raise head.problem
+            if (refusal := route.refusal_before_body(head)) is not None:
+                raise refusal
             if in_query:
                 _require_no_foreign_page(scope["headers"])
                 body = scope["query_string"]

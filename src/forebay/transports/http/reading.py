@@ -122,9 +122,9 @@ class ReadingConnection(AnsweringConnection):
         self._reading, self.headers, self.url = head, memory.headers, memory.url
         self._is_staged, self._is_unparsed = False, True
         self._body.begin()
-        if head.length > MAX_AWAITED_BYTES and head.is_full():
-            assert head.route is not None
-            self._refuse(head.route.is_full_error, head)
+        assert head.route is not None
+        if head.length > MAX_AWAITED_BYTES and (refusal := head.route.refusal_before_body(head)) is not None:
+            self._refuse(refusal, head)
             return
         self._take_unparsed(data[memory.raw_bytes :], len(data))
         self.intake.land(self)
@@ -295,8 +295,9 @@ class ReadingConnection(AnsweringConnection):
             if head.expects_continue or head.length > MAX_DROPPED_BYTES:
                 raise head.problem
         elif not talk.state.owes:  # else another one's turn is before, and there may be room by then
-            if (head.length > MAX_AWAITED_BYTES or head.expects_continue) and head.is_full():
-                raise route.is_full_error
+            is_awaited = head.length <= MAX_AWAITED_BYTES and not head.expects_continue
+            if not is_awaited and (refusal := route.refusal_before_body(head)) is not None:
+                raise refusal
             self._call_for_body(head)
 
     def _call_for_body(self, head: Head) -> None:
@@ -310,8 +311,8 @@ class ReadingConnection(AnsweringConnection):
         if head is None or head.problem is not None or self.talk.body_bytes:
             return
         assert head.route is not None
-        if head.expects_continue and head.is_full():
-            self._refuse(head.route.is_full_error, head)
+        if head.expects_continue and (refusal := head.route.refusal_before_body(head)) is not None:
+            self._refuse(refusal, head)
         else:
             self._call_for_body(head)
 

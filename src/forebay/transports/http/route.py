@@ -215,10 +215,15 @@ class Route:
         Raises:
             ForebayError: If it is refused before.
         """
-        if head.is_full():
-            raise self.is_full_error
         assert self._staging is not None
         return self._staging.open(head, self.max_body_bytes)
+
+    def refusal_before_body(self, head: Head) -> QueueFull | None:
+        """Return why a request is refused whatever its body is, because of others; None if it is not."""
+        if head.is_full():
+            return self.is_full_error
+        allowance = None if head.tenant is None else head.tenant.allowance
+        return None if allowance is None else allowance.reached(time.monotonic())
 
     @functools.cached_property
     def is_full_error(self) -> QueueFull:
