@@ -419,6 +419,15 @@ def test_settings_of_a_node_reach_the_graph():
     assert served.nodes["detect"].pool.statistics().slots == 2
 
 
+def test_a_composition_predicts_by_what_waits_at_its_nodes():
+    served = serve_composition(GraphTarget(alone(detect), Path(__file__), "once", INLINE, ()))
+    assert isinstance(served.endpoint.pool, WirePool)
+    deadlines = served.endpoint.keep_deadlines()
+    assert deadlines is not None
+    assert deadlines.inside is served.endpoint.pool.graph.inside() is not None
+    assert served.nodes["detect"].keep_deadlines() is not None
+
+
 def test_a_latency_objective_of_a_model_holds_in_a_graph():
     class Quick(Detect):
         policy = "auto"

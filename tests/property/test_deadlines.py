@@ -144,6 +144,12 @@ def test_what_is_ahead_and_what_that_takes_says_what_is_too_late():
     assert known.queue.waiting == 1
 
 
+def test_what_comes_later_is_expected_to_find_itself_in_batches_as_large_as_lately():
+    deadlines = Known().deadlines  # of eleven rows ten were in a batch of ten
+    assert deadlines.usual_s(1) == deadlines.lasts_s(9) > deadlines.lasts_s(1)
+    assert deadlines.usual_s(20) == deadlines.lasts_s(20)
+
+
 def test_several_slots_are_free_one_after_the_other():
     known = Known(slots=2)
     known.offer(10, None)

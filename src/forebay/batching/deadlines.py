@@ -7,6 +7,8 @@ learned. What would be later is refused. That alone would let a queue grow to ju
 which nobody with a shorter deadline ever finds room; so where some were refused while a queue stood, those that could
 not outlast it wait for two rounds of batches at most. When a batch is taken, what cannot be in time any more stays out.
 
+Where entries go on into a graph, that says when they will have passed it, and a slot is free while others are inside.
+
 A prediction is as good as what was learned, and where all are refused nothing is learned: so a request that finds a
 free slot, and nothing before it, is let in now and then all the same.
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from forebay.batching.fair import FairShares
     from forebay.batching.fair_lines import Flow
     from forebay.batching.queue import BatchQueue
-    from forebay.types.batch import Entry, EntryBatch
+    from forebay.types.batch import Entry, EntryBatch, Inside
 
 OVERDUE: Final = 0.3
 """A batch that should have ended is expected to take so much of its time until now beyond it."""
@@ -51,11 +53,13 @@ class Deadlines(Policy):
 
     Attributes:
         rows: Samples that wait and are sorted, by the bucket of their times.
+        inside: What entries go through once they have left; None where a batch runs in one worker.
     """
 
     def __init__(self, queue: BatchQueue, fair: FairShares) -> None:
         """Begin without having seen a batch."""
         self.rows: dict[int, int] = {}
+        self.inside: Inside | None = None
         self._queue = queue
         self._fair = fair
         self._runs: dict[EntryBatch, tuple[float, float]] = {}
@@ -70,6 +74,16 @@ class Deadlines(Policy):
         """Return the seconds after which a batch of so many rows is expected to be answered; 0 if that is unknown."""
         lasts_s = self._fair.lasts_s(rows)
         return lasts_s + self._way_s if lasts_s else 0.0
+
+    def usual_s(self, rows: int) -> float:
+        """Return the same of a batch in which so many rows find themselves among as many others as lately."""
+        return self.lasts_s(max(rows, round(self._fair.curve.usual_rows)))
+
+    @property
+    def row_s(self) -> float:
+        """Seconds in which the workers answer a row, where batches are full; 0 if that is unknown."""
+        most = self._queue.most_rows
+        return self.lasts_s(most) / (most * self._queue.slots) if self.inside is None else self.inside.row_s
 
     def lane(self, entries: Iterable[Entry]) -> DueLane:
         """Return a lane for entries of a flow."""
@@ -86,7 +100,7 @@ class Deadlines(Policy):
             TooLate: If so.
         """
         queue = self._queue
-        is_free = not queue.waiting and queue.running < queue.slots
+        is_free = not queue.waiting and queue.running < (queue.slots if self.inside is None else 1)
         if is_free:
             self._calm_at = now
         due = entry.due
@@ -94,9 +108,11 @@ class Deadlines(Policy):
             return
         self._fair.sort_out()
         flow = self._fair.flow_of(entry.tenant)
-        bucket = bucket_of(due - now)
-        ahead, total = self._ahead(flow, entry, bucket)
-        finish = self._finish(ahead, total, now)
+        bucket = bucket_of(entry.deadline - now)
+        ahead, total = self._ahead(flow, entry, entry.size, bucket)
+        start, lasts_s = self._turn(ahead, total, now)
+        inside = self.inside
+        finish = start + lasts_s if inside is None else inside.end(entry, start, ahead - entry.size, now)
         if finish > due:
             if is_free and now - self._tried_at >= TRY_S:
                 self._tried_at = now
@@ -105,8 +121,28 @@ class Deadlines(Policy):
             flow.missed[bucket] = now
             raise TooLate(WHY, after_s=finish - due)
         if flow.missed and (over := self._over(flow, entry, bucket, now)) > 0:
-            full_s = self.lasts_s(queue.most_rows) / (queue.most_rows * queue.slots)
-            raise TooLate(WHY, after_s=over * full_s / self._fair.share_of(flow))
+            raise TooLate(WHY, after_s=over * self.row_s / self._fair.share_of(flow))
+
+    def expect(self, entry: Entry, size: int, before: int, first: float, now: float) -> tuple[float, int, float]:
+        """Return when rows for an entry would be answered that came now, and how many others leave before them.
+
+        Args:
+            entry: Whose tenant and deadline they have.
+            size: How many rows.
+            before: Rows that have yet to come, and leave before them.
+            first: When the first of all these comes.
+            now: The time.
+
+        Returns:
+            Also, when the next batch is answered.
+        """
+        queue, runs = self._queue, self._runs
+        self._fair.sort_out()
+        ahead, total = self._ahead(self._fair.flow_of(entry.tenant), entry, size, bucket_of(entry.deadline - now))
+        begin = now if runs or queue.waiting else first
+        start, lasts_s = self._turn(ahead + before, total + before, begin)
+        following = max(min((end for end, _ in runs.values()), default=begin + lasts_s), now)
+        return start + lasts_s, ahead - size + queue.running_rows, following
 
     def missed(self, entry: Entry, now: float) -> None:
         """Note an entry that was too late while it waited."""
@@ -114,7 +150,7 @@ class Deadlines(Policy):
 
     def last_due(self, now: float) -> float:
         """Return the deadline up to which nothing can be in time that would leave now."""
-        return now + self.lasts_s(1)
+        return now + (self.lasts_s(1) if self.inside is None else self.inside.least_s())
 
     def took(self, batch: EntryBatch, left: int, now: float) -> None:
         """Note a batch that leaves."""
@@ -139,14 +175,14 @@ class Deadlines(Policy):
         assert rows == {bucket: count for bucket, count in self.rows.items() if count}
         assert len(self._runs) <= queue.running
 
-    def _ahead(self, flow: Flow, entry: Entry, bucket: int) -> tuple[int, int]:
-        """Return how many rows leave up to and with an entry of a flow, and how many wait then."""
-        fair, tenant, size, key = self._fair, flow.tenant, entry.size, flow.key
+    def _ahead(self, flow: Flow, entry: Entry, size: int, bucket: int) -> tuple[int, int]:
+        """Return how many rows leave up to and with those of an entry of a flow, and how many wait then."""
+        fair, tenant, key = self._fair, flow.tenant, flow.key
         before, count = 0.0, 0
         for line in itertools.islice(flow.lines, LINES):
             lane = line.lanes.get(flow)
             if isinstance(lane, DueLane):
-                some, all_of_it = lane.before(bucket, entry.due)
+                some, all_of_it = lane.before(bucket, entry.deadline)
                 before += some
                 count += all_of_it
         own = int(flow.rows * before / count) + size if count else flow.rows + size
@@ -156,15 +192,15 @@ class Deadlines(Policy):
         total = higher + fair.rows_of[tenant.tier] + size
         return min(total, int(higher + own / fair.share_of(key))), total
 
-    def _finish(self, ahead: int, total: int, now: float) -> float:
-        """Return when the last of so many rows would be answered, of all that wait then."""
+    def _turn(self, ahead: int, total: int, now: float) -> tuple[float, float]:
+        """Return when the last of so many rows would leave, of all that wait then, and how long its batch takes."""
         queue, slots = self._queue, self._queue.slots
         most = queue.most_rows
         ends = sorted(end if end > now else now + OVERDUE * (now - taken) for end, taken in self._runs.values())
         free = [now] * (slots - len(ends)) + ends[-slots:]
         rounds, slot = divmod(-(-ahead // most) - 1, slots)
         wait_s = queue.longest_wait_s if total < most else 0.0
-        return free[slot] + rounds * self.lasts_s(most) + self.lasts_s(min(total, most)) + wait_s
+        return free[slot] + rounds * self.lasts_s(most) + wait_s, self.lasts_s(min(total, most))
 
     def _over(self, flow: Flow, entry: Entry, bucket: int, now: float) -> int:
         """Return how many rows too many would wait of those that cannot outlast the queue, if some were refused."""

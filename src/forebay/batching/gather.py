@@ -63,6 +63,11 @@ class Curve:
         self._sizes: set[float] = set()
         self._w = self._n = self._nn = self._t = self._nt = 0.0
 
+    @property
+    def usual_rows(self) -> float:
+        """Rows of the batch in which a row was lately, on average; at least 1."""
+        return self._nn / self._n if self._n else 1.0
+
     def learn(self, rows: float, seconds: float) -> None:
         """Take one executed batch into account."""
         if len(self._sizes) < 2:

@@ -64,11 +64,9 @@ class Tickets(Policy):
         if self.told_row_s:
             return self.told_row_s
         queue = self._queue
-        most = queue.most_rows
         if queue.deadlines is not None:
-            lasts_s = queue.deadlines.lasts_s(most)
-        else:
-            rule = queue.gather or queue.fair
-            curve = self._curve if rule is None else rule.curve
-            lasts_s = curve.a + curve.b * most
-        return lasts_s / (most * queue.slots) or UNKNOWN_ROW_S
+            return queue.deadlines.row_s or UNKNOWN_ROW_S
+        most = queue.most_rows
+        rule = queue.gather or queue.fair
+        curve = self._curve if rule is None else rule.curve
+        return (curve.a + curve.b * most) / (most * queue.slots) or UNKNOWN_ROW_S

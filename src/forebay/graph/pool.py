@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import BadOutcome, Cancelled, Code, ConfigError, ForebayError
+from forebay.errors import BadOutcome, Cancelled, Code, ConfigError, ForebayError, TooLate
+from forebay.graph.forecast import Forecast
 from forebay.graph.plan import Plan
 from forebay.graph.run import GraphRun
 from forebay.graph.values import Outputs, loaded
@@ -34,14 +35,17 @@ from forebay.workers.wire.objects import Packed, open_outcome, pack
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from forebay.graph.plan import PlannedNode
     from forebay.graph.run import Emission, Firing
     from forebay.graph.spec import GraphSpec
     from forebay.serving.endpoint import Endpoint
-    from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.types.batch import Done, Entry, EntryBatch, Inside
     from forebay.types.call import Item, Outcome
     from forebay.workers.memory.landing import Places
 
 log = logging.getLogger("forebay.graph")
+
+_NEVER: Final = float("inf")
 
 AGAIN: Final = frozenset({Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE})
 """Failures after which a node that has attempts left is tried again: a time-out, and a worker that was lost."""
@@ -138,6 +142,7 @@ class _Run(msgspec.Struct, eq=False):
         hops: What nodes are working on.
         is_entering: Whether `submit` has not returned yet.
         stream: What feeds it, if its request is a stream.
+        rows: How many rows each node has run for it; None while nobody states deadlines.
     """
 
     batch: EntryBatch
@@ -149,6 +154,7 @@ class _Run(msgspec.Struct, eq=False):
     hops: set[_Hop]
     is_entering: bool = True
     stream: PacketStream | None = None
+    rows: dict[PlannedNode, int] | None = None
 
 
 def _whole_body(item: Item) -> Mapping[str, Any]:
@@ -202,6 +208,7 @@ class GraphPool(Pool):
         self._hears_all = hears_all
         self._runs: dict[Entry, _Run] = {}
         self._count = 0
+        self._forecast: Forecast | None = None
         self._is_stopping = False
         self._empty: asyncio.Event | None = None
 
@@ -244,6 +251,8 @@ class GraphPool(Pool):
         stream = entry.body if type(entry.body) is PacketStream else None
         state = GraphRun(self.plan, streams=stream is not None or not self.plan.has_one_moment)
         run = _Run(batch, entry, done, state, self._count, {}, set(), stream=stream)
+        if self._forecast is not None and stream is None:
+            run.rows = {}
         self._runs[entry] = run
         batch.attempts += 1
         batch.on_cancel = lambda: self._abandon(run)
@@ -270,6 +279,16 @@ class GraphPool(Pool):
         except Exception as error:  # noqa: BLE001 - a defect must not leave the request without an answer
             self._fail(run, failure_of(error).error)
         run.is_entering = False
+
+    def inside(self) -> Inside | None:
+        """Return what predicts how long requests take, by what waits at the nodes, whose queues keep deadlines then.
+
+        None where a node may run several times for a request.
+        """
+        if self._forecast is None and self.plan.has_one_moment:
+            deadlines = {node: one.endpoint.keep_deadlines() for node, one in self._by_plan.items()}
+            self._forecast = Forecast(self.plan, deadlines)
+        return self._forecast
 
     def whereabouts(self, entry: Entry) -> str:
         """Tell where a request is and at what, as `Endpoint.whereabouts`; empty if no node has it.
@@ -366,6 +385,10 @@ class GraphPool(Pool):
         deadline = entry.deadline
         if node.timeout_s is not None:
             deadline = min(deadline, time.monotonic() + node.timeout_s)
+        due = _NEVER
+        if run.rows is not None and self._forecast is not None:
+            run.rows[firing.node] = size
+            due = entry.due - self._forecast.least_s(firing.node)
         hop = _Hop(
             body=body,
             reply=self._replied,
@@ -375,6 +398,7 @@ class GraphPool(Pool):
             key=None if node.key_of is None else node.key_of(firing.inputs),
             rank=run.number,
             tenant=entry.tenant,
+            due=due,
             run=run,
             firing=firing,
             attempt=attempt,
@@ -407,7 +431,8 @@ class GraphPool(Pool):
         node = self._by_plan[firing.node]
         has_time = time.monotonic() < run.entry.deadline
         is_begun = run.batch.has_streamed
-        if attempt < node.attempts and error.code in AGAIN and has_time and not is_begun and not self._is_stopping:
+        may_try = error.code in AGAIN and type(error) is not TooLate
+        if attempt < node.attempts and may_try and has_time and not is_begun and not self._is_stopping:
             self._ask(run, firing, attempt + 1)
         elif self._hears_all:
             self._emit(run, run.state.complete(firing, dict.fromkeys(firing.node.outputs, Failure(error))))
@@ -464,6 +489,8 @@ class GraphPool(Pool):
             self._fed(run, stream)
 
     def _finish(self, run: _Run) -> None:
+        if run.rows is not None and self._forecast is not None:
+            self._forecast.ran(run.rows)
         failure = _failure_in(run.results) if self._hears_all else None
         if failure is not None:
             self._end(run, failure)

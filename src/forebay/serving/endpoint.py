@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from forebay.batching.auto import AutoState
+    from forebay.batching.deadlines import Deadlines
     from forebay.batching.queue import BatchConfig
     from forebay.types.batch import EntryBatch
     from forebay.types.call import Outcome
@@ -249,12 +250,18 @@ class Endpoint:
         return request.deadline
 
     def _keep_deadline(self, request: Request) -> None:
-        """Have the queue keep the deadline that a request states, where it knows what is ahead and what that takes."""
-        request.due = request.deadline
+        """Have the queue keep the deadline that a request states."""
+        request.due = min(request.due, request.deadline)
+        if self._queue.deadlines is None:
+            self.keep_deadlines()
+
+    def keep_deadlines(self) -> Deadlines | None:
+        """Have the queue keep deadlines from now on, where it knows what is ahead and what that takes."""
         if self._queue.deadlines is None and not self.pool.answers_apart and not self.pool.is_elsewhere:
             if self._queue.fair is None:
                 self._share(here(Tenants))
-            self._queue.keep_deadlines()
+            self._queue.keep_deadlines().inside = self.pool.inside()
+        return self._queue.deadlines
 
     def _together(self, entry: Any) -> Sequence[Any]:
         """Return what ends with an entry if it has to leave the queue; none if it runs in part, or inside a graph."""

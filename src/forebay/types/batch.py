@@ -27,6 +27,23 @@ class Entry(Item, Protocol):
     due: float
 
 
+class Inside(Protocol):
+    """What entries go through once they have left the queue, where that is no worker."""
+
+    @property
+    def row_s(self) -> float:
+        """Seconds in which an entry is answered where many wait."""
+        ...
+
+    def end(self, entry: Entry, start: float, before: int, now: float) -> float:
+        """Return when an entry would be answered that leaves the queue at `start`, after so many others."""
+        ...
+
+    def least_s(self) -> float:
+        """Return the seconds that it takes at least; 0 if that is unknown."""
+        ...
+
+
 Phase = tuple[str, str, float, float, int]
 """A part of a batch's time in its worker: who says so (may be empty), the phase, its start and end in seconds of
 `time.monotonic`, and the number of the sample it was for, -1 for all of them."""

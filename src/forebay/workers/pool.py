@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.observe.metrics.tenant_accounts import Accounts
-    from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.types.batch import Done, Entry, EntryBatch, Inside
     from forebay.types.tenant import Tenant
     from forebay.types.worker_range import WorkerRange
     from forebay.workers.memory.landing import Places
@@ -172,6 +172,10 @@ class Pool:
 
     def hand_on_tokens(self, tenant: Tenant | None, prompt: int, completion: int) -> None:
         """Have the server that has the workers charge tokens to a tenant; for pools that are elsewhere."""
+
+    def inside(self) -> Inside | None:
+        """Return what predicts how long entries take once they were submitted; None if batches simply run."""
+        return None
 
     def whereabouts(self, entry: Entry) -> str:
         """Tell where an entry is, as an end of the sentence that its time was over; empty if it just runs."""

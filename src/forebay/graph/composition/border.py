@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.graph.composition.compose import Composition
     from forebay.graph.composition.node_signature import NodeInput
     from forebay.graph.pool import GraphPool
-    from forebay.types.batch import Done, Entry, EntryBatch
+    from forebay.types.batch import Done, Entry, EntryBatch, Inside
     from forebay.types.call import Item, Outcome, Request
     from forebay.workers.pool import PoolStatistics
 
@@ -187,6 +187,10 @@ class WirePool(Pool):
             self.graph.submit(batch, self._left)
         else:
             self._spawn(self._enter(batch, request))
+
+    def inside(self) -> Inside | None:
+        """Return what predicts how long entries take, as the graph does."""
+        return self.graph.inside()
 
     def whereabouts(self, entry: Entry) -> str:
         """Tell where a request is and at what, as the graph does; empty while it is decoded or encoded."""
