@@ -17,9 +17,11 @@ from forebay import Model
 from forebay.arrays import json_lists
 from forebay.arrays.numpy_tensors import as_raw, to_array
 from forebay.errors import ValidationError
-from forebay.protocols.tfserving import rest
+from forebay.protocols.tfserving import json_answers
+from forebay.protocols.tfserving.predict_bodies import as_tensors, read_predict
 from forebay.serving.tensor_face import TensorFace
 from forebay.testing import client
+from forebay.types.element_limits import at_once
 from forebay.types.tensor import Tensor
 
 LENGTH = "Inference-Header-Content-Length"
@@ -194,16 +196,18 @@ def test_a_row_is_read_in_parts_however_long_it_is(shape):
 def test_columns_have_the_shape_of_their_lists_and_are_written_as_such(shape, indent):
     array = np.arange(np.prod(shape), dtype="f8").reshape(shape)
     body = json.dumps({"inputs": {"x": array.tolist()}}, indent=indent).encode()
-    (found,) = rest.columns_as_tensors(rest.decode_predict(body).inputs, TensorFace(is_open=True))
+    (found,) = at_once(as_tensors(at_once(read_predict(body, 1)), TensorFace(is_open=True)))
     assert found.shape == array.shape
     answered = [Tensor(name, "FP64", array.shape, array.tobytes()) for name in ("x", "y")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rest, "_ROWS", 2)
-        assert json.loads(rest.encode_columns(answered)) == {"outputs": {"x": array.tolist(), "y": array.tolist()}}
-        assert json.loads(rest.encode_columns(answered[:1])) == {"outputs": array.tolist()}
-        assert json.loads(rest.encode_rows(answered[:1])) == {"predictions": array.tolist()}
+        patch.setattr(json_answers, "_ROWS", 2)
+        assert json.loads(json_answers.encode_columns(answered)) == {
+            "outputs": {"x": array.tolist(), "y": array.tolist()}
+        }
+        assert json.loads(json_answers.encode_columns(answered[:1])) == {"outputs": array.tolist()}
+        assert json.loads(json_answers.encode_rows(answered[:1])) == {"predictions": array.tolist()}
         rows = [{"x": row, "y": row} for row in array.tolist()]
-        assert json.loads(rest.encode_rows(answered)) == {"predictions": rows}
+        assert json.loads(json_answers.encode_rows(answered)) == {"predictions": rows}
 
 
 def test_rows_of_which_nothing_comes_are_limited_in_json_as_well(whole):

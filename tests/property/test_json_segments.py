@@ -2,19 +2,21 @@
 """JSON that is read in segments: the same parts, or the same refusal, as from a decoder in one call."""
 
 import base64
+import contextlib
 import json
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.arrays.numpy_tensors import as_raw
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, ValidationError
 from forebay.protocols.kserve import rest as kserve
 from forebay.protocols.samples import MAX_SAMPLES
-from forebay.protocols.tfserving import rest as tfserving
+from forebay.protocols.tfserving import json_tensors, odd_numbers
+from forebay.protocols.tfserving.predict_bodies import as_samples, as_tensors, read_predict
 from forebay.serving.tensor_face import TensorFace
 from forebay.types import json_segments
 from forebay.types.element_limits import ElementLimits, at_once
@@ -34,10 +36,17 @@ EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([*'",[]{}:\\0 
 SIZES = st.sampled_from([1, 2, 5, 16, 64])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def sizes():
+@contextlib.contextmanager
+def short_steps(segment_bytes=16):
+    """Everything is long, and read in steps of some bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        yield patch
+        patch.setattr(json_segments, "SEGMENT_BYTES", segment_bytes)
+        for module in (json_segments, kserve):
+            patch.setattr(module, "LONG_BYTES", 8)
+        for module in (json_segments, json_tensors, odd_numbers):
+            patch.setattr(module, "STEP_BYTES", 11)
+        patch.setattr(kserve, "_SHORT_BYTES", 8)
+        yield
 
 
 def edited(text, edits):
@@ -59,23 +68,25 @@ def said(value):
 
 
 @given(st.lists(VALUES, max_size=12) | VALUES, LAYOUTS, EDITS, SIZES)
-def test_the_elements_of_an_array_are_those_of_the_decoder(sizes, value, layout, edits, size):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", size)
+def test_the_elements_of_an_array_are_those_of_the_decoder(value, layout, edits, size):
     data = edited(json.dumps(value, **layout), edits)
     expected = read(lambda: [said(one) for one in msgspec.json.decode(data, type=list[msgspec.Raw])])
-    assert read(lambda: [*map(said, at_once(elements(data, 10**6)) or ())]) == expected
+    for steps in (contextlib.nullcontext(), short_steps(size)):
+        with steps:
+            assert read(lambda: [*map(said, at_once(elements(data, 10**6)) or ())]) == expected
 
 
 @given(st.dictionaries(ODD_TEXTS, VALUES, max_size=12) | VALUES, LAYOUTS, EDITS, SIZES)
-def test_the_members_of_an_object_are_those_of_the_decoder(sizes, value, layout, edits, size):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", size)
+def test_the_members_of_an_object_are_those_of_the_decoder(value, layout, edits, size):
     data = edited(json.dumps(value, **layout), edits)
 
     def said_of(named):
         return {name: said(one) for name, one in (named or {}).items()}
 
     expected = read(lambda: said_of(msgspec.json.decode(data, type=dict[str, msgspec.Raw])))
-    assert read(lambda: said_of(at_once(members(data, 10**6)))) == expected
+    for steps in (contextlib.nullcontext(), short_steps(size)):
+        with steps:
+            assert read(lambda: said_of(at_once(members(data, 10**6)))) == expected
 
 
 FACES = [
@@ -109,25 +120,8 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture
-def short_steps(sizes):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", 16)
-    sizes.setattr(json_segments, "STEP_BYTES", 11)
-    sizes.setattr(tfserving, "STEP_BYTES", 11)
-    sizes.setattr(tfserving, "LONG_BYTES", 8)
-
-
-def tensors_in_one_call(body, face):
-    asked = tfserving.decode_predict(body)
-    if asked.instances is None:
-        return tfserving.columns_as_tensors(asked.inputs, face)
-    return tfserving.rows_as_tensors(asked.instances, face)
-
-
-def tensors_in_steps(body, face):
-    asked = at_once(tfserving.predict_in_steps(body, MAX_SAMPLES))
-    read = tfserving.columns_in_steps if asked.instances is None else tfserving.rows_in_steps
-    return at_once(read(asked, face))
+def tensors_of(body, face):
+    return at_once(as_tensors(at_once(read_predict(body, MAX_SAMPLES)), face))
 
 
 def is_same(found, expected):
@@ -143,31 +137,30 @@ def answered(read, body, face):
         return type(error)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example({"instances": {}, "signature_name": "Inf"}, FACES[0], {"ensure_ascii": False}, [])
 @given(BODIES, st.sampled_from(FACES), LAYOUTS, EDITS | st.just([]))
-def test_long_bodies_of_tensorflow_serving_are_read_like_short_ones(short_steps, value, face, layout, edits):
+def test_long_bodies_of_tensorflow_serving_are_read_like_short_ones(value, face, layout, edits):
     body = edited(json.dumps(value, **layout), edits)
-    found, expected = (answered(read, body, face) for read in (tensors_in_steps, tensors_in_one_call))
-    if found is TooLarge and any(token in body for token in (b"NaN", b"Inf")):
-        found = InvalidRequest  # long JSON that is malformed is not looked through for what these stand in
+    expected = answered(tensors_of, body, face)
+    with short_steps():
+        found = answered(tensors_of, body, face)
     assert is_same(found, expected), (found, expected)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODIES, st.sampled_from(["", "x"]), LAYOUTS)
-def test_so_are_rows_that_go_as_samples(short_steps, value, name, layout):
+def test_so_are_rows_that_go_as_samples(value, name, layout):
     body = json.dumps(value, **layout).encode()
-    try:
-        rows = tfserving.decode_predict(body).instances
-    except ForebayError:
-        rows = None
-    if rows is not None:
-        asked = at_once(tfserving.predict_in_steps(body, MAX_SAMPLES))
-        samples = at_once(tfserving.samples_in_steps(asked, name))
-        assert [*map(bytes, samples)] == [bytes(tfserving.row_of(one, name) if name else one) for one in rows]
-        with pytest.raises(TooLarge, match="more than"):
-            at_once(tfserving.predict_in_steps(body, len(rows) - 1))
+    rows = value.get("instances")
+    if not isinstance(rows, list) or not rows or "inputs" in value:
+        return
+    for sizes in (contextlib.nullcontext, short_steps):
+        with sizes():
+            samples = at_once(as_samples(at_once(read_predict(body, MAX_SAMPLES)), name))
+            with pytest.raises(TooLarge, match="more than"):
+                at_once(read_predict(body, len(rows) - 1))
+        is_bare = [not isinstance(row, dict) or next(iter(row), "") == "b64" for row in rows]
+        expected = [{name: row} if name and bare else row for row, bare in zip(rows, is_bare, strict=True)]
+        assert [json.loads(bytes(one)) for one in samples] == expected
 
 
 def call_of(read):
@@ -195,13 +188,14 @@ def call_of(read):
     LAYOUTS,
     EDITS | st.just([]),
 )
-def test_so_are_calls_of_kserve(sizes, value, layout, edits):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", 16)
-    for limit in ("LONG_BYTES", "_SHORT_BYTES"):
-        sizes.setattr(kserve, limit, 8)
+def test_so_are_calls_of_kserve(value, layout, edits):
     body = edited(json.dumps(value, **layout), edits)
 
     def in_steps():
+        with short_steps():
+            return read_in_steps()
+
+    def read_in_steps():
         envelope = at_once(kserve.counting(body, limits=ElementLimits(elsewhere=8)))
         return kserve.decode_request(body, is_counted=True, envelope=envelope)
 
@@ -220,12 +214,6 @@ class Read(bytes):
         return found
 
 
-@pytest.fixture
-def usual_sizes(sizes):
-    sizes.setattr(json_segments, "SEGMENT_BYTES", 16 * 1024)
-    sizes.setattr(json_segments, "STEP_BYTES", 256 * 1024)
-
-
 STEPS = {
     "numbers": b"[%b]" % b",".join([b"1.5"] * 400_000),
     "lists": b"[%b]" % b",".join([b"[[1.5],[2]]"] * 100_000),
@@ -236,7 +224,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_no_step_reads_more_than_its_part(usual_sizes, name):  # F73, F75
+def test_no_step_reads_more_than_its_part(name):  # F73, F75
     with pytest.MonkeyPatch.context() as patch:
         read = [0]
         cut = json_segments.next_segment
@@ -261,7 +249,7 @@ def test_no_step_reads_more_than_its_part(usual_sizes, name):  # F73, F75
 
 
 @pytest.mark.parametrize("data", [b'"%b"', b'{"b64":"%b"}', b'[{"b64":"%b"}]'])
-def test_long_bytes_are_read_in_steps_too(usual_sizes, data):  # F75
+def test_long_bytes_are_read_in_steps_too(data):  # F75
     with pytest.MonkeyPatch.context() as patch:
         decoded: list[int] = []
 
@@ -273,15 +261,12 @@ def test_long_bytes_are_read_in_steps_too(usual_sizes, data):  # F75
                 decoded.append(len(text))
                 return self.usual.decode(text)
 
-        for module, name in ((tfserving, "_anything"), (tfserving, "_listed"), (json_segments, "_text")):
-            patch.setattr(module, name, Decoder(getattr(module, name)))
-        patch.setattr(tfserving, "LONG_BYTES", 512 * 1024)
-        patch.setattr(tfserving, "STEP_BYTES", 256 * 1024)
+        for name in ("_rows", "_fields", "_text"):
+            patch.setattr(json_segments, name, Decoder(getattr(json_segments, name)))
         body = b'{"inputs":{"x":%b}}' % (data % (b"QUFB" * 400_000))
         face = TensorFace(inputs=[TensorMetadata("x", "BYTES", (-1,)), TensorMetadata("z", "BYTES", (-1,))])
-        asked = at_once(tfserving.predict_in_steps(body, MAX_SAMPLES))
-        (tensor,) = at_once(tfserving.columns_in_steps(asked, face))
-        assert max(decoded, default=0) <= json_segments.SEGMENT_BYTES + 2
+        (tensor,) = tensors_of(body, face)
+        assert max(decoded, default=0) <= json_segments.SEGMENT_BYTES + 100
         told = as_raw(tensor).data
         assert bytes(told[4:]) == (b"AAA" * 400_000 if b"b64" in data else b"QUFB" * 400_000)
 
@@ -298,7 +283,7 @@ UNCUT = {
 
 
 @pytest.mark.parametrize("name", UNCUT)
-def test_what_has_no_place_to_be_cut_at_is_refused_once_a_step_was_read(usual_sizes, name):  # F73, F75
+def test_what_has_no_place_to_be_cut_at_is_refused_once_a_step_was_read(name):  # F73, F75
     """A million lists in one another were read again and again, twice as many each time."""
     data = Read(b"[" * (name != "name") + b'{"' * (name == "name") + UNCUT[name] * 2_000_000)
     with pytest.raises(msgspec.DecodeError):

@@ -11,6 +11,7 @@ JSON that cannot be cut for `UNCUT_BYTES` is refused: it has thousands of bracke
 longer numbers and names than anybody writes.
 
 `elements` and `members` return what is in an array or an object unread. Whoever needs more calls them again with that.
+What is short is decoded by them in one call, so whoever reads JSON need not ask how long it is.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ import io
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from forebay.types.element_limits import Data, Steps
 
+T = TypeVar("T")
+
 LONG_BYTES: Final = 512 * 1024
-"""Shorter JSON is decoded in one call."""
+"""Shorter JSON is decoded in one call, unless it has more than `MANY` elements."""
+MANY: Final = 32_768
+"""Elements of which all may be made, and then be counted."""
 SEGMENT_BYTES: Final = 16 * 1024
 UNCUT_BYTES: Final = 256 * 1024
 """What must have a place to be cut at."""
@@ -40,7 +45,7 @@ MAX_DEPTH: Final = 64
 """Brackets that may be open at the end of a segment."""
 
 _PIECE_BYTES: Final = 256
-"""What a piece costs beside its length where many are joined."""
+"""What a piece costs beside its length, as a step of Python."""
 _MARK: Final = secrets.token_hex(8).encode()
 """What nobody else can have written: it completes segments, and is told from what stands in them."""
 _BEFORE: Final = b'"<%b"' % _MARK
@@ -65,6 +70,21 @@ _raw: Final = msgspec.json.Decoder(msgspec.Raw)
 _rows: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _text: Final = msgspec.json.Decoder(str)
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Pace:
+    """Says when to yield in work on many pieces: after each `STEP_BYTES` of them."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def is_over(self, piece_bytes: int) -> bool:
+        """Count a piece, and tell whether others have their turn."""
+        self._done += piece_bytes + _PIECE_BYTES
+        if self._done < STEP_BYTES:
+            return False
+        self._done = 0
+        return True
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -120,14 +140,14 @@ def closed(brackets: bytes) -> bytes:
 
 def joined(parts: Iterable[Data]) -> Steps[bytes]:
     """Join what may be long, in steps."""
-    whole = io.BytesIO()
-    copied = 0
+    parts = [*parts]
+    if sum(map(len, parts)) <= STEP_BYTES:
+        return b"".join(parts)
+    whole, pace = io.BytesIO(), Pace()
     for part in parts:
         piece = memoryview(part)
         for at in range(0, len(piece), STEP_BYTES):
-            copied += whole.write(piece[at : at + STEP_BYTES]) + _PIECE_BYTES
-            if copied >= STEP_BYTES:
-                copied = 0
+            if pace.is_over(whole.write(piece[at : at + STEP_BYTES])):
                 yield
     return whole.getvalue()
 
@@ -138,6 +158,9 @@ def elements(data: Data, limit: int) -> Steps[list[memoryview] | None]:
     Raises:
         msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no array.
     """
+    whole = _if_short(data, _rows)
+    if whole is not None:
+        return [*map(memoryview, whole)] if len(whole) <= limit else None
     found: list[memoryview] = []
     for part in elements_in_parts(data):
         found += part
@@ -153,6 +176,9 @@ def members(data: Data, limit: int) -> Steps[dict[str, memoryview] | None]:
     Raises:
         msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no object.
     """
+    whole = _if_short(data, _fields)
+    if whole is not None:
+        return {name: memoryview(value) for name, value in whole.items()} if len(whole) <= limit else None
     found: dict[str, memoryview] = {}
     for part in _in_parts(data, _fields):
         found.update(part)
@@ -168,6 +194,10 @@ def elements_in_parts(data: Data) -> Iterator[list[memoryview]]:
     Raises:
         msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no array.
     """
+    whole = _if_short(data, _rows)
+    if whole is not None:
+        yield [*map(memoryview, whole)]
+        return
     for part in _in_parts(data, _rows):
         yield [value for _, value in part]
 
@@ -181,7 +211,8 @@ def text_in_parts(data: Data) -> Iterator[str]:
     view = memoryview(data)
     at, brackets = 0, b""
     while at < len(view) or not at:
-        segment = next_segment(view, at, brackets, SEGMENT_BYTES)
+        is_long = len(view) > LONG_BYTES
+        segment = next_segment(view, at, brackets, SEGMENT_BYTES) if is_long else Segment(0, len(view), b"", b"", 0, 0)
         text = bytes(view[segment.start : segment.end])
         try:
             yield _text.decode(_TEXT * (segment.start > 0) + text + _TEXT * (len(segment.after) > 0))
@@ -216,6 +247,21 @@ def _in_parts(data: Data, decoder: _Decoder) -> Iterator[list[tuple[Any, memoryv
             yield found
             found, done = [], 0
     yield found
+
+
+def _if_short(data: Data, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Return what short JSON holds; None if it is long.
+
+    Raises:
+        msgspec.DecodeError: If it is malformed.
+    """
+    size = len(data)
+    if size > LONG_BYTES or (size > 2 * MANY and bytes(data).count(b",") >= MANY):
+        return None
+    try:
+        return decoder.decode(data)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def _read(decoder: _Decoder, segment: Segment, text: bytes) -> dict[Any, msgspec.Raw]:

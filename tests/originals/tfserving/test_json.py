@@ -9,9 +9,12 @@ from tests.originals.replay import assert_as_recorded, exchanges, read_json
 
 from forebay.arrays.numpy_tensors import as_raw, from_array, to_array
 from forebay.errors import ForebayError
-from forebay.protocols.tfserving import rest
+from forebay.protocols.samples import MAX_SAMPLES
+from forebay.protocols.tfserving import json_answers
+from forebay.protocols.tfserving.predict_bodies import as_tensors, read_predict
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.datatypes import DATATYPES
+from forebay.types.element_limits import at_once
 from forebay.types.tensor import TensorMetadata
 
 PAGE = "docs/how-to/tensorflow-serving.md"
@@ -43,12 +46,9 @@ def read(asked):
     inputs = [TensorMetadata(name, KINDS[kind].name, (-1,)) for name, kind in asked["signature"].items()]
     face = TensorFace(inputs=inputs, unranked=frozenset(asked["signature"]))
     try:
-        body = rest.decode_predict(asked["text"].encode())
-        if body.instances is None:
-            given = rest.columns_as_tensors(body.inputs, face)
-        else:
-            given = rest.rows_as_tensors(body.instances, face)
-        if body.instances is not None:
+        body = at_once(read_predict(asked["text"].encode(), MAX_SAMPLES))
+        given = at_once(as_tensors(body, face))
+        if body.rows is not None:
             face.ask(given)
         return {"tensors": {one.name: recorded(as_raw(one)) for one in given}}
     except ForebayError as error:
@@ -70,7 +70,11 @@ def written(asked):
         array = np.array(numbers(one["values"]), kind).reshape([int(axis) for axis in one["shape"]])
         tensors.append(from_array(name, array))
     try:
-        return {"json": read_json((rest.encode_rows if asked["format"] == "rows" else rest.encode_columns)(tensors))}
+        return {
+            "json": read_json(
+                (json_answers.encode_rows if asked["format"] == "rows" else json_answers.encode_columns)(tensors)
+            )
+        }
     except ForebayError as error:
         return {"error": error.message}
 

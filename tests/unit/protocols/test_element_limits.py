@@ -12,7 +12,8 @@ import pytest
 from forebay.errors import ForebayError, InvalidRequest, TooLarge
 from forebay.protocols.kserve import rest as kserve
 from forebay.protocols.openai import request_reading
-from forebay.protocols.tfserving import rest as tfserving
+from forebay.protocols.tfserving.example_bodies import decode_examples
+from forebay.protocols.tfserving.predict_bodies import as_tensors, read_predict
 from forebay.serving.tensor_face import TensorFace
 from forebay.surfaces.pipeline.protocol.literal import parse
 from forebay.types.element_limits import ElementLimits, at_once
@@ -113,15 +114,19 @@ def test_names_that_are_said_for_each_sample_are_counted():  # F75
     assert took < 4 * len(body)
 
 
+def tensors_of(body, face):
+    return at_once(as_tensors(at_once(read_predict(body, 1)), face))
+
+
 def test_names_of_columns_are_counted_before_they_are_made():  # F75
     body = b'{"inputs":{%b}}' % b",".join(b'"a%d":{}' % number for number in range(100_000))
-    took, error = made_bytes(lambda: tfserving.columns_as_tensors(tfserving.decode_predict(body).inputs, FACE))
+    took, error = made_bytes(lambda: tensors_of(body, FACE))
     assert isinstance(error, TooLarge)
-    assert error.message == "100000 inputs came; at most 4096 are taken"
+    assert error.message == "more than 4096 inputs came, which is as many as are taken"
     assert took < 4 * len(body)
     texts = {"x": [{"b64": "eA=="}] * 5000}
     face = TensorFace(inputs=[TensorMetadata("x", "BYTES", (-1,))])
-    (tensor,) = tfserving.columns_as_tensors(tfserving.decode_predict(encode_json({"inputs": texts})).inputs, face)
+    (tensor,) = tensors_of(encode_json({"inputs": texts}), face)
     assert tensor.shape == (5000,)
 
 
@@ -129,7 +134,7 @@ def test_names_of_columns_are_counted_before_they_are_made():  # F75
 def test_texts_of_columns_are_counted_before_they_are_made(value):  # F75
     face = TensorFace(inputs=[TensorMetadata("x", "BYTES", (-1, -1))])
     body = b'{"inputs":[%b]}' % b",".join([value] * 250_000)
-    took, error = made_bytes(lambda: tfserving.columns_as_tensors(tfserving.decode_predict(body).inputs, face))
+    took, error = made_bytes(lambda: tensors_of(body, face))
     assert isinstance(error, TooLarge)
     assert "input 'x' has more than 200000 elements in arrays" in error.message
     assert took < 4 * len(body)
@@ -137,7 +142,7 @@ def test_texts_of_columns_are_counted_before_they_are_made(value):  # F75
 
 def test_values_of_examples_are_counted_before_they_are_made():
     body = encode_json({"examples": [{"x": [[]] * 300_000}]})
-    took, error = made_bytes(lambda: tfserving.decode_examples(body))
+    took, error = made_bytes(lambda: decode_examples(body))
     assert isinstance(error, TooLarge)
     assert "the request has more than 400000 elements in arrays" in error.message
     assert took < 4 * len(body)

@@ -19,7 +19,7 @@ from forebay.types.datatypes import datatype_of
 from forebay.types.element_limits import at_once, too_many
 from forebay.types.first_use import known
 from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
-from forebay.types.json_segments import LONG_BYTES, STEP_BYTES, members
+from forebay.types.json_segments import LONG_BYTES, Pace, members
 from forebay.types.json_segments import elements as rows_of
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
@@ -121,18 +121,10 @@ class Envelope(msgspec.Struct):
 
 
 class _UnreadSide(msgspec.Struct):
-    """An input or an output."""
+    """An input or an output: its data, and what it has beside that, by name."""
 
-    data: msgspec.Raw = msgspec.Raw()
-    name: msgspec.Raw = msgspec.Raw()
-    datatype: msgspec.Raw = msgspec.Raw()
-    shape: msgspec.Raw = msgspec.Raw()
-    parameters: msgspec.Raw = msgspec.Raw()
-
-    @property
-    def beside(self) -> dict[str, msgspec.Raw]:
-        """What it has beside data, by name."""
-        return {name: value for name in _BESIDE if len(value := getattr(self, name))}
+    data: msgspec.Raw
+    beside: dict[str, msgspec.Raw]
 
 
 _NULL: Final = memoryview(b"null")
@@ -386,7 +378,6 @@ def encode_response(
 
 
 _request: Final = msgspec.json.Decoder(known(Envelope))
-_side: Final = msgspec.json.Decoder(known(_UnreadSide))
 _MAX_DIGITS: Final = 16
 MAX_ITEMS: Final = 100_000
 """Elements of a request beside its data: of shapes and parameters. The loop makes objects of them."""
@@ -394,8 +385,6 @@ MAX_HEAD_BYTES: Final = 2 * 1024 * 1024
 """What a long request has beside its data, which is decoded in one call."""
 _SHORT_BYTES: Final = 64 * 1024
 """JSON that cannot hold more than is possible anyway."""
-_SIDE_BYTES: Final = 256
-"""What an input or an output costs beside its length."""
 
 
 def counting(
@@ -472,19 +461,14 @@ def _sides(listed: memoryview) -> Steps[list[_UnreadSide]]:
     if rows is None:
         raise _too_many_tensors()
     found: list[_UnreadSide] = []
-    read_bytes = 0
+    pace = Pace()
     for row in rows:
-        if len(row) <= _SHORT_BYTES:
-            found.append(_side.decode(row))
-        else:
-            said = yield from members(row, MAX_PARAMETERS)
-            if said is None:
-                raise _too_many_parameters()
-            fields = {name: msgspec.Raw(said[name]) for name in _UnreadSide.__struct_fields__ if name in said}
-            found.append(_UnreadSide(**fields))
-        read_bytes += len(row) + _SIDE_BYTES
-        if read_bytes > STEP_BYTES:
-            read_bytes = 0
+        said = yield from members(row, MAX_PARAMETERS)
+        if said is None:
+            raise _too_many_parameters()
+        beside = {name: msgspec.Raw(said[name]) for name in _BESIDE if name in said}
+        found.append(_UnreadSide(msgspec.Raw(said.get("data", b"")), beside))
+        if pace.is_over(len(row)):
             yield
     return found
 
@@ -539,14 +523,11 @@ def _too_many_parameters() -> TooLarge:
 
 
 def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[msgspec.Raw]) -> Steps[JsonElements]:
-    found = JsonElements()
-    read_bytes = 0
+    found, pace = JsonElements(), Pace()
     for one in pieces:
         piece = memoryview(one)
         found += at_once(count(piece)) if len(piece) <= _SHORT_BYTES else (yield from count(piece))
-        read_bytes += len(piece) + _SIDE_BYTES
-        if read_bytes > STEP_BYTES:
-            read_bytes = 0
+        if pace.is_over(len(piece)):
             yield
     return found
 

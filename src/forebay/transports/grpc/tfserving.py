@@ -20,7 +20,7 @@ from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge, Una
 from forebay.observe.logs.request_ids import next_id
 from forebay.protocols.tfserving import examples
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING, UNCUT
-from forebay.protocols.tfserving.rest import MAX_INPUTS
+from forebay.protocols.tfserving.predict_bodies import MAX_INPUTS
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload

@@ -19,13 +19,17 @@ from urllib.parse import quote
 import msgspec
 
 from forebay.errors import BadOutcome, InvalidRequest, NotFound, Unavailable
-from forebay.protocols.tfserving import examples, rest
+from forebay.protocols.tfserving import examples, json_answers
+from forebay.protocols.tfserving.example_bodies import counting_examples, decode_examples
+from forebay.protocols.tfserving.odd_numbers import holds
+from forebay.protocols.tfserving.predict_bodies import as_samples, as_tensors, read_predict
 from forebay.server import tfserving_facts as facts
 from forebay.server.kserve_facts import find_served
 from forebay.serving.models.further_methods import CALL
 from forebay.serving.tensor_face import JoinedTensors, TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
 from forebay.types.call import ROWS, Media, Request
+from forebay.types.element_limits import at_once
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import LONG_BYTES
@@ -62,14 +66,17 @@ class _Rows:
         self.is_whole = face.is_bare and not face.has_rows
         self.is_whole &= any(one.shape or one.name in face.unranked for one in face.inputs)
         self.takes_bytes = any(one.datatype == "BYTES" for one in face.inputs)
-        gives_bytes = any(one.datatype == "BYTES" and one.name.endswith(rest.BYTES_SUFFIX) for one in face.outputs)
+        gives_bytes = any(
+            one.datatype == "BYTES" and one.name.endswith(json_answers.BYTES_SUFFIX) for one in face.outputs
+        )
         self.in_tensors = self.is_whole or gives_bytes
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """What was read of a long body: samples, or tensors and the form in which they came."""
+    """What was read of a body: samples, or tensors for a signature and the form in which they came."""
 
-    named: facts.AskedSignature | None
+    told: _Rows
+    named: facts.AskedSignature | None = None
     form: str = ""
     tensors: Sequence[Tensor] = ()
     samples: list[memoryview] = []
@@ -80,7 +87,8 @@ class _Predict(TensorRequest, gc=False, eq=False):
 
     def joint(self) -> JoinedTensors:
         """Return what puts the outputs of its slices together: as JSON already, for all at once would take long."""
-        return JoinedTensors(self.size, rest.columns_in_lists if self.call is _COLUMNS else rest.rows_in_lists)
+        write = json_answers.columns_in_lists if self.call is _COLUMNS else json_answers.rows_in_lists
+        return JoinedTensors(self.size, write)
 
 
 class PredictRoute(InferenceRoute):
@@ -91,6 +99,7 @@ class PredictRoute(InferenceRoute):
     ) -> None:
         """Answer for a version."""
         super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
+        self.passes_bytes = min(self.passes_bytes, LONG_BYTES)  # what is longer is read in steps
         self._served = served
         self._own = _Rows(served.contract, served.tensors)
         further = [_Rows(one.contract, one.tensors) for one in served.methods]
@@ -100,22 +109,28 @@ class PredictRoute(InferenceRoute):
         """Count the elements of a body, and read one that is long."""
         del head
         counting = json_elements(body, self.elements.tensors, self.elements.elsewhere)
-        return counting if len(body) <= LONG_BYTES else self._reading(counting, body)
+        return counting if len(body) <= LONG_BYTES else self._reading(body, counting)
 
-    def _reading(self, counting: Steps[None], body: bytes | memoryview) -> Steps[_Read]:
-        yield from counting
+    def _reading(self, body: bytes | memoryview, counting: Steps[None] | None = None) -> Steps[_Read]:
+        if counting is not None:
+            yield from counting
         self.require_whole()
-        asked = yield from rest.predict_in_steps(body, self.endpoint.batching.capacity)
-        named = facts.asked(self._served, asked.signature_name) if asked.signature_name else None
-        if asked.instances is None:
+        asked = yield from read_predict(body, self.endpoint.batching.capacity)
+        named = facts.asked(self._served, asked.signature) if asked.signature else None
+        told = self._own if named is None else self._rows[named.contract.call]
+        if (
+            asked.rows is None
+            or asked.is_odd
+            or told.in_tensors
+            or (told.takes_bytes and (yield from holds(asked.value, b'"b64"')))
+        ):
             named = named or facts.asked(self._served)
-            return _Read(named, _COLUMNS, (yield from rest.columns_in_steps(asked, named.face)))
-        told = self._told(named)
-        if told.in_tensors or (told.takes_bytes and (yield from rest.holds(asked.value, b'"b64"'))):
-            named = named or facts.asked(self._served)
-            return _Read(named, ROWS, (yield from rest.rows_in_steps(asked, named.face)))
-        self._require_samples(told)
-        return _Read(named, samples=(yield from rest.samples_in_steps(asked, told.only_input)))
+            form = _COLUMNS if asked.rows is None else ROWS
+            return _Read(told, named, form, (yield from as_tensors(asked, named.face)))
+        if told.is_raw:
+            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
+            raise InvalidRequest(msg)
+        return _Read(told, samples=(yield from as_samples(asked, told.only_input)))
 
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
@@ -125,75 +140,28 @@ class PredictRoute(InferenceRoute):
         Raises:
             ForebayError: If the model does not take it.
         """
-        self.require_whole()
-        if isinstance(read, _Read):
-            if read.samples:
-                return self._of_samples(read.samples, self._told(read.named), head, reply, origin)
-            assert read.named is not None
-            return self._of_tensors(read.tensors, read.named, read.form, head, reply, origin)
-        asked = rest.decode_predict(body, self.endpoint.batching.capacity)
-        named = facts.asked(self._served, asked.signature_name) if asked.signature_name else None
-        if asked.instances is None:
-            named = named or facts.asked(self._served)
-            return self._of_tensors(
-                rest.columns_as_tensors(asked.inputs, named.face), named, _COLUMNS, head, reply, origin
-            )
-        told = self._told(named)
-        rows = asked.instances
-        is_odd = isinstance(asked, rest.OddPredictBody)
-        if told.in_tensors or is_odd or (told.takes_bytes and b'"b64"' in bytes(body)):
-            named = named or facts.asked(self._served)
-            return self._of_tensors(rest.rows_as_tensors(rows, named.face), named, ROWS, head, reply, origin)
-        self._require_samples(told)
-        name = told.only_input
-        data = [memoryview(rest.row_of(one, name) if name else one) for one in rows]
-        return self._of_samples(data, told, head, reply, origin)
+        found: _Read = read if isinstance(read, _Read) else at_once(self._reading(body))
+        if found.named is None:
+            samples = found.samples
+            request = Request(samples, reply, found.told.params, origin, size=len(samples), id=head.id)
+        else:
+            params, size = found.named.ask(found.tensors)
+            data = [one.data for one in found.tensors]
+            request = _Predict(data, reply, params, origin, size=size, id=head.id, call=found.form)
+        self.complete(request, head, origin)
+        return request
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
         """Return headers and body of a successful answer."""
         if isinstance(request, TensorRequest):
             tensors = tensors_of(outcome[0], outcome[1:])
             is_columns = request.call is _COLUMNS
-            return [JSON], [rest.encode_columns(tensors) if is_columns else rest.encode_rows(tensors)]
+            return [JSON], [json_answers.encode_columns(tensors) if is_columns else json_answers.encode_rows(tensors)]
         if any(type(one) is Media for one in outcome):
             raise BadOutcome("a prediction is a forebay.Media, which an array in JSON cannot hold")
         name = self._rows[request.params.get(CALL, "")].only_output
-        told = [rest.bare(one, name) for one in outcome] if name else outcome
+        told = [json_answers.bare(one, name) for one in outcome] if name else outcome
         return [JSON], [b'{"predictions":[' + b",".join(told) + b"]}"]
-
-    def _told(self, named: facts.AskedSignature | None) -> _Rows:
-        return self._own if named is None else self._rows[named.contract.call]
-
-    def _require_samples(self, told: _Rows) -> None:
-        """Refuse rows of a model whose samples are not JSON.
-
-        Raises:
-            InvalidRequest: If it is one.
-        """
-        if told.is_raw:
-            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
-            raise InvalidRequest(msg)
-
-    def _of_samples(
-        self, samples: list[memoryview], told: _Rows, head: Head, reply: Reply, origin: Origin | None
-    ) -> Request:
-        request = Request(samples, reply, told.params, origin, size=len(samples), id=head.id)
-        self.complete(request, head, origin)
-        return request
-
-    def _of_tensors(
-        self,
-        tensors: Sequence[Tensor],
-        asked: facts.AskedSignature,
-        form: str,
-        head: Head,
-        reply: Reply,
-        origin: Origin | None,
-    ) -> TensorRequest:
-        params, size = asked.ask(tensors)
-        request = _Predict([one.data for one in tensors], reply, params, origin, size=size, id=head.id, call=form)
-        self.complete(request, head, origin)
-        return request
 
 
 class ExamplesRoute(InferenceRoute):
@@ -216,7 +184,7 @@ class ExamplesRoute(InferenceRoute):
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
         """Count the elements of a body."""
         del head
-        return rest.counting_examples(body)
+        return counting_examples(body)
 
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
@@ -227,7 +195,7 @@ class ExamplesRoute(InferenceRoute):
             ForebayError: If the model does not take it.
         """
         self.require_whole()
-        given, signature = rest.decode_examples(body)
+        given, signature = decode_examples(body)
         asked = facts.asked(self._served, signature)
         tensors = examples.tensors_of(examples.checked(given), asked.face)
         params, size = asked.ask(tensors)
@@ -261,11 +229,11 @@ def routes_for(
 
 
 def _classes(tensors: Sequence[Tensor], count: int) -> bytes:
-    return rest.encode_classes(examples.classes_of(tensors, count))
+    return json_answers.encode_classes(examples.classes_of(tensors, count))
 
 
 def _values(tensors: Sequence[Tensor], count: int) -> bytes:
-    return rest.encode_values(examples.values_of(tensors, count))
+    return json_answers.encode_values(examples.values_of(tensors, count))
 
 
 def is_tfserving_path(path: str) -> bool:
