@@ -10,8 +10,11 @@ from hypothesis.extra import numpy as arrays
 
 from forebay.arrays.numpy_tensors import as_raw, from_array, to_array
 from forebay.errors import ForebayError
-from forebay.protocols.tfserving import examples, rest
+from forebay.protocols.tfserving import examples, json_answers
+from forebay.protocols.tfserving.example_bodies import decode_examples
+from forebay.protocols.tfserving.predict_bodies import as_tensors, read_predict
 from forebay.serving.tensor_face import TensorFace
+from forebay.types.element_limits import at_once
 from forebay.types.tensor import TensorMetadata
 
 FACES = [
@@ -32,14 +35,14 @@ VALUES = st.recursive(
 )
 
 
+def tensors_of(body, face):
+    return at_once(as_tensors(at_once(read_predict(body, 100)), face))
+
+
 @given(st.sampled_from(FACES), st.fixed_dictionaries({}, optional={"instances": VALUES, "inputs": VALUES}))
 def test_whatever_comes_is_tensors_or_refused(face, body):
     try:
-        asked = rest.decode_predict(json.dumps(body).encode())
-        if asked.instances is None:
-            tensors = rest.columns_as_tensors(asked.inputs, face)
-        else:
-            tensors = rest.rows_as_tensors(asked.instances, face)
+        tensors = tensors_of(json.dumps(body).encode(), face)
         face.ask(tensors)
         for tensor in tensors:
             assert to_array(as_raw(tensor)).shape == tensor.shape
@@ -56,7 +59,7 @@ def test_whatever_comes_is_tensors_or_refused(face, body):
 )
 def test_whatever_examples_come(face, body):
     try:
-        found, _ = rest.decode_examples(json.dumps(body).encode())
+        found, _ = decode_examples(json.dumps(body).encode())
         for tensor in examples.tensors_of(examples.checked(found), face):
             assert to_array(tensor).shape[0] == len(found)
     except ForebayError:
@@ -66,9 +69,9 @@ def test_whatever_examples_come(face, body):
 @given(arrays.arrays(np.float32, arrays.array_shapes(max_dims=4, max_side=3), elements=st.floats(-9, 9, width=32)))
 def test_columns_are_what_they_were(array):
     told = json.dumps({"inputs": {"x": array.tolist()}}).encode()
-    (tensor,) = rest.columns_as_tensors(rest.decode_predict(told).inputs, FACES[0])
+    (tensor,) = tensors_of(told, FACES[0])
     assert np.array_equal(to_array(as_raw(tensor)), array)
     outputs = [from_array("x", array), from_array("y", array)]
-    assert np.array_equal(np.float32(json.loads(rest.encode_columns(outputs))["outputs"]["y"]), array)
-    rows = json.loads(rest.encode_rows(outputs))["predictions"]
+    assert np.array_equal(np.float32(json.loads(json_answers.encode_columns(outputs))["outputs"]["y"]), array)
+    rows = json.loads(json_answers.encode_rows(outputs))["predictions"]
     assert np.array_equal(np.array([row["x"] for row in rows], np.float32), array)
