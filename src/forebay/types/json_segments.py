@@ -72,7 +72,7 @@ _text: Final = msgspec.json.Decoder(str)
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Pace:
+class StepPace:
     """Says when to yield in work on many pieces: after each `STEP_BYTES` of them."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def joined(parts: Iterable[Data]) -> Steps[bytes]:
     parts = [*parts]
     if sum(map(len, parts)) <= STEP_BYTES:
         return b"".join(parts)
-    whole, pace = io.BytesIO(), Pace()
+    whole, pace = io.BytesIO(), StepPace()
     for part in parts:
         piece = memoryview(part)
         for at in range(0, len(piece), STEP_BYTES):

@@ -19,7 +19,7 @@ from forebay.types.datatypes import datatype_of
 from forebay.types.element_limits import at_once, too_many
 from forebay.types.first_use import known
 from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
-from forebay.types.json_segments import LONG_BYTES, Pace, members
+from forebay.types.json_segments import LONG_BYTES, StepPace, members
 from forebay.types.json_segments import elements as rows_of
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
@@ -461,7 +461,7 @@ def _sides(listed: memoryview) -> Steps[list[_UnreadSide]]:
     if rows is None:
         raise _too_many_tensors()
     found: list[_UnreadSide] = []
-    pace = Pace()
+    pace = StepPace()
     for row in rows:
         said = yield from members(row, MAX_PARAMETERS)
         if said is None:
@@ -523,7 +523,7 @@ def _too_many_parameters() -> TooLarge:
 
 
 def _counted(count: Callable[[Data], Steps[JsonElements]], pieces: Sequence[msgspec.Raw]) -> Steps[JsonElements]:
-    found, pace = JsonElements(), Pace()
+    found, pace = JsonElements(), StepPace()
     for one in pieces:
         piece = memoryview(one)
         found += at_once(count(piece)) if len(piece) <= _SHORT_BYTES else (yield from count(piece))

@@ -20,7 +20,7 @@ from forebay.protocols.tfserving.odd_numbers import holds, without_marks
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import (
     STEP_BYTES,
-    Pace,
+    StepPace,
     elements,
     elements_in_parts,
     joined,
@@ -148,7 +148,7 @@ def _texts_and_bytes(name: str, data: memoryview, shape: Sequence[int]) -> Steps
     Raises:
         msgspec.DecodeError: If it is malformed, or has lists that are not as deep as the first.
     """
-    values, pace = [data], Pace()
+    values, pace = [data], StepPace()
     for _ in shape:
         inner: list[memoryview] = []
         for value in values:

@@ -15,7 +15,7 @@ from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols.tfserving.json_tensors import SAMPLE_BYTES, is_b64, tensor_in_lists
 from forebay.protocols.tfserving.odd_numbers import holds, with_marks
 from forebay.types.first_use import known
-from forebay.types.json_segments import Pace, elements, joined, members
+from forebay.types.json_segments import StepPace, elements, joined, members
 
 if TYPE_CHECKING:
     from forebay.serving.tensor_face import TensorFace
@@ -108,7 +108,7 @@ def _name_in(data: memoryview) -> str:
 
 def as_samples(asked: PredictBody, name: str) -> Steps[list[memoryview]]:
     """Return rows as samples; with a name bare ones as objects, whose only field it is."""
-    samples, pace = asked.rows or [], Pace()
+    samples, pace = asked.rows or [], StepPace()
     if not name:
         return samples
     for place, row in enumerate(samples):
@@ -143,7 +143,7 @@ def as_tensors(asked: PredictBody, face: TensorFace) -> Steps[list[Tensor]]:
 def _columns(rows: Iterable[memoryview], only: str) -> Steps[Mapping[str, memoryview]]:
     """Return the values of rows as a list for each input."""
     columns: dict[str, list[Data]] = {}
-    names, pace = 0, Pace()
+    names, pace = 0, StepPace()
     for place, row in enumerate(rows):
         fields = yield from _fields(row, only)
         if pace.is_over(len(row)):
