@@ -8,6 +8,7 @@ on it are packets with timestamps that rise. A request is the simple case: every
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Final, Literal
 
 import msgspec
@@ -156,25 +157,12 @@ def _check_cycles(graph: GraphSpec, where: str) -> None:
         ]
         for node in graph.nodes
     }
-    settled: set[str] = set()
-    for start, inputs in before.items():
-        path = [start]
-        steps = [(start, iter(inputs))]
-        while steps:
-            name, rest = steps[-1]
-            following = next((other for other in rest if other not in settled), None)
-            if following is None:
-                settled.add(name)
-                steps.pop()
-                path.pop()
-            elif following in path:
-                circle = [*path[path.index(following) :], following][::-1]
-                arrows = " -> ".join(f"'{name}'" for name in circle)
-                msg = f"{where} has a cycle: {arrows}; break it, or declare the port that closes it a back edge"
-                raise ConfigError(msg)
-            else:
-                path.append(following)
-                steps.append((following, iter(before[following])))
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        arrows = " -> ".join(f"'{name}'" for name in error.args[1])
+        msg = f"{where} has a cycle: {arrows}; break it, or declare the port that closes it a back edge"
+        raise ConfigError(msg) from None
 
 
 def _listed(names: Mapping[str, object]) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -67,21 +67,15 @@ def instances_of(
     )
 
 
-class ThreadOp:
-    """An op whose workers are threads of this process: they share what `init_op` has made."""
+def thread_runners(
+    dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]
+) -> Callable[[], StoringRunner]:
+    """Return what makes the runner of each thread of this process; they share what `init_op` has made.
 
-    def __init__(self, dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]) -> None:
-        """See `instances_of`; `store` may be filled in until the first runner is made."""
-        self._make = lambda: instances_of(dag, name, config, store, own_process=False)
-        self._offloads_to = lambda: offloads_to(config, store)
-        self._instances: OpInstances | None = None
-        self._is_alone = dag.settings[name]["batch_size"] == 1
-
-    def runner(self) -> StoringRunner:
-        """Return the runner of one thread."""
-        if self._instances is None:
-            self._instances = self._make()
-        return StoringRunner(self._instances.runner(), self._offloads_to(), one_by_one=self._is_alone)
+    See `instances_of`; `store` may be filled in until the first runner is made.
+    """
+    instances = functools.cache(lambda: instances_of(dag, name, config, store, own_process=False))
+    return lambda: _storing(instances(), dag, name, config, store)
 
 
 def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) -> StoringRunner:
@@ -93,13 +87,15 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
     """
     server = captured(script)
     dag, config = built(server)
-    runner = instances_of(dag, name, config, store, own_process=True).runner()
-    return StoringRunner(runner, offloads_to(config, store), one_by_one=dag.settings[name]["batch_size"] == 1)
+    return _storing(instances_of(dag, name, config, store, own_process=True), dag, name, config, store)
 
 
-def offloads_to(config: PipelineConfig, store: Mapping[str, Any]) -> StoreConfig | None:
-    """Return the store that large values go to automatically, if the configuration names one."""
-    return None if config.dag.external_store is None else msgspec.convert(store, known(StoreConfig))
+def _storing(
+    instances: OpInstances, dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]
+) -> StoringRunner:
+    """Return a runner whose large values go to the store, if the configuration names one."""
+    offloads_to = None if config.dag.external_store is None else msgspec.convert(store, known(StoreConfig))
+    return StoringRunner(instances.runner(), offloads_to, one_by_one=dag.settings[name]["batch_size"] == 1)
 
 
 def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:

@@ -119,8 +119,8 @@ class ServedGraph:
         count = dag.settings[name]["concurrency"]
         factory = f"{op_workers.__name__}:op_runner"
         if in_threads:
-            instances = op_workers.ThreadOp(dag, name, config, self._store)
-            pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=instances.runner), workers=count, stuck_s=STUCK_S)
+            local = op_workers.thread_runners(dag, name, config, self._store)
+            pool: Pool = ThreadPool(RunnerSpec(factory=factory, local=local), workers=count, stuck_s=STUCK_S)
         else:
             kwargs = {"script": msgspec.to_builtins(script()), "name": name, "store": self._store}
             pool = ProcessPool(

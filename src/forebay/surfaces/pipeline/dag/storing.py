@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from forebay.errors import ConfigError, ForebayError
 from forebay.graph.values import inputs_of
 from forebay.surfaces.pipeline.predictors.client_watching import one_version
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
 from forebay.workers.runner import Runner
+from forebay.workers.wire.objects import UnpackedItem
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.runner import OpRunner
@@ -49,14 +48,6 @@ class OpStore:
             msg = "the store keeps values for requests; it can be used in preprocess, process and postprocess only"
             raise ConfigError(msg)
         return open_store(self._config, run=runs)
-
-
-class Loaded(msgspec.Struct):
-    """An item whose inputs are all there."""
-
-    body: Any
-    params: Mapping[str, Any]
-    size: int
 
 
 class StoringRunner(Runner):
@@ -115,7 +106,7 @@ class StoringRunner(Runner):
                 outcomes[place] = Failure(error)
             else:
                 places.append(place)
-                loaded.append(Loaded(body, item.params, item.size))
+                loaded.append(UnpackedItem(body, item.params, item.size))
         found = self._runner.run(loaded) if loaded else ()
         for place, outcome in zip(places, found, strict=True):
             outcomes[place] = _stored(outcome, open_store(config, run=run_of(items[place].params)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -148,20 +149,12 @@ def _node(op: Op, order: Sequence[Op] | None, *, first_arrival: bool) -> NodeSpe
 
 def _check_circle(ops: Iterable[Op]) -> None:
     """Refuse ops that wait for each other, naming them in the order in which they would run."""
-    settled: set[Op] = set()
-    for start in ops:
-        path: list[Op] = [start]
-        while path:
-            following = next((op for op in path[-1].get_input_ops() if op not in settled), None)
-            if following is None:
-                settled.add(path.pop())
-            elif following in path:
-                circle = [*path[path.index(following) :], following][::-1]
-                shown = " -> ".join(f"'{op.name}'" for op in circle)
-                cure = f"take '{circle[-2].name}' out of the input_ops of '{circle[-1].name}'"
-                raise ConfigError(f"ops wait for each other in a cycle: {shown}; {cure}")
-            else:
-                path.append(following)
+    try:
+        TopologicalSorter({op: op.get_input_ops() for op in ops}).prepare()
+    except CycleError as error:
+        circle = [f"'{op.name}'" for op in error.args[1]]
+        cure = f"take {circle[-2]} out of the input_ops of {circle[-1]}"
+        raise ConfigError(f"ops wait for each other in a cycle: {' -> '.join(circle)}; {cure}") from None
 
 
 def _sorted(ops: list[Op]) -> list[Op]:
