@@ -11,7 +11,6 @@ from forebay.observe.metrics.repository_metrics import StockReading
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
-    from forebay.repository.repository import RepositoryStatistics
     from forebay.server.stock import Stock
 
 
@@ -44,35 +43,6 @@ def summary(stock: Stock) -> list[str]:
 
 
 def reading(stock: Stock) -> StockReading:
-    """Return the numbers of the repositories and of the memory, as Prometheus has them."""
-    memory = stock.statistics()
-    return StockReading(
-        {one.repository.place: _numbers(one.repository.statistics()) for one in stock.stocked},
-        {
-            "loaded_versions": memory.loaded,
-            "loaded_bytes": memory.bytes,
-            "load_hits_total": memory.hits,
-            "load_misses_total": memory.misses,
-            "loads_total": memory.loads,
-            "load_failures_total": memory.failures,
-            "load_evictions_total": memory.evictions,
-            "load_waiting": memory.waiting,
-        },
-    )
-
-
-def _numbers(told: RepositoryStatistics) -> dict[str, float]:
-    disk = told.disk
-    return {
-        "models": told.models,
-        "versions": told.versions,
-        "looks_total": told.looks,
-        "look_failures_total": told.failures,
-        "look_seconds": told.look_s,
-        "looked_timestamp_seconds": told.looked_s,
-        "disk_versions": 0 if disk is None else disk.count,
-        "disk_bytes": 0 if disk is None else disk.bytes,
-        "copied_total": 0 if disk is None else disk.misses,
-        "copied_bytes_total": told.copied_bytes,
-        "disk_evictions_total": 0 if disk is None else disk.evictions,
-    }
+    """Return the numbers of the repositories and of the memory, for Prometheus."""
+    repositories = {one.repository.place: msgspec.to_builtins(one.repository.statistics()) for one in stock.stocked}
+    return StockReading(repositories, msgspec.to_builtins(stock.statistics()))

@@ -743,26 +743,25 @@ async def test_what_prometheus_is_told(files):
         await found.app.find("a").endpoint.call(b"")  # past the stock, as over the fast lane
         with pytest.raises(ModelError):
             await found.ask("d")
-        memory = stock_report.reading(found.stock).memory
-        assert memory == {
-            "loaded_versions": 1,
-            "loaded_bytes": 1,
-            "load_hits_total": 3,
-            "load_misses_total": 3,
-            "loads_total": 4,
-            "load_failures_total": 1,
-            "load_evictions_total": 2,
-            "load_waiting": 0,
-        }
         collector = RepositoryCollector()
         assert list(collector.collect()) == []
         collector.reading = stock_report.reading(found.stock)
         samples = {one.name: one for family in collector.collect() for one in family.samples}
+        memory = {name: one.value for name, one in samples.items() if not one.labels}
+        assert memory == {
+            "forebay_loaded_versions": 1,
+            "forebay_loaded_bytes": 1,
+            "forebay_load_hits_total": 3,
+            "forebay_load_misses_total": 3,
+            "forebay_loads_total": 4,
+            "forebay_load_failures_total": 1,
+            "forebay_load_evictions_total": 2,
+            "forebay_load_waiting": 0,
+        }
         assert samples["forebay_repository_models"].value == 4
         assert samples["forebay_repository_models"].labels == {"repository": found.repository.place}
         assert samples["forebay_repository_looks_total"].value == 2
         assert samples["forebay_repository_looked_timestamp_seconds"].value > 1e9
-        assert samples["forebay_load_evictions_total"].value == 2
 
 
 @run

@@ -12,40 +12,41 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _OF_EACH: Final = {
-    "models": "Models that are there",
-    "versions": "Versions that are there",
-    "looks_total": "How often the source was listed",
-    "look_failures_total": "How often it could not be listed",
-    "look_seconds": "How long the last look took",
-    "looked_timestamp_seconds": "When it was listed last",
-    "disk_versions": "Versions on the disk",
-    "disk_bytes": "Bytes of the versions on the disk",
-    "copied_total": "Versions that were copied to the disk",
-    "copied_bytes_total": "Bytes that were copied to the disk",
-    "disk_evictions_total": "Versions that left the disk to make room",
+    "models": ("models", "Models that are there"),
+    "versions": ("versions", "Versions that are there"),
+    "looks_total": ("looks", "How often the source was listed"),
+    "look_failures_total": ("failures", "How often it could not be listed"),
+    "look_seconds": ("look_s", "How long the last look took"),
+    "looked_timestamp_seconds": ("looked_s", "When it was listed last"),
+    "disk_versions": ("disk.count", "Versions on the disk"),
+    "disk_bytes": ("disk.bytes", "Bytes of the versions on the disk"),
+    "copied_total": ("disk.misses", "Versions that were copied to the disk"),
+    "copied_bytes_total": ("copied_bytes", "Bytes that were copied to the disk"),
+    "disk_evictions_total": ("disk.evictions", "Versions that left the disk to make room"),
 }
+"""The families of a repository, by what its statistics call them."""
 _OF_MEMORY: Final = {
-    "loaded_versions": "Versions in memory",
-    "loaded_bytes": "Bytes of the files of the versions in memory",
-    "load_hits_total": "Requests whose version was in memory",
-    "load_misses_total": "Requests that waited until their version was loaded",
-    "loads_total": "Versions that were loaded, or begun to be",
-    "load_failures_total": "Versions that could not be loaded",
-    "load_evictions_total": "Versions that left the memory to make room",
-    "load_waiting": "Requests that wait until their version is loaded",
+    "loaded_versions": ("loaded", "Versions in memory"),
+    "loaded_bytes": ("bytes", "Bytes of the files of the versions in memory"),
+    "load_hits_total": ("hits", "Requests whose version was in memory"),
+    "load_misses_total": ("misses", "Requests that waited until their version was loaded"),
+    "loads_total": ("loads", "Versions that were loaded, or begun to be"),
+    "load_failures_total": ("failures", "Versions that could not be loaded"),
+    "load_evictions_total": ("evictions", "Versions that left the memory to make room"),
+    "load_waiting": ("waiting", "Requests that wait until their version is loaded"),
 }
 
 
 class StockReading(msgspec.Struct, frozen=True):
-    """The numbers of all repositories at this moment, by the names of the families.
+    """What all repositories tell about themselves at this moment, as plain data.
 
     Attributes:
         repositories: Of each, by its place.
         memory: Of the memory.
     """
 
-    repositories: Mapping[str, Mapping[str, float]]
-    memory: Mapping[str, float]
+    repositories: Mapping[str, Mapping[str, Any]]
+    memory: Mapping[str, Any]
 
 
 class RepositoryCollector:
@@ -63,14 +64,16 @@ class RepositoryCollector:
         reading = self.reading
         if reading is None:
             return
-        for name, text in _OF_EACH.items():
+        for name, (key, text) in _OF_EACH.items():
             family = _family(f"forebay_repository_{name}", text, ["repository"])
-            for place, told in reading.repositories.items():
-                family.add_metric([place], told[name])
+            for place, statistics in reading.repositories.items():
+                outer, _, inner = key.rpartition(".")
+                found = statistics[outer] or {inner: 0} if outer else statistics  # some keep nothing on the disk
+                family.add_metric([place], found[inner])
             yield family
-        for name, text in _OF_MEMORY.items():
+        for name, (key, text) in _OF_MEMORY.items():
             family = _family(f"forebay_{name}", text, [])
-            family.add_metric([], reading.memory[name])
+            family.add_metric([], reading.memory[key])
             yield family
 
 
