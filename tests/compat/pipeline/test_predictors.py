@@ -611,7 +611,7 @@ def is_running(pid):
 
 
 def pids_of(client):
-    return client._hosted._host.value.pids
+    return client._host.value.pids
 
 
 def test_a_model_service_is_started_where_there_are_no_endpoints(hosted, eventually):  # P113

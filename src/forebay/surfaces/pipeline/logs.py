@@ -56,7 +56,7 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, lowest in (("pipeline.log", level), ("pipeline.log.wf", "warning")):
-            handler = _LogFile(
+            handler = PatientFile(
                 folder / name, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8", errors="backslashreplace"
             )
             handler.setLevel(lowest.upper())
@@ -87,9 +87,13 @@ def to_stderr(level: str) -> None:
 
 
 class PatientFile(RotatingFileHandler):
-    """Says why it cannot be written, once until it can be again; other handlers print a traceback for each record."""
+    """Says why it cannot be written, once until it can be again; other handlers print a traceback for each record.
+
+    It counts what it writes, instead of formatting each record twice and asking the file system how full it is.
+    """
 
     _is_told = False
+    _size = 0
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Log what is wrong with the file, for the console and all other handlers."""
@@ -109,12 +113,6 @@ class PatientFile(RotatingFileHandler):
         """Close the file, also if what is left cannot be written."""
         with contextlib.suppress(OSError):
             super().close()
-
-
-class _LogFile(PatientFile):
-    """Counts what it writes, instead of formatting each record twice and asking the file system how full it is."""
-
-    _size = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, into a new file if the old one is full."""

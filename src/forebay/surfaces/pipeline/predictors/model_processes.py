@@ -156,29 +156,8 @@ def take_host(conf: LocalConf, index: int | None) -> Lease[ModelHost]:
     return _hosts.take(msgspec.json.encode([conf, index]).decode(), 0, started)
 
 
-class _HostedModel:
-    """A `Backend`: the use of a host until it is closed."""
-
-    def __init__(self, conf: LocalConf, index: int | None, timeout_s: float) -> None:
-        self._host = take_host(conf, index)
-        self._timeout_s = timeout_s
-
-    def signature(self) -> None:
-        """Say nothing: the process knows."""
-
-    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
-        found = self.run_all(feed, id, [var.alias for var in fetch])
-        return [Value(found[var.alias], found.get(var.alias + LOD)) for var in fetch]
-
-    def run_all(self, feed: Feed, id: int, fetch: Sequence[str] = ()) -> dict[str, Any]:
-        return self._host.value.ask(feed, fetch, id, self._timeout_s)
-
-    def close(self) -> None:
-        self._host.release()
-
-
 class HostedClient(ModelClient):
-    """Asks processes that were started for their model, which give all results where none is named."""
+    """Asks processes that were started for their model, which give all results where none is named; its own backend."""
 
     def __init__(self, settings: PredictorSettings, index: int | None) -> None:
         """Start them if nobody has; see `take_host`."""
@@ -186,8 +165,21 @@ class HostedClient(ModelClient):
         assert conf.model_config is not None
         self.takes_text = is_reference(conf.model_config)
         signature = None if self.takes_text else describe(Path(conf.model_config))
-        self._hosted = _HostedModel(conf, index, settings.timeout_s)
-        super().__init__(self._hosted, signature, settings.wanted)
+        self._timeout_s = settings.timeout_s
+        self._host = take_host(conf, index)
+        super().__init__(self, signature, settings.wanted)
+
+    def signature(self) -> None:
+        """Say nothing: the process knows."""
+
+    def run(self, feed: Feed, fetch: Sequence[Var], id: int) -> Sequence[Value]:
+        """Have one of the processes make a prediction."""
+        found = self._host.value.ask(feed, [var.alias for var in fetch], id, self._timeout_s)
+        return [Value(found[var.alias], found.get(var.alias + LOD)) for var in fetch]
+
+    def close(self) -> None:
+        """Let go of the processes."""
+        self._host.release()
 
     def _all_of(self, fed: Feed, log_id: int) -> dict[str, Any]:
-        return self._hosted.run_all(fed, log_id)
+        return self._host.value.ask(fed, (), log_id, self._timeout_s)
