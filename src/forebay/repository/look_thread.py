@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -34,13 +35,13 @@ def pause_after(
 class Looking:
     """Looks in a thread until it is stopped; can be started again."""
 
-    def __init__(self, name: str, look: Callable[[], object], pause_s: Callable[[], float | None]) -> None:
+    def __init__(self, name: str, look: Callable[[], object], pause_s: Callable[[float], float | None]) -> None:
         """Describe it.
 
         Args:
             name: What the thread is called.
             look: Looks once; must not raise.
-            pause_s: Says how long to rest before the next look.
+            pause_s: Says how long to rest before the next look, after one that took so long.
         """
         self._name = name
         self._look = look
@@ -67,9 +68,12 @@ class Looking:
             thread.join(wait_s)
 
     def _work(self, wake: threading.Event) -> None:
+        took_s = 0.0
         while True:
-            wake.wait(self._pause_s())
+            wake.wait(self._pause_s(took_s))
             if self._thread is not threading.current_thread():
                 return
             wake.clear()
+            started = time.monotonic()
             self._look()
+            took_s = time.monotonic() - started

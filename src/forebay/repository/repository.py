@@ -356,7 +356,7 @@ class Repository:
             for on_change in self._watchers:
                 on_change()
 
-    def _pause_s(self) -> float | None:
+    def _pause_s(self, _took_s: float) -> float | None:  # counts the listing alone, whoever waited for it
         if self._listing is not None:  # it goes on, and costs nothing to wait for
             return SECOND_LOOK_S
         poll_s = self.poll_s if self.is_open else self.poll_s or SECOND_LOOK_S

@@ -119,7 +119,7 @@ class Face:
         return Stream(self, model)
 
     async def reload(self):
-        return await self.project.reload.__self__.reload()
+        return (await self.project.reload.__self__.reload_all())[0]
 
 
 class Stream:

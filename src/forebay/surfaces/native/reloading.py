@@ -92,10 +92,9 @@ class Reloading:
         self._task: asyncio.Task[None] | None = None
         self._asked: list[bool] = []
         self._is_over = False
-        self._look_s = CODE_LOOK_S if options.reload else FILE_LOOK_S
-        self._took_s = 0.0
+        look_s = CODE_LOOK_S if options.reload else FILE_LOOK_S
         self._settling: Settling[str, Any] | None = None
-        self._looking = Looking("forebay-reload-watch", self._look, lambda: pause_after(self._took_s, self._look_s))
+        self._looking = Looking("forebay-reload-watch", self._look, lambda took_s: pause_after(took_s, look_s))
         working_folder.successor()  # notes its name
         if options.reload:  # an edit within a second that keeps the length of a file would look like none
             sys.dont_write_bytecode = True
@@ -355,13 +354,10 @@ class Reloading:
 
     def _look(self) -> None:
         """Look at the files, in a thread."""
-        started = time.monotonic()
         found = self._seen()
         if self._settling is None:
             self._settling = Settling(found)
-        changed = self._settling.look(found)
-        self._took_s = time.monotonic() - started
-        if changed:
+        if changed := self._settling.look(found):
             assert self._loop is not None
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
                 self._loop.call_soon_threadsafe(lambda: self.ask(only_files="code" not in changed))

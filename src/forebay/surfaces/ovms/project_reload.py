@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -55,8 +54,11 @@ class GraphReloading:
         self._lock = asyncio.Lock()
         self._used = self._files(app.config)
         self._settling: Settling[str, tuple[int, int, int]] = Settling(self._used)
-        self._took_s = 0.0
-        self._looking = Looking("forebay-ovms-watch", self._look, self._pause_s)
+        self._looking = Looking(
+            "forebay-ovms-watch",
+            self._look,
+            lambda took_s: pause_after(took_s, look_s, is_moving=self._settling.is_moving),
+        )
         self._asking: asyncio.Task[object] | None = None
         self._again: asyncio.TimerHandle | None = None
 
@@ -76,17 +78,10 @@ class GraphReloading:
 
     def ask(self) -> None:
         """Have all that changed read anew, soon; buckets are looked at for that."""
-        self._asking = asyncio.get_running_loop().create_task(self.reload())
-
-    async def reload(self) -> bool:
-        """Read what changed anew; returns whether anything had.
-
-        Raises nothing: what fails is told.
-        """
-        return (await self.reload_all())[0]
+        self._asking = asyncio.get_running_loop().create_task(self.reload_all())
 
     async def reload_all(self) -> tuple[bool, list[str]]:
-        """Read what changed anew; returns whether anything had, and what could not be loaded."""
+        """Read what changed anew; returns whether anything had, and what could not be loaded, which is told as well."""
         await asyncio.to_thread(self._app.stored.look)
         return await self._reload_known()
 
@@ -112,15 +107,9 @@ class GraphReloading:
         pauses = () if self._app.is_draining else self._app.refused.values()
         self._again = asyncio.get_running_loop().call_later(min(pauses), self._ask_known) if pauses else None
 
-    def _pause_s(self) -> float | None:
-        return pause_after(self._took_s, self._look_s, is_moving=self._settling.is_moving)
-
     def _look(self) -> None:
         """Look at the files, in a thread."""
-        started = time.monotonic()
-        changed = self._settling.look(self._files(self._app.config))
-        self._took_s = time.monotonic() - started
-        if changed:
+        if self._settling.look(self._files(self._app.config)):
             self._ask_from_thread()
 
     async def _reload(self) -> tuple[bool, list[str]]:

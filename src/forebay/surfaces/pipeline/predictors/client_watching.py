@@ -178,7 +178,7 @@ class ModelWatch:
         self._holders: list[WatchedClient] = []
         self._settling: Settling[str, Found] = Settling()
         self._refusals: Refusals[str, Found] = Refusals(poll_s)
-        self._looking = Looking("forebay-model-watch", self.look, lambda: poll_s)
+        self._looking = Looking("forebay-model-watch", self.look, lambda _: poll_s)
 
     def client(self, load: Callable[[], ModelClient]) -> WatchedClient:
         """Load the model once more and replace it when it changes.
