@@ -23,7 +23,7 @@ def blocks(page):
 
 
 def test_every_server_has_its_page():
-    assert set(PAGES) >= {"bentoml", "fastapi", "litserve", "mosec", "ovms", "ray", "triton"}
+    assert set(PAGES) >= {"bentoml", "fastapi", "kserve", "litserve", "mosec", "ovms", "ray", "triton"}
 
 
 @pytest.mark.parametrize("name", PAGES)
