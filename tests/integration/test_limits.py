@@ -187,6 +187,47 @@ def test_limits_change_without_a_restart(served, config):
     assert post(served, "usual").status_code == 200
 
 
+def test_changed_limits_reach_every_front(serve, config, tmp_path):
+    config["tenants"] = {"few": {}}
+    path = tmp_path / "forebay.yaml"
+    path.write_text(json.dumps(config))
+    server = serve(None, "--config", str(path), "--fronts", "2")
+
+    def statuses():
+        found = set()
+        for _ in range(8):
+            with server.connect("x-api-key: key-few") as wire:  # each may reach another front
+                found.add(wire.ask("POST", "/models/gate", b'"x"').status)
+        return found
+
+    def changed(limits):
+        config["tenants"] = {"few": limits}
+        path.write_text(json.dumps(config))
+        server.signal(signal.SIGHUP)
+
+    assert statuses() == {200}
+    changed({"limits": {"requests_per_s": FEW}})
+    eventually(lambda: statuses() == {429}, "both fronts have let in their part")
+    changed({})
+    eventually(lambda: statuses() == {200}, "both fronts have no limits any more")
+    config["tenants"] = {"few": {"limits": 5}}
+    path.write_text(json.dumps(config))
+    server.signal(signal.SIGHUP)
+    eventually(lambda: "could not be reloaded" in server.log, "the owner says what is wrong")
+    assert statuses() == {200}
+    assert server.log.count("could not be reloaded") == 1
+
+
+def test_a_front_of_an_owner_says_that_its_limits_are_its_own(serve, config, tmp_path):
+    owner = f"unix:{tmp_path}/owner"
+    serve("shared.py", "--attach", owner, "--worker-kind", "thread", "--workers", "1")
+    path = tmp_path / "forebay.yaml"
+    path.write_text(json.dumps({one: config[one] for one in ("http", "tenants")}))
+    front = serve(None, "--config", str(path), "--owner", owner)
+    assert "tenants: this front lets in all of requests_per_s, rows_per_s and open_streams by itself" in front.log
+    assert [post(front, "few").status_code for _ in range(3)] == [200, 200, 429]
+
+
 @pytest.mark.parametrize(
     "limits, told",
     [

@@ -85,13 +85,17 @@ class DividedServer(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def _run(self, part: Part, ready: Callable[[Part, Sequence[str]], None]) -> int:
-        node = NodeProcess()
+        node, plan = NodeProcess(), self.plan(part)
+
+        def reload() -> None:
+            for one in plan:
+                node.signal(one.name, signal.SIGHUP)
 
         def all_ready(states: Sequence[ChildState]) -> None:
             said = next(one.said for one in states if one.name == OWNER)
             ready(part, said.split(BETWEEN_LINES) if said else [])
 
-        return node.run(self.plan(part), ready=all_ready, reload=lambda: node.signal(OWNER, signal.SIGHUP))
+        return node.run(plan, ready=all_ready, reload=reload)
 
     @contextlib.contextmanager
     def _reserved(self, folder: str) -> Generator[Part]:

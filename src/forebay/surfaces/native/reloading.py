@@ -202,7 +202,11 @@ class Reloading:
                 await self._renew(entry)
 
     async def _reload(self) -> None:
-        """Reload all."""
+        """Reload all; one of several fronts of a server has only the limits of tenants."""
+        if self._options.part is not None and not self._options.part.is_owner:
+            with contextlib.suppress(ConfigError):  # the owner says so
+                self._app.state.of(Tenants).configure(self._again().tenants)
+            return
         log.info("reloading")
         if self._app.stock is not None:
             self._app.stock.look_soon()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
 from forebay.server.app import App
@@ -85,6 +85,8 @@ class NativeSurface:
         project.reload, project.on_ready, project.on_stop = reloading.ask, reloading.watch, reloading.end
         reloading.peers = None if lobby is None else lobby.peers
         reloading.owners = serve_owners(project, options.attach, wanted, expected, reloading.take_back)
+        if wanted and options.part is None and any(one.limits is not None for one in options.tenants.values()):
+            project.warnings.append(_LIMITS_OF_A_FRONT)
         return project
 
     def deployment(self, target: str, options: Options) -> tuple[Deployment, bytes]:
@@ -162,3 +164,9 @@ def _serve_entry(entry: TargetEntry, *, attaches: bool) -> Built:
         if not entry.place or re.match(r"\S+:\d+\b", error.message):
             raise
         raise ConfigError(f"{entry.place}: {error.message}") from error
+
+
+_LIMITS_OF_A_FRONT: Final = (
+    "tenants: this front lets in all of requests_per_s, rows_per_s and open_streams by itself; divide them among the "
+    "fronts of an owner. worker_seconds_per_min and waiting_rows hold where the owner's tenants say so"
+)
