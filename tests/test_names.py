@@ -4,6 +4,7 @@
 import ast
 import graphlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,18 +32,28 @@ Imports = list[tuple[str, list[str]]]
 
 
 class Module(NamedTuple):
-    """What a module has: public classes, the names that it imports when it is imported itself, and all it ever does."""
+    """What a module has.
+
+    `classes` are the public ones, `imports` those that run when it is imported itself, `first_lines` of all docstrings.
+    """
 
     classes: list[str]
     imports: Imports
     all_imports: Imports
+    first_lines: list[str]
 
 
 def read(path: Path) -> Module:
     """Read a module; its syntax tree, which is large, is gone afterwards."""
     tree = ast.parse(path.read_bytes())
     classes = [one.name for one in tree.body if isinstance(one, ast.ClassDef) and not one.name.startswith("_")]
-    return Module(classes, imports_of(run_at_import(tree.body)), imports_of(ast.walk(tree)))
+    first_lines = [
+        text.partition("\n")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+    ]
+    return Module(classes, imports_of(run_at_import(tree.body)), imports_of(ast.walk(tree)), first_lines)
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> Imports:
@@ -148,3 +159,32 @@ def test_code_stands_in_modules_that_are_named_for_it():
         for path in SOURCE.rglob("__init__.py")
     }
     assert {package: count for package, count in lines.items() if count > 40 and package not in doors} == {}
+
+
+# CONTRIBUTING.md says what to write instead.
+NO_NOUNS = {
+    *("anew", "asked", "beside", "else", "found", "given", "left", "nobody", "one", "other", "others", "out", "seldom"),
+    *("somebody", "them", "those", "together", "told", "unsaid", "untaken", "what", "who", "whoever", "written"),
+}
+NO_CLASSES = {"Nobody", "Seldom", "Somebody", "Together", "Unsaid", "Untaken", "Whoever"}
+VAGUE = re.compile(
+    r"^(?:Do the same|It|Nobody|See|Somebody|Take leave|Take note|That|The same|Those|Who|Whoever)\b"
+    r"|\b(?:[Ss]omebody|[Ss]omeone|[Ww]hoever)\b"
+)
+
+
+def test_names_of_modules_and_classes_are_nouns(modules):
+    names = [name for name in modules if NO_NOUNS & {*name.rpartition(".")[2].split("_")}]
+    classes = [one for module in modules.values() for one in module.classes]
+    assert names + [one for one in classes if NO_CLASSES & {*re.findall("[A-Z][a-z]*", one)}] == []
+
+
+def test_first_lines_name_the_actor_and_say_the_effect(modules):
+    lines = [(name, line) for name, module in modules.items() for line in module.first_lines]
+    assert len(lines) > 5000
+    assert [f"{name}: {line}" for name, line in lines if VAGUE.search(line)] == []
+
+
+@pytest.mark.parametrize("line", ["Do the same in steps.", "Who answers.", "Numbers, for whoever asks.", "See `run`."])
+def test_a_vague_first_line_is_noticed(line):
+    assert VAGUE.search(line)

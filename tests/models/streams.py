@@ -13,7 +13,7 @@ from typing import Any
 
 from forebay import Last, Model, RequestError, endpoint
 from forebay.serving.models.stream_steps import IDLE_STEP_S, MAX_SILENT
-from forebay.workers.user_calls.together import SideBySide
+from forebay.workers.user_calls.joint_streams import SideBySide
 
 
 class State:

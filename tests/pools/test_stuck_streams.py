@@ -21,7 +21,7 @@ from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.pools.seats import Seats
 from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
-from forebay.workers.user_calls import together
+from forebay.workers.user_calls import joint_streams
 
 released = threading.Event()
 
@@ -112,8 +112,8 @@ def test_who_finds_every_thread_hanging_is_refused_at_once(monkeypatch, tmp_path
 
 
 def test_an_async_generator_that_never_ends_is_told_as_ended_and_left_behind_in_the_end(monkeypatch, caplog):
-    monkeypatch.setattr(together, "END_S", 0.001)
-    monkeypatch.setattr(together, "LATE_S", 0.02)
+    monkeypatch.setattr(joint_streams, "END_S", 0.001)
+    monkeypatch.setattr(joint_streams, "LATE_S", 0.02)
 
     async def endless():
         try:

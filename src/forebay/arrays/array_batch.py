@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of arrays that are executed together, joined only when somebody needs them."""
+"""Rows of arrays that are executed together, joined only when the joined form is needed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler `jax`; loaded, and jax with it, when somebody asks for it.
+"""The compiler `jax`; it and jax are loaded on first use.
 
 jax compiles a function once and executes it many times, on several devices at once, so nothing of one run may be in
 the program. Where hooks are collected, every run gets a number. It goes into the program as an argument, from there

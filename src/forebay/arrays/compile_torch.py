@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler `torch`; loaded, and torch with it, when somebody asks for it."""
+"""The compiler `torch`; it and torch are loaded on first use."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def rounded(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def _few(array: npt.NDArray[Any]) -> list[float]:
-    """Do the same for a few numbers, without the twenty steps over an array; all of them are finite."""
+    """Shorten a few finite numbers without the twenty steps over an array."""
     as_kept = _KEPT[array.dtype.itemsize]
     return [_shorter(value, as_kept) for value in array.ravel().tolist()]
 

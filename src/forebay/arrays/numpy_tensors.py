@@ -100,7 +100,7 @@ def as_raw(tensor: Tensor) -> Tensor:
 
 
 def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:
-    """Do the same in steps of a millisecond or so.
+    """Convert a tensor as `as_raw` does, in steps of a millisecond or so.
 
     Raises:
         ValidationError: As `as_raw`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a function become the property of whoever asked for them.
+"""Results of a function become the property of its caller.
 
 Theory of operation. A function may keep what it returns and write to it again: a buffer that it reuses for every
 batch, rows of a table. An array that nobody refers to any more but its holder is safe, and the interpreter counts the

@@ -25,7 +25,7 @@ Sink = Callable[[str, Any], object]
 
 
 class Collector(msgspec.Struct, frozen=True, eq=False):
-    """Who receives the hooks of one execution.
+    """Receives the hooks of one execution.
 
     Attributes:
         names: Hooks to receive; all others do nothing.
@@ -60,7 +60,7 @@ def collector() -> Collector | None:
 
 
 def hook(name: str, x: T) -> T:
-    """Hand a value to whoever streams the hook `name`, and return it unchanged.
+    """Hand a value to the reader of the stream of the hook `name`, and return it unchanged.
 
     Does nothing where nobody asked for the name. In a function for jax, hooks work if it was compiled by
     `forebay.jit(..., compiler="jax")`; functions called by it may use `jax.jit` themselves.

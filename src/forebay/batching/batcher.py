@@ -94,7 +94,7 @@ class Slots(Protocol):
 
 
 class _Rest:
-    """Who has the loop rest: one batcher of a server, so that a turn never holds more than one rest."""
+    """The right to let the loop rest, which one batcher of a server has, so that a turn holds at most one rest."""
 
     who: Batcher | None = None
 

@@ -146,7 +146,7 @@ class Lane(deque["Entry"]):
 
 
 class RankedLane(Lane):
-    """The same, where they leave by their ranks."""
+    """A lane whose entries leave by their ranks."""
 
     __slots__ = ()
 

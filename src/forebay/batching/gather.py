@@ -96,7 +96,7 @@ class Curve:
         self.a = mean_t - self.b * mean_n
 
 
-class Nobody:
+class UnknownClients:
     """Stands for all clients that cannot be told apart."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class GatherRule(Policy):
         """Share of the answered clients that come back in time."""
         self.until: float | None = None
         """When those who wait are to be asked again; None while nothing is waited for."""
-        self.nobody: Origin | None = Nobody() if patience_s < NEVER else None
+        self.nobody: Origin | None = UnknownClients() if patience_s < NEVER else None
         """None if clients that cannot be told apart are not waited for."""
 
     @property

@@ -69,7 +69,7 @@ class NodeLife:
         self._lock = threading.Lock()
 
     def run(self) -> int:
-        """Live until somebody ends it; returns the exit status."""
+        """Run until the node process is stopped; returns the exit status."""
         control: list[ControlSocket] = []
 
         def ready(_states: object) -> None:

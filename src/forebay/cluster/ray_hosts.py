@@ -111,7 +111,7 @@ class HostActors:
 
     @property
     def usable(self) -> list[HostHandle]:
-        """Those whose nodes have reported and are not lost."""
+        """The hosts whose nodes have reported and are not lost."""
         return [one for one in self._handles.values() if one.name and one.node_id not in self.lost]
 
     @property

@@ -85,7 +85,7 @@ class RemoteCall:
             self._task = asyncio.get_running_loop().create_task(self._run(links, tries))
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """End the call: its caller no longer waits."""
         self.abort(Cancelled("the call was cancelled"))
 
     def abort(self, error: ForebayError) -> None:
@@ -187,8 +187,8 @@ def _told(params: CallParams) -> dict[str, Any]:
 
 
 def _nobody(_request: Request, _outcome: Any) -> None:
-    """What becomes of the request is told to whoever has handed it on."""
+    """Do nothing: the front learns what becomes of the request."""
 
 
 def _nothing() -> None:
-    """Nobody waits until this part was taken."""
+    """Do nothing: no producer waits until this part was taken."""

@@ -132,7 +132,7 @@ class ThreadedCall:
         threading.Thread(target=self._live, name="forebay-member-call", daemon=True).start()
 
     def cancel(self) -> None:
-        """Nobody waits for it: it ends at its next part, or at the next item of its input."""
+        """Note that the caller no longer waits: the call ends at its next part, or at the next item of its input."""
         self._is_cancelled = True
         self._room.release()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever is told of something: `listening` adds a function for as long as a block lasts."""
+"""Listeners: `listening` adds a function that is told of something for as long as a block lasts."""
 
 from __future__ import annotations
 

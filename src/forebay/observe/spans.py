@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans: what took how long, told to whoever listens. Costs nothing worth measuring while nobody does."""
+"""Spans: what took how long, for listeners. Costs nothing worth measuring while there are none."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class BodiesTaker(Protocol):
         ...
 
     def arrived(self, body: Apart, size: int) -> object:
-        """Take note of so many bytes more; its sink may go."""
+        """Count so many bytes more as arrived; their sink may go."""
         ...
 
 

@@ -195,7 +195,7 @@ class _Seat(Request, gc=False, eq=False):
 
 
 class _TensorSeat(TensorRequest, gc=False, eq=False):
-    """The same where tensors are asked."""
+    """A request of a front that asks for tensors."""
 
     seat: int = 0
     is_named: bool = False

@@ -92,7 +92,7 @@ class FrontCounts(msgspec.Struct, frozen=True):
 
 
 class CountsTeller:
-    """A front's side: tells its counters to whoever connects."""
+    """A front's side: tells its counters to each connection."""
 
     def __init__(self, app: App, path: str) -> None:
         """Tell what the endpoints of an app have counted, at this socket."""

@@ -199,7 +199,7 @@ class Owners:
         return task
 
     async def _settle(self, name: str) -> None:
-        """Have a name served by whoever is to serve it, until nothing has changed meanwhile."""
+        """Have the right server serve a name, until nothing has changed meanwhile."""
         try:
             while name in self._unsettled:
                 del self._unsettled[name]

@@ -31,7 +31,7 @@ class _Params(msgspec.Struct, frozen=True):
 
 
 class _TensorParams(_Params, frozen=True, kw_only=True):
-    """The same where tensors are asked."""
+    """The params of a request that asks for tensors."""
 
     wanted_in: Literal["tensors"] = msgspec.field(name="out")
     given: list[tuple[str, str, list[int], bool]]

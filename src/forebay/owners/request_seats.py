@@ -28,7 +28,7 @@ _ranges: Final = itertools.count(0, _RANGE)
 
 
 class RequestSeats(Seating):
-    """Who sits at an owner."""
+    """The requests that have a seat at an owner."""
 
     free: int
 

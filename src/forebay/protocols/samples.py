@@ -37,7 +37,7 @@ def samples_of(body: Data, params: Mapping[str, str], limit: int = MAX_SAMPLES) 
 def samples_in_steps(
     body: Data, params: Mapping[str, str], limit: int, values: int = MAX_TENSOR_ELEMENTS
 ) -> Steps[list[memoryview]]:
-    """Do the same with what may be long, in steps.
+    """Cut a body that may be long into samples, in steps.
 
     Args:
         params: The formats.

@@ -40,7 +40,7 @@ class _Face(Protocol):
 
 
 class KServeBackend:
-    """The same model on several servers."""
+    """A model that several servers have."""
 
     def __init__(self, endpoints: Sequence[ServerAddress], name: str, timeout_s: float) -> None:
         """Describe them.

@@ -155,7 +155,7 @@ class Cache(Generic[V]):
         return Lease(value, lambda: self._release(key))
 
     def check(self, key: str, is_good: Callable[[V], bool]) -> None:
-        """Let something leave that is no good any more, unless somebody uses it; the next to ask loads it anew."""
+        """Evict something that is no good any more, unless it is in use; the next request for it loads it anew."""
         value = self._values.get(key)
         if value is None or is_good(value):
             return

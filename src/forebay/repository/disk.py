@@ -182,14 +182,14 @@ class DiskCache:
         return named / revision.model / revision.version
 
     def _make_place(self) -> None:
-        """Make the place anew if somebody has removed it."""
+        """Make the folder anew if it was removed."""
         if not self.path.exists():
             own_folder.make(self.path)
             own_folder.close_to_others(self.path)
             self._seen = self.path.lstat().st_ino
 
     def _require_place(self) -> None:
-        """Refuse a folder that somebody has put in the place of ours.
+        """Refuse a folder that was put in the place of ours.
 
         Raises:
             Unavailable: If there is one.

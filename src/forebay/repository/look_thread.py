@@ -18,7 +18,7 @@ _PATIENCE: Final = 5
 def pause_after(
     took_s: float, poll_s: float, *, is_moving: bool = False, max_pause_s: float = MAX_PAUSE_S
 ) -> float | None:
-    """Return how long to rest after a look; None is until somebody asks for the next one.
+    """Return how long to rest after a look; None rests until the next one is asked for.
 
     Args:
         took_s: How long the look took.

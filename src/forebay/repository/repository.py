@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place where models lie: what is there now, and a folder on this machine for what somebody wants of it.
+"""A folder or bucket with models: what it has now, and a folder on this machine for what is used of it.
 
 Theory of operation. A thread lists the source from time to time, and what two listings in a row say of a version
 counts (`Settling`): half of it may have come when the first one was made. A version is what its files are, so that

@@ -22,7 +22,7 @@ class SourceChanged(SourceFailed):
 
 
 class SourceRefused(ConfigError):
-    """A source does not let us in, or is not there: somebody has to say something else."""
+    """A source denies access or is not there: its settings have to change."""
 
 
 class ModelSource(Protocol):

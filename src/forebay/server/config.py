@@ -385,7 +385,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dials_in(self) -> bool:
-        """Whether the workers are started by somebody else."""
+        """Whether the workers are started elsewhere."""
         return self.workers.dial_in if isinstance(self.workers, WorkerRange) else self.workers == 0
 
     @property
@@ -404,7 +404,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers that somebody else starts and that attach to this server, and other servers that have models for it.
+    """Workers started elsewhere that attach to this server, and other servers that have models for it.
 
     Attributes:
         address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`.

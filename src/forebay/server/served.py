@@ -195,7 +195,7 @@ class Served(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def in_tensors(self) -> Served | StandIn:
-        """Who is asked in tensors."""
+        """The servable that is asked in tensors."""
         return self.stand_in or self
 
     @property

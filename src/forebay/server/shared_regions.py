@@ -46,7 +46,7 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class _Object:
-    """An object that stays open while somebody refers to it: a thread may read it when it is unregistered."""
+    """An object that stays open while it is referred to: a thread may read it when it is unregistered."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -98,7 +98,7 @@ class SharedRegions:
         self._regions: dict[str, tuple[Region, _Object]] = {}
 
     def register(self, region: Region) -> None:
-        """Take note of a region.
+        """Register a region.
 
         Raises:
             InvalidRequest: If there is no such object, it is not as large, or the name is taken.

@@ -203,7 +203,7 @@ class Stock:
             self._departure.set()
 
     async def wait_for(self, name: str, version: str | None = None) -> None:
-        """Let what somebody has just written into a repository be found; returns once it counts, or nobody has it.
+        """Let what was just written into a repository be found; returns once it counts, or no repository has it.
 
         Args:
             version: One of its versions; None is any.
@@ -548,7 +548,7 @@ class Stock:
                 return
 
     def _look_at_app(self, name: str) -> None:
-        """See what somebody has loaded or unloaded by hand."""
+        """Take up which versions of a model were loaded or unloaded by hand."""
         for key in self._memory.versions_of(name):
             if self._ready(key) is None:
                 self._best.pop(name, None)

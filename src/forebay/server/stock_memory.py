@@ -122,7 +122,7 @@ class StockMemory:
         self._shelf.give_back(revision.id)
 
     def forget(self, key: Key) -> Revision:
-        """Give a version to nobody any more; it counts as long as somebody has a lease of it."""
+        """Withdraw a version; it counts as long as it is leased."""
         revision = self.loaded.pop(key)
         self._look_at(key, revision)
         self._shelf.retire(revision.id)

@@ -47,7 +47,7 @@ class Stocked(msgspec.Struct, frozen=True, eq=False):
 
 
 class Preferred(msgspec.Struct, frozen=True):
-    """What somebody has swapped in by hand.
+    """A version that was swapped in by hand.
 
     Attributes:
         number: The version.
@@ -140,7 +140,7 @@ class StockOffer:
         return [one for one in chosen if self.dismissed.get((name, one.number)) != one]
 
     def dismiss(self, name: str, besides: Collection[str]) -> None:
-        """Let what is served of a model be loaded by nobody who asks, until somebody loads it by hand.
+        """Keep requests from loading what is served of a model, until it is loaded by hand.
 
         Args:
             besides: Versions that are in memory; they are dismissed as they leave.
@@ -159,7 +159,7 @@ class StockOffer:
             self.policies[name] = policy
 
     def prefer(self, name: str, version: str) -> None:
-        """Let a version that somebody has swapped in answer what names none, until one comes that is not there now.
+        """Let a version that was swapped in answer what names none, until one comes that is not there now.
 
         The one that it replaces is loaded by hand only, also if it was not in memory.
         """
@@ -186,7 +186,7 @@ class StockOffer:
         return NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
 
     def recall(self, name: str, number: int) -> None:
-        """Let a version that somebody has loaded by hand be served again, if another one has taken its place."""
+        """Serve a version again that was loaded by hand, if another one has taken its place."""
         if number not in self._chosen(name, self.there(name)):
             self._preferred.pop(name, None)
 
@@ -258,7 +258,7 @@ class StockOffer:
         return found
 
     def _chosen(self, name: str, among: Collection[int]) -> list[int]:
-        """Return which of these versions are served: as the policy says, but for what somebody has swapped in."""
+        """Return which of these versions are served: those of the policy, but for those that were swapped in."""
         chosen = self._by_policy(name, among)
         said = self._preferred.get(name)
         if said is None or said.number not in among:

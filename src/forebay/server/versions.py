@@ -63,7 +63,7 @@ class Versions:
 
     @property
     def why_none(self) -> str:
-        """Why none of them answers, though one should; empty if that is as somebody wants it."""
+        """Why none of them answers, though one should; empty if that was asked for."""
         last = self.all[-1] if self.all and not self.ready and not self.is_stocked else None
         if last is None or last.state not in {"loading", "failed"}:
             return ""

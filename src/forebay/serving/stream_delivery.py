@@ -178,7 +178,7 @@ class Windows:
             window.timer = self._loop.call_later(PATIENCE_S, self._look, window, request)
 
     def _has_quick_mates(self, window: _Window) -> bool:
-        """Return whether somebody in the batch waits for its next step."""
+        """Return whether another stream of the batch waits for its next step."""
         windows = (self._windows.get(mate) for mate in window.batch.entries if not mate.done)
         return any(mate is None or not mate.held for mate in windows if mate is not window)
 

@@ -245,7 +245,7 @@ def parameters_of(outcome: Any) -> Mapping[str, Any]:
 
 
 def check_outcome(outcome: Any) -> None:
-    """Hold what somebody else calls an outcome to the form of one.
+    """Hold a foreign outcome to the form of one.
 
     Raises:
         InvalidRequest: If it has another one.

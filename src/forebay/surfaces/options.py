@@ -25,7 +25,7 @@ from forebay.workers.wire.shared_secret import read_secret
 
 
 class Side(NamedTuple):
-    """Somebody who says something.
+    """A person or program that gives settings.
 
     Attributes:
         label: What they call a setting, for messages.

@@ -69,7 +69,7 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None],
 
 
 def require_ports(project: Project) -> None:
-    """Check all of the project's ports but whether they are free: whoever asks may be about to replace who has them.
+    """Check all of the project's ports but whether they are free: the caller may be about to take them over.
 
     Raises:
         ConfigError: If an address is none of this machine, or the folder of a socket or the TLS files cannot be used.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`forebay.testing.client(Model)`: a model served in this process, without a socket, and someone who calls it.
+"""`forebay.testing.client(Model)`: a model served in this process, without a socket, and its client.
 
 Requests are bodies and headers, as any client sends them. They are decoded, validated, queued, batched, run by workers
 and encoded exactly as by a server, by the same code; only the bytes move in memory.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has what a client sends put where it belongs by the kernel, for as long as somebody names such a place.
+"""Has the kernel put what a client sends where it belongs, for as long as a reader names such a place.
 
 An event loop otherwise makes an object of each piece that comes, out of a buffer of its own; a long body would be
 copied twice before anybody has looked at it. A connection that has sent one such body will send others, so this stays
@@ -31,7 +31,7 @@ class Reads(Protocol):
         ...
 
     def advance(self, size: int) -> bytes:
-        """Take note that so much was put there; returns what does not belong there, to be taken with what follows."""
+        """Count so much as put there; returns what does not belong there, to be taken with what follows."""
         ...
 
     def data_received(self, data: bytes) -> None:
@@ -78,7 +78,7 @@ class Scatters(Protocol):
         ...
 
     def placed(self, size: int) -> None:
-        """Take note that so much was put there."""
+        """Count so much as put there."""
         ...
 
     def head_bytes(self) -> int:

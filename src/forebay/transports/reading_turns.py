@@ -30,7 +30,7 @@ AT_ONCE: Final = 2
 
 
 class ReadingTurns:
-    """Who has stopped reading and goes on in turn. Lives on one event loop."""
+    """The readers that have stopped and go on in turn. Lives on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -69,10 +69,10 @@ USUAL: Final = 4096
 
 
 class RefusedClient(Protocol):
-    """Whoever is refused, and may have to wait before it is told."""
+    """A client that is refused, and may have to wait before it is told."""
 
     def tell_refused(self) -> None:
-        """Write the refusal if somebody still waits for it."""
+        """Write the refusal if the client still waits for it."""
         ...
 
 
@@ -111,11 +111,11 @@ class RefusalLine:
         return len(self._waiting)
 
     def refuse(self, who: RefusedClient) -> None:
-        """Refuse somebody: now if the budget allows it and nobody waits, else in turn."""
+        """Refuse a client: now if the budget allows it and the line is empty, else in turn."""
         self.refuse_all((who,))
 
     def refuse_all(self, clients: Iterable[RefusedClient]) -> None:
-        """Do the same with several who came together."""
+        """Refuse several clients that came together."""
         now = time.monotonic()
         self._waiting.extend([(who, now) for who in clients])
         if self._timer is None and not self._is_telling:

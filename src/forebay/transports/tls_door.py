@@ -56,7 +56,7 @@ class TlsPort(Protocol):
 
     @property
     def connections(self) -> Sized:
-        """Those that have begun."""
+        """The connections that have begun."""
         ...
 
     def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:

@@ -291,7 +291,7 @@ class _Listed:
 
 
 class Slice(msgspec.Struct, eq=False):
-    """Some samples of a request that is larger than a batch; whoever cut it joins the outcomes again."""
+    """Some samples of a request that is larger than a batch; their cutter joins the outcomes again."""
 
     whole: Request
     body: Sequence[Any]

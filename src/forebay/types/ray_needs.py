@@ -49,6 +49,6 @@ class RayNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The same by the names that Ray has for them."""
+        """The amounts by the names that Ray has for them."""
         usual = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory)}
         return {name: amount for name, amount in {**usual, **self.resources}.items() if amount}

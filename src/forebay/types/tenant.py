@@ -109,7 +109,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deadline_s(self) -> float:
-        """The same in seconds; infinity if there is no such limit."""
+        """`deadline_ms` in seconds; infinity if there is none."""
         return float("inf") if self.deadline_ms is None else self.deadline_ms / 1000
 
 

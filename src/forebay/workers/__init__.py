@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs the batches: the loop, threads, processes, and workers that dial in."""
+"""What runs the batches: the loop, threads, processes, and workers that dial in."""

@@ -14,7 +14,7 @@ from forebay.types.call import Item, Outcome
 
 if TYPE_CHECKING:
     from forebay.types.batch import Phase
-    from forebay.workers.user_calls.together import Together
+    from forebay.workers.user_calls.joint_streams import JointStreams
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Runner:
         """Load what is needed for a worker that is a loop."""
         self.open(ctx)
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | JointStreams:
         """Run a batch.
 
         Returns:

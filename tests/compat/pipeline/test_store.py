@@ -29,7 +29,7 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import BadOutcome, ConfigError, NotFound, Unavailable
-from forebay.observe.logs import one_line_a_second
+from forebay.observe.logs import throttled_log
 from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.store import store as stores
 from forebay.surfaces.pipeline.store.redis import decode, encode
@@ -614,8 +614,8 @@ def test_a_redis_that_is_away_is_told_once(tmp_path, caplog):
 
 def test_entries_that_a_redis_that_is_away_does_not_free_are_told_once_a_second(tmp_path, caplog, monkeypatch):
     now = time.monotonic()
-    monkeypatch.setattr(one_line_a_second, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(stores, "_unfreed", one_line_a_second.SeldomLog(stores.log))
+    monkeypatch.setattr(throttled_log, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(stores, "_unfreed", throttled_log.ThrottledLog(stores.log))
     server = RedisServer(tmp_path)
     server.start()
     storage = Storage(StoreConfig(type="redis", url=server.url))
@@ -626,7 +626,7 @@ def test_entries_that_a_redis_that_is_away_does_not_free_are_told_once_a_second(
         for _ in range(2):
             for _ in range(3):
                 store.release(key)
-            now += one_line_a_second.QUIET_S
+            now += throttled_log.QUIET_S
     finally:
         storage.close()
         server.stop()

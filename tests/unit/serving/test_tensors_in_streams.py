@@ -12,7 +12,7 @@ from forebay.serving.models.model_runner import runner_for
 from forebay.types.call import Failure, Request
 from forebay.types.tensor import Tensor, join_elements
 from forebay.workers.runner import WorkerContext
-from forebay.workers.user_calls.together import Even
+from forebay.workers.user_calls.joint_streams import Even
 
 
 class Generates(forebay.Model):

@@ -29,7 +29,7 @@ from forebay.types.did_you_mean import meant
 from forebay.types.settings import Checked, Workers, checked, keywords_of, only_keywords_of
 from forebay.workers.runner import WorkerContext
 from forebay.workers.user_calls.coroutines import is_on_loop
-from forebay.workers.user_calls.together import Even, Together
+from forebay.workers.user_calls.joint_streams import Even, JointStreams
 
 if TYPE_CHECKING:
     from forebay.graph.composition.symbols import Drawing
@@ -300,7 +300,7 @@ class NodeDefinition:
 
 def _parts_of(found: Any) -> list[Any]:
     """Return all parts of what a runner made of the one sample of a stream; raises what ends it."""
-    steps = _followed(found) if isinstance(found, Together) else found
+    steps = _followed(found) if isinstance(found, JointStreams) else found
     parts = [part for (part,) in steps if part is not None]
     failed = next((part for part in parts if type(part) is Failure), None)
     if failed is not None:
@@ -308,7 +308,7 @@ def _parts_of(found: Any) -> list[Any]:
     return parts
 
 
-def _followed(stream: Together) -> Iterator[Sequence[Any]]:
+def _followed(stream: JointStreams) -> Iterator[Sequence[Any]]:
     """Yield the steps of a stream that no worker has a seat for, and then its outcomes."""
     step = stream.together([stream])
     while True:
@@ -331,7 +331,7 @@ class _Either(NodeDefinition):
 
     @property
     def signature(self) -> NodeSignature:
-        """It takes as many inputs as it is given, of any type."""
+        """The signature: any number of inputs, of any type."""
         return NodeSignature({}, Any, [])
 
     def runner(self, *, isolate_errors: bool = False) -> Runner:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that have ended, whatever became of them: a line of the access log each, and whoever else listens.
+"""Calls that have ended: a line of the access log each, and a call of each listener.
 
 A port that neither writes an access log nor has a listener never makes an `EndedCall`. A port looks for listeners once,
 when it is made, so whoever listens begins before that.
@@ -28,7 +28,7 @@ CALLED_OFF: Final = 499
 
 
 class Answering(Protocol):
-    """Who answers a call, while it does."""
+    """The endpoint that answers a call, while it does."""
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ def cost_text(seconds: float, rows: int, tokens: tuple[int, int]) -> bytes:
 
 
 class CallListeners(Listeners[EndedCall]):
-    """Who is told of each call that has ended, on the loop; a server has one of them."""
+    """The listeners that are told of each call that has ended, on the loop; a server has one of these."""
 
     subject = "calls"
 

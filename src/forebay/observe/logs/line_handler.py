@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the lines of the log, and has nobody wait for whoever reads them.
+"""Writes the lines of the log without waiting for their reader.
 
 Theory of operation. A pipe that is not read is full after 64 KiB, a terminal may be stopped, and who then writes waits:
 the event loop, and with it every client. So a line is written at once only where that cannot wait: into a file, or, if
@@ -73,7 +73,7 @@ class LineHandler(logging.StreamHandler[IO[str]]):
             self.release()
 
     def close(self) -> None:
-        """Have the last lines written if somebody reads them soon."""
+        """Have the last lines written if they are read soon."""
         writer = self._writer
         if writer is not None:
             writer.join(LAST_S)

@@ -108,7 +108,7 @@ def configure(level: str, format: LogFormat) -> None:
 
 
 def tell(*lines: str) -> None:
-    """Say something on stderr to whoever started this; a full disk or a closed terminal must not end what runs."""
+    """Print a message on stderr; a full disk or a closed terminal must not end the program."""
     text = "".join(f"forebay: {line}\n" for line in lines)
     stream = _stderr()
     with contextlib.suppress(OSError, ValueError):

@@ -70,7 +70,7 @@ writers: Final[list[logging.Handler]] = []
 
 
 class LogOrigin(Protocol):
-    """Who speaks."""
+    """A worker that logs."""
 
     def say(self, record: logging.LogRecord) -> None:
         """Write a record of the model's, or send it to who does."""
@@ -319,7 +319,7 @@ def _write_to(handler: logging.Handler, record: logging.LogRecord) -> None:
 
 
 class ModelHandler(logging.Handler):
-    """Hands records of whoever speaks to it, and others on."""
+    """Hands records of workers to these, and others on."""
 
     def __init__(self, others: logging.Handler, *, also: bool = False) -> None:
         """Make one; `others` gets what is logged outside of workers, with `also` everything."""
@@ -396,7 +396,7 @@ class Printed:
 
 
 def capture(lowest: int, others: logging.Handler, *, also: bool = False) -> None:
-    """From now on, ask whoever has set `origin` about anything logged or printed in this process.
+    """From now on, hand to the current `origin` anything logged or printed in this process.
 
     Args:
         lowest: Level of what is written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of requests that somebody speaks of before they are answered: a log, a batch that is recorded."""
+"""The names of requests that are named before they are answered: by a log, or a batch that is recorded."""
 
 from __future__ import annotations
 

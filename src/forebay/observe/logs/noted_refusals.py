@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests that were refused last, and why, for whoever asks by the id of an answer.
+"""The requests that were refused last, and why, by the ids of their answers.
 
 Theory of operation. Whoever refuses hangs a `Decision` of numbers on the error; whoever answers knows the id, and notes
 both. Many that are answered together have ids that follow each other, and are noted once. Words are found when somebody

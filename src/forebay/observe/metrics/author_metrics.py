@@ -106,7 +106,7 @@ class MetricReporter:
             threading.Thread(target=self._run, name="forebay-metrics", daemon=True).start()
 
     def report(self) -> None:
-        """Send what there is, if it is not what was sent last; whoever ends in order does so once more."""
+        """Send what there is, if it is not what was sent last; an orderly exit calls this once more."""
         if not self._reports:
             return
         with self._sending:

@@ -94,7 +94,7 @@ class EndpointMetrics:
 
     @property
     def batch_size(self) -> Histogram:
-        """Samples of each batch; made of `sizes` for whoever asks."""
+        """Samples of each batch, made of `sizes` on request."""
         found = Histogram(ROWS)
         for rows, (batches, _, _) in self.sizes.items():
             found.observe(rows, int(batches))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline: when each batch waited, ran and was answered, told to whoever listens.
+"""The timeline: when each batch waited, ran and was answered, for listeners.
 
 Theory of operation. A listener is called on the loop with one `BatchRecord` for each batch that was answered. The
 batcher looks whether anybody listens when a batch leaves its queue; only then the batch carries a `Noted`, in which
@@ -102,7 +102,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
 
 class Timeline(Listeners[BatchRecord]):
-    """Who is told of each batch that was answered, on the loop; a server has one."""
+    """The listeners that are told of each batch that was answered, on the loop; a server has one of these."""
 
     subject = "the timeline"
 
@@ -145,7 +145,7 @@ class BatchListener:
         self._listening.__exit__(None, None, None)
 
     def hear(self, record: BatchRecord) -> None:
-        """Take note of a batch; must not block."""
+        """Record a batch; must not block."""
         raise NotImplementedError
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which trace a request belongs to, for whoever works on it elsewhere."""
+"""The trace that a request belongs to, for servers and workers elsewhere that work on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TraceContexts:
         self.begin: Callable[[str, str], str] | None = None
 
     def outgoing(self, request: Request) -> str:
-        """Return the `traceparent` for whoever works on a request elsewhere; empty if it has none."""
+        """Return the `traceparent` to send along when a request is worked on elsewhere; empty if it has none."""
         if self.begin is not None and request.run_id:
             return self.begin(request.run_id, request.trace)
         return request.trace if len(request.trace) <= MAX_CHARACTERS else ""

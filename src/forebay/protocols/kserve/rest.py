@@ -85,7 +85,7 @@ class _Placed(msgspec.Struct, omit_defaults=True):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Those that were said, by name."""
+        """The parameters that were given, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not msgspec.UNSET}
 
 

@@ -15,7 +15,7 @@ IMPOSSIBLE: Final = -9999.0
 
 
 class Logprobs:
-    """Those of a choice, in order, with the place of each in its text."""
+    """The log probabilities of a choice, in order, with the place of each in its text."""
 
     def __init__(self, held: int) -> None:
         """Begin behind `held` characters that were taken and not told yet."""

@@ -73,7 +73,7 @@ def columns_in_lists(outputs: list[Tensor]) -> list[Tensor]:
 
 
 def rows_in_lists(outputs: list[Tensor]) -> list[Tensor]:
-    """Do the same for `encode_rows`, which puts several outputs together row by row."""
+    """Write the numbers of a slice for `encode_rows`, which puts several outputs together row by row."""
     return columns_in_lists(outputs) if len(outputs) == 1 else outputs
 
 

@@ -95,7 +95,7 @@ def _shape(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], bytes]]:
 
 
 def _shape_of_numbers(name: str, data: memoryview) -> Steps[tuple[tuple[int, ...], bytes]]:
-    """Do the same with lists of numbers, of which nothing has to be made.
+    """Return the shape of lists of numbers, of which nothing has to be made.
 
     A list of the second level ends where as many brackets come together as are open in it, and so on.
     """

@@ -106,7 +106,7 @@ def untold_by_openai(given: WireType, answer: WireType, *, streams: bool) -> str
 def _step_types(
     start: _Method, step: _Method, preprocess: _Method | None, postprocess: _Method | None
 ) -> tuple[WireType, WireType]:
-    """Do the same for a model whose streams share their steps."""
+    """Return the types of a model whose streams share their steps."""
     given = (preprocess or start).wire_type("input")
     answer = (postprocess or step).wire_type("output", element=postprocess is None, part=True)
     if answer.has_media:

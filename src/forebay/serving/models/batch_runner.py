@@ -28,8 +28,8 @@ from forebay.types.context import PARAM, context_of
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.runner import Runner
 from forebay.workers.user_calls.coroutines import Coroutines
+from forebay.workers.user_calls.joint_streams import SideBySide
 from forebay.workers.user_calls.phases import lap, needed
-from forebay.workers.user_calls.together import SideBySide
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, close, one_each
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
     from forebay.types.context import Context
     from forebay.workers.runner import WorkerContext
-    from forebay.workers.user_calls.together import Together
+    from forebay.workers.user_calls.joint_streams import JointStreams
 
 log = logging.getLogger("forebay.workers")
 
@@ -192,7 +192,7 @@ class BatchRunner(Runner, ABC):
         unload = getattr(self._model, "unload", None)
         return None if unload is None else unload()
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | JointStreams:
         """Run a batch; see `Runner.run`."""
         if self._blocks:
             return self._run_blocking(items)
@@ -228,7 +228,7 @@ class BatchRunner(Runner, ABC):
 
     async def _run_async(
         self, items: Sequence[Item], wait: Callable[[Any], Any] | None = None
-    ) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]] | Together:
+    ) -> Sequence[Outcome] | AsyncIterator[Sequence[Any]] | JointStreams:
         ended = lap.get()
         batch = self._read(items)
         if self._preprocess is not None:
@@ -257,7 +257,7 @@ class BatchRunner(Runner, ABC):
             ended("postprocess")
         return outcomes
 
-    def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
+    def _run_blocking(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | JointStreams:
         """Run coroutines in a thread or process of our own, on a loop that this thread keeps."""
         result = self._coroutines.run(self._run_async(items, self._coroutines.run))
         if hasattr(result, "__anext__"):
@@ -464,7 +464,7 @@ class Samples:
             self._settle([attempt(step, sample) for sample in self.samples])
 
     async def each_async(self, step: Callable[..., Any], *, in_context: bool = False) -> None:
-        """Do the same with a step that may be a coroutine function."""
+        """Replace each sample by what `step` makes of it, which may be a coroutine function."""
         if in_context:
             pairs = zip(self.samples, self.contexts(), strict=True)
             self._settle([await attempt_async(_in_context, step, sample, context) for sample, context in pairs])

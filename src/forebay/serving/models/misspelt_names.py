@@ -87,7 +87,7 @@ def check_spelling(model: type[Any], base: type[Any]) -> None:
 
 
 def check_called_bare(model: type[Any], method: str) -> None:
-    """See whether a method that forebay calls without arguments can be called so.
+    """Check that a method that forebay calls without arguments can be called so.
 
     Raises:
         ConfigError: If it needs some.

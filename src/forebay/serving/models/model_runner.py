@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.serving.models.tensor_codec import TensorCodec
     from forebay.types.call import Item, Outcome
     from forebay.workers.runner import WorkerContext
-    from forebay.workers.user_calls.together import Together
+    from forebay.workers.user_calls.joint_streams import JointStreams
 
 
 def from_file(
@@ -291,7 +291,7 @@ class MethodsRunner(Runner):
         self._predict.open(ctx)
         self._share()
 
-    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | Together:
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | JointStreams:
         """Run a batch; see `Runner.run`."""
         return self._asked(items).run(items)
 

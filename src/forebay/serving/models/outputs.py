@@ -73,7 +73,7 @@ def _is_known(annotation: Any) -> bool:
 
 
 def _is_raw_or_else(node: Any) -> bool:
-    """Tell whether this is a union with JSON that somebody else has written: msgspec takes only its other types."""
+    """Tell whether this is a union with JSON that is already written: msgspec takes only its other types."""
     return isinstance(node, msgspec.inspect.UnionType) and any(map(_is_raw, node.types))
 
 

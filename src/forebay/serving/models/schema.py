@@ -185,7 +185,7 @@ class WireType:
 
     @property
     def places(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same as `json_schema`, for looking up what may stand where; see `schema_places`."""
+        """The schema of `json_schema`, for looking up what may stand where; see `schema_places`."""
         if self._places is None:
             self._places = self.json_schema(PREFIX + "{name}")
         return self._places

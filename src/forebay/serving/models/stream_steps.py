@@ -16,7 +16,7 @@ from forebay.errors import BadOutcome
 from forebay.types.call import Failure, Last
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.user_calls.cancel import probe
-from forebay.workers.user_calls.together import Even, Stepped
+from forebay.workers.user_calls.joint_streams import Even, Stepped
 
 log = logging.getLogger("forebay.workers")
 
@@ -101,7 +101,7 @@ class Stream:
         self._is_finished = False
 
     def together(self, streams: Sequence[Stream]) -> Callable[[], Any]:
-        """Return what steps several streams; see `Together`."""
+        """Return what steps several streams; see `JointStreams`."""
         return _SharedStep(self.mates, streams, self._wait)
 
     def close(self) -> Any:

@@ -232,7 +232,7 @@ class Partitions(ABC):
     @property
     @abstractmethod
     def _is_watched(self) -> bool:
-        """Whether somebody looks again by himself when the queue's next moment is due."""
+        """Whether a thread will look again by itself when the queue's next moment is due."""
 
     @abstractmethod
     def _stir(self) -> None:

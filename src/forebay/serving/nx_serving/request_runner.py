@@ -23,7 +23,7 @@ from forebay.arrays.structure import map_leaves
 from forebay.arrays.trees import concatenate, to_host
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
-from forebay.observe.logs.one_line_a_second import SeldomLog
+from forebay.observe.logs.throttled_log import ThrottledLog
 from forebay.serving.models.array_types import array_of
 from forebay.serving.models.json_rows import row_encoder
 from forebay.serving.models.model import load_module
@@ -72,7 +72,7 @@ class RequestRunner(Runner):
         self._batch_size = batch_size
         self._has_device = has_device
         self._partition = 0
-        self._untaken = SeldomLog(log)
+        self._untaken = ThrottledLog(log)
         self._execution: Execution | None = None
 
     def open(self, ctx: WorkerContext) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for calls of a started serving, threads and tasks, is woken."""
+"""Wakes the threads and tasks that wait for calls of a started serving."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def wake(calls: Iterable[Submission]) -> None:
-    """Wake whoever waits for these calls: each thread by its lock, each loop once for all of its tasks."""
+    """Wake the waiters of these calls: each thread by its lock, each loop once for all of its tasks."""
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] | None = None
     for call in calls:
         waiter = call.waiter

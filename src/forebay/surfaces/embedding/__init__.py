@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models served from within a program of somebody else: mounted in its application, or on a port of their own."""
+"""Models served from within another program: mounted in its application, or on a port of their own."""

@@ -142,7 +142,7 @@ class StartedServer:
         self._thread.join()
 
     def wait(self) -> None:
-        """Wait until somebody stops it, or it ends by itself; a Ctrl+C stops it."""
+        """Wait until it is stopped, or ends by itself; a Ctrl+C stops it."""
         try:
             self._thread.join()
         except KeyboardInterrupt:

@@ -153,7 +153,7 @@ class ProjectPool(AttachedPool[WorkerSlot]):
         return self._threads * (self.seats or 1)
 
     def resize(self, workers: int) -> None:
-        """Say how many workers there should be, to whoever starts them."""
+        """Ask for so many workers, of the program that starts them."""
         if workers > self._wanted:
             self._begun_at = time.monotonic()
         self._wanted = workers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a project anew while it is served: on SIGHUP, when files change, when somebody asks for one version.
+"""Reading a project anew while it is served: on SIGHUP, when files change, when one version is asked for.
 
 Theory of operation. A reload reads the configuration again and builds every target in a thread, its modules imported
 anew; each model that comes of it is loaded beside the one in use and takes its place. What fails is told in the log and
@@ -326,7 +326,7 @@ class Reloading:
         log.error("%s could not be reloaded, what is served goes on: %s", what, error.message, extra=extra)
 
     def _renew_secret(self, secret: bytes | None) -> None:
-        """Have whoever dials in, and is dialled, from now on know another secret; links that are there stay."""
+        """Require another secret at the door, and show it where this server dials; links that are there stay."""
         if secret is None or self._options.attach.secret is None:  # whether there is one holds from the next start on
             return
         if self._app.door is not None:

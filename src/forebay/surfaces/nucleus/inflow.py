@@ -39,7 +39,7 @@ class Inflows:
         return name
 
     def close(self, name: int) -> None:
-        """Send no more of it; whoever still waits for a message is told that the client is gone."""
+        """Send no more of it; a handler that still waits for a message is told that the client is gone."""
         self._open.pop(name).close()
 
     def _pull(self, visitor: DeskVisitor, name: int, count: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files by which a Nucleus project tells whoever started it that it is ready."""
+"""The files by which a Nucleus project tells that it is ready."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class GraphCalls:
     def __init__(
         self, name: str, layout: GraphLayout, declared: Sequence[TensorMetadata] = (), problem: str = ""
     ) -> None:
-        """Say which graph, what somebody declares of its inputs, and why it could never answer."""
+        """Say which graph, what is declared of its inputs, and why it could never answer."""
         self.name = name
         self.layout = layout
         self._declared: Mapping[str, TensorMetadata] = {one.name: one for one in declared}
@@ -425,7 +425,7 @@ def side_packets(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
 
 
 def _check_declared(tensor: Tensor, declared: TensorMetadata) -> None:
-    """Hold a tensor to what somebody has declared; a shape that is not said may be any.
+    """Hold a tensor to its declaration; a shape that is not said may be any.
 
     Raises:
         InvalidRequest: If it is another one.

@@ -135,7 +135,7 @@ def _check_metadata(entry: GraphEntry, layout: GraphLayout) -> None:
 
 
 def _endpoint(name: str, runner: Runner, threads: int, stuck_s: float) -> Endpoint:
-    """Put a runner behind a queue. All threads share it: a handler is one object, whoever calls it."""
+    """Put a runner behind a queue. All threads share it: all callers have the same handler object."""
     spec = RunnerSpec(factory="", local=lambda: runner)
     config = EndpointConfig(name=name, version=VERSION, timeout_s=TIMEOUT_S, max_timeout_s=float("inf"), split=False)
     batching = BatchConfig(max_size=1, idle="go", capacity=1 << 20)

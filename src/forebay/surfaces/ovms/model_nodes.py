@@ -41,7 +41,7 @@ _MAX_TRIALS: Final = 64
 
 
 class SharedModels:
-    """The models in memory, each once, whoever uses it: nodes of graphs, and the endpoint that serves it directly.
+    """The models in memory, each once for all its users: nodes of graphs, and the endpoint that serves it directly.
 
     A file is tried elsewhere before it is loaded: it may take any memory.
     """
@@ -55,7 +55,7 @@ class SharedModels:
         self._lock = threading.Lock()
 
     def get(self, entry: ModelEntry) -> ModelFile:
-        """Return a model whose files are here, loaded; it stays in memory as long as somebody refers to it.
+        """Return a model whose files are here, loaded; it stays in memory as long as it is referred to.
 
         Raises:
             ModelError: If it cannot be loaded.

@@ -71,7 +71,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether it is a file that somebody named, among others that are none of it."""
+        """Whether it is a file that was named, among others that are none of it."""
         name = self.folder.name
         return self.folder != self.path and not (name.isdecimal() and int(name) == int(self.version))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a project anew while it is served: when its files change, on SIGHUP, when somebody asks.
+"""Reading a project anew while it is served: when its files change, on SIGHUP, on request.
 
 What changed is loaded beside what is in use and takes its place once it is ready, so nothing is refused meanwhile. What
 fails is told in the log and at `/models`, and what was in use goes on. A configuration that cannot be read changes
@@ -86,7 +86,7 @@ class GraphReloading:
         return await self._reload_known()
 
     async def _reload_known(self) -> tuple[bool, list[str]]:
-        """Do the same with what is known of buckets."""
+        """Read what changed anew, of buckets as far as that is known."""
         async with self._lock:
             try:
                 return await self._reload()

@@ -146,7 +146,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpSettings(OpModel, frozen=True, kw_only=True):
-    """What an op is told; None is decided by whoever uses it.
+    """The settings of an op; their users decide what None means.
 
     Attributes:
         concurrency: Workers.

@@ -44,6 +44,6 @@ def loading() -> Generator[None]:
 
 
 def hand_over(model: Ventu | None, call: str) -> None:
-    """End the file that is being loaded and give its model to whoever loads it; in any other program do nothing."""
+    """End the file that is being loaded and give its model to its loader; in any other program do nothing."""
     if _loading:
         raise Handed(model, call, asking_file())

@@ -66,7 +66,7 @@ def serve(model: Ventu, host: str, port: int, threads: int) -> None:
 
 
 class SingleRunner(Runner):
-    """Runs each request by itself, with `inference` of a model that is there and is somebody else's."""
+    """Runs each request by itself, with `inference` of a model that the program has made."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

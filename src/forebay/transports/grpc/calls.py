@@ -113,7 +113,7 @@ class OpenCall:
 
     @property
     def peer(self) -> str:
-        """Who calls, as `ADDRESS:PORT`."""
+        """The address of the caller, as `ADDRESS:PORT`."""
         return self._connection.peer
 
     @property
@@ -127,7 +127,7 @@ class OpenCall:
         return self.head.metadata
 
     def answered_by(self, endpoint: Answering, request: Request) -> None:
-        """Note who answers, while the endpoint replies, as far as somebody is to be told of it."""
+        """Note which endpoint answers, while it replies, as far as a log wants it."""
         self.request_id = request.id
         if self._connection.port.tells:
             says_cost = self._connection.port.config.answer_cost
@@ -149,7 +149,7 @@ class OpenCall:
             self._connection.answer(self, message)
 
     def reply_in_pieces(self, pieces: Sequence[Piece]) -> None:
-        """Do the same with a message that lies in several places."""
+        """Reply with a message that lies in several places."""
         if not self.state.is_done:
             self._connection.answer_at_length(self, pieces)
 
@@ -308,7 +308,7 @@ class OpenCall:
     # What the client sends
 
     def take_whole(self, size: int) -> bool:
-        """Take note of the only message of a call that came in one piece; returns False if it is not that simple."""
+        """Take the only message of a call that came in one piece; returns False if it is not that simple."""
         head = self.head
         if self._inbox is None and not head.is_stream and (head.length < 0 or head.length == size):
             self.state = HALF_CLOSED  # END_STREAM
@@ -486,7 +486,7 @@ class OpenCall:
         connection.wasted()
 
     def close_early(self) -> None:
-        """Take note that the client ended the call outside of a DATA frame.
+        """End the call's input: the client ended it outside of a DATA frame.
 
         Raises:
             StreamFault: If it announced more than it has sent.
@@ -600,7 +600,7 @@ class OpenCall:
                 self._room = None
 
     def drained(self) -> None:
-        """Take note that everything was sent."""
+        """Send the trailers, or wake who waits for room: everything was sent."""
         if self.outgoing is not None and self.outgoing.trailers is not None:
             self._connection.end(self, self.outgoing.trailers)
         self._wake(self._room)

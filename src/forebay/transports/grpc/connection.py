@@ -463,7 +463,7 @@ class GrpcConnection(asyncio.Protocol):
             self.send(frames.frame(frames.PING, 0, 0, GOODBYE))
 
     def understood(self) -> None:
-        """Take note that the client knows that the server is leaving."""
+        """Leave, once the client knows that the server is leaving."""
         if self.state is WARNED:
             self.leave()
 

@@ -142,7 +142,7 @@ class Http2FrameReader:
         self._at = 0
 
     def skip_rest(self, size: int) -> int:
-        """Take note that so much of the rest of a long frame was read elsewhere; returns the flags of that piece."""
+        """Skip so much of the rest of a long frame, read elsewhere; returns the flags of that piece."""
         self.rest_bytes -= size
         return self.rest_of[0] & ~END_STREAM if self.rest_bytes else self.rest_of[0]
 

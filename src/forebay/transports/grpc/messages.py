@@ -114,7 +114,7 @@ class MessageBuffer:
         return self._landing.room(longest) if self._landing is not None and self.missing_bytes else None
 
     def advance(self, size: int) -> None:
-        """Take note of how much was put there."""
+        """Count so much as put there."""
         assert self._landing is not None
         self._landing.advance(size)
         self.missing_bytes -= size

@@ -100,7 +100,7 @@ class InferStream:
             self._wake()
 
     def enter(self, asked: BegunInfer) -> None:
-        """Take note of a request before it can be answered."""
+        """Register a request before it can be answered."""
         if not asked.plan.served.contract.streams:
             self._line[asked] = None
 

@@ -51,7 +51,7 @@ class Call(Protocol):
 
     @property
     def peer(self) -> str:
-        """Who calls, as `ADDRESS:PORT`."""
+        """The address of the caller, as `ADDRESS:PORT`."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class Call(Protocol):
         ...
 
     def reply_in_pieces(self, pieces: Sequence[Piece]) -> None:
-        """Do the same with a message that lies in several places, from which it is sent; nobody writes there again."""
+        """Reply with a message that lies in several places, from which it is sent; they must not change any more."""
         ...
 
     def queue(self, size: int) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Patience:
-    """That with one client, which is looked at with every sweep in which it has something to take."""
+    """How long one client may take; looked at with every sweep in which it has something to take."""
 
     __slots__ = ("_arrived", "_mark", "_mark_bytes", "_sent", "_sent_at")
 
@@ -26,7 +26,7 @@ class Patience:
         self._sent = 0
 
     def look(self, epoch: int, sent: int, written: int, taken: int) -> None:
-        """Take note of how many frames were sent, and how many bytes were written and have arrived, by this sweep."""
+        """Record how many frames were sent, and how many bytes were written and have arrived, by this sweep."""
         if taken >= self._mark_bytes:
             self._arrived = self._mark
             self._mark, self._mark_bytes = epoch, written

@@ -158,7 +158,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _abandon(self) -> None:
-        """Nobody reads answers here any more: cancel what is being answered and forget what waits."""
+        """Cancel what is being answered and forget what waits: the client reads no answers here any more."""
         self.talk.on(LOSE)
         self._stand_alone()
         self.talk.waiting.clear()

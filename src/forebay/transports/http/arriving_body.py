@@ -46,7 +46,7 @@ class ArrivingBody:
         self._whole, self._sink = b"", None
 
     def hold(self, size: int) -> None:
-        """Count what is kept; whoever has most may be refused for it."""
+        """Count what is kept; the largest holder may be refused for it."""
         if self._owner is not None:
             self.held_bytes += size
             self.account.arrive(size)
@@ -75,7 +75,7 @@ class ArrivingBody:
         return self._sink.byte_after()
 
     def placed(self, size: int) -> None:
-        """Take note that so much was put there."""
+        """Count so much as put there."""
         assert type(self._sink) is Landing
         self._sink.advance(size)
 
@@ -86,7 +86,7 @@ class ArrivingBody:
         return body
 
     def drop(self) -> None:
-        """Forget it; it belongs to somebody else now, or to nobody."""
+        """Forget it; it has another owner now, or none."""
         if self.held_bytes:
             self.account.forget_arriving(self.held_bytes)
             self.held_bytes = 0

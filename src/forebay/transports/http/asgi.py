@@ -242,7 +242,7 @@ def _paths(pages: ServerPages, protocol: InferencePages) -> list[PathRoute]:
 
 
 class _Predictions(BaseRoute):
-    """The paths of models, which are looked up when somebody asks."""
+    """The paths of models, looked up on demand."""
 
     def __init__(self, by_target: Mapping[bytes, Route], page: Any) -> None:
         self._by_target = by_target

@@ -146,7 +146,7 @@ def _require_no_foreign_page(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 class Peer(msgspec.Struct, eq=False):
-    """Who sent a request that came over ASGI."""
+    """The client of a request that came over ASGI."""
 
     client: tuple[str, int] | None
     release: int = 0

@@ -133,7 +133,7 @@ class InferencePages:
         return self._told(scope, found)
 
     def _route(self, target: str, segments: Sequence[str]) -> Route | None:
-        """Return who answers calls to a target; whoever answers also for a version that is not its own by its name."""
+        """Return the route that answers calls to a target, also for a version that is not its own by its name."""
         found = self._routes.get(target.encode())
         if found is None and len(segments) == len(_VERSIONED):
             name, version = segments[2], segments[4]
@@ -217,7 +217,7 @@ class InferencePages:
         return self._told(scope, {}, verb="POST")
 
     def _told_cuda(self, scope: Scope, asked: Sequence[str]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Do the same with memory of CUDA, of which there is none.
+        """Answer calls about memory of CUDA, of which there is none.
 
         Raises:
             ForebayError: If it is to be used.

@@ -70,7 +70,7 @@ class ModelRoutes:
             self._put(_SPOKEN, targets_of(self._app, self._config, self._staging))
 
     def _put(self, owner: str, routes: dict[str, Route]) -> None:
-        """Let these be the targets of somebody; what was there before takes no further request."""
+        """Make these the targets of an owner; its targets before take no further request."""
         found: dict[bytes, Route] = {}
         for target, route in routes.items():
             found[f"{target}/".encode()] = route

@@ -81,7 +81,7 @@ class ServerPages:
         return _json({"models": models, "docs": f"{root}/docs", "call": f"POST {root}/models/{{name}}"})
 
     def where_models_are(self, scope: Scope) -> str:
-        """Say it to whoever asks none of several."""
+        """Say where models are, for a request that names none of several."""
         names, root = self._names(), scope.get("root_path", "")
         shown = " and ".join(f"{root}/models/{name}" for name in names[:_NAMED])
         return f"; models here are asked at {shown}{' and so on' if len(names) > _NAMED else ''}" if names else ""

@@ -28,7 +28,7 @@ class TakesBody(Protocol):
         ...
 
     def on_message_complete(self) -> None:
-        """That was all."""
+        """Called at the end of a message."""
         ...
 
 

@@ -82,7 +82,7 @@ class ReadingConnection(AnsweringConnection):
         return self._body.room(head.length - talk.body_bytes)
 
     def advance(self, size: int) -> bytes:
-        """Take note of how much of the body was put there, and read what came after it; returns nothing."""
+        """Count so much of the body as put there, and read what came after it; returns nothing."""
         talk, head = self.talk, self._reading
         assert head is not None
         missing, after = head.length - talk.body_bytes, b""

@@ -382,7 +382,7 @@ class SharedRoute(Route):
         self._next = next_one
 
     def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Tell whether a body is read in steps; whose turn it is, whoever reads it asks."""
+        """Tell whether a body is read in steps; for the route whose turn it is, its reader asks."""
         return next(iter(self._routes.values())).is_staged(headers)
 
     def turn(self) -> Route:

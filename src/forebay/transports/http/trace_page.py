@@ -74,7 +74,7 @@ class TracePage:
         return Response(trace, media_type="application/json", headers={"cache-control": "no-store"})
 
     async def end(self, request: Request) -> Response:
-        """End a recording by its id; whoever waits for it gets what there is.
+        """End a recording by its id; its waiter gets what there is.
 
         Raises:
             NotFound: If there is no such recording.

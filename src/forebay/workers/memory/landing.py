@@ -277,7 +277,7 @@ HERE: Final = Places()
 
 
 class Landed:
-    """What a body lies in, as long as somebody refers to it; the views of the body do."""
+    """What a body lies in, as long as it is referred to; the views of the body do so."""
 
     place: _Place
 
@@ -339,7 +339,7 @@ class Landing:
         return self._view[at:end]
 
     def advance(self, size: int) -> None:
-        """Take note of how much was put where `room` is, without the byte that is not of this body."""
+        """Count so much as put where `room` is, without the byte that is not of this body."""
         self._at += size
 
     def byte_after(self) -> bytes:
@@ -452,7 +452,7 @@ def _address_of(buffer: memoryview) -> int:
 
 
 class Lent:
-    """What a body of another process lies in, as long as somebody refers to it."""
+    """What a body of another process lies in, as long as it is referred to."""
 
     lent: dict[int, mmap.mmap]
 

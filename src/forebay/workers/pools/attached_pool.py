@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run batches in workers that somebody else started and that come and go as they like.
+"""Run batches in workers that are started elsewhere, and that come and go as they like.
 
 Theory of operation. The pool has no processes; `worker_listener.py` brings it connections. `slot_pool.py` says what
 becomes of the batch of a worker that leaves. Two clocks belong to the pool. A worker that owes an answer for too long
@@ -176,7 +176,7 @@ class AttachedPool(SlotPool[S]):
         return {"beats": True}
 
     def failed(self, slot: worker_slot.WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
-        """A worker could not open its runner; it says so itself to whoever started it."""
+        """Log that a worker could not open its runner; it tells the reason itself where it was started."""
         self.told("hung up on", slot.peer, f"it could not load the model of '{self.name}': {message}")
 
     def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
@@ -193,7 +193,7 @@ class AttachedPool(SlotPool[S]):
             loading.drop(reason)
 
     def called_off(self, slot: worker_slot.WorkerSlot, batch_id: int) -> None:
-        """Nobody waits for what a slot is running; if it hangs, it is dropped like any other."""
+        """Do nothing where no client waits for what a slot is running: if it hangs, it is dropped like any other."""
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""
@@ -215,7 +215,7 @@ class AttachedPool(SlotPool[S]):
                 self._on_first()
 
     def _tell(self, what: str) -> None:
-        """Say that a worker has joined or left, to whoever listens closely or if nothing was said just now."""
+        """Log that a worker has joined or left, at debug level or if nothing was logged just now."""
         is_quiet = self._quiet is not None
         level = logging.DEBUG if is_quiet else logging.INFO
         log.log(level, "a worker has %s '%s'; %d are here", what, self.name, self.alive)
@@ -239,7 +239,7 @@ class AttachedPool(SlotPool[S]):
             self._vacancy = asyncio.get_running_loop().call_later(self.grace_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Nobody came: answer what waits, and from now on whatever comes."""
+        """Answer what waits, and from now on whatever comes: no worker came in time."""
         self._vacancy = None
         if self._slots or self._stopping:
             return

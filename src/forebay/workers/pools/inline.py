@@ -176,7 +176,7 @@ class InlinePool(Pool):
         self._on_idle()
 
     def _called_off(self, batch: EntryBatch) -> None:
-        """Nobody waits for a batch: its coroutine is cancelled, and is given some time to end."""
+        """Cancel the coroutine of a batch that no client waits for, and give it some time to end."""
         task, _ = self._tasks[batch]
         if not has_begun(task):
             return  # it will see that nobody waits

@@ -228,4 +228,4 @@ def has_begun(task: asyncio.Task[Any]) -> bool:
 
 
 def _nothing() -> None:
-    """Nobody waits for a word."""
+    """Do nothing: no word is waited for."""

@@ -52,7 +52,7 @@ class Crew(Protocol):
 
     @property
     def accounts(self) -> Accounts | None:
-        """Those of its server."""
+        """The accounts of its server."""
         ...
 
     def ready(self, slot: JobSlot, before: Callable[[], None] | None = None) -> None:
@@ -126,7 +126,7 @@ class JobSlot(asyncio.Protocol):
         self._pool.gone(self)
 
     def run(self, batch: EntryBatch, done: Done) -> None:
-        """Send the jobs of a batch that somebody still waits for; if there are none, the slot is idle again at once."""
+        """Send the jobs of a batch that clients still wait for; if there are none, the slot is idle again at once."""
         now = time.monotonic()
         self._ids = [None if entry.done or entry.deadline <= now else str(uuid.uuid4()) for entry in batch.entries]
         jobs: dict[str, bytes] = {

@@ -92,7 +92,7 @@ class Worker:
         return self.supervisor is not None and self.supervisor.has_given_up
 
     def is_awaited(self) -> bool:
-        """Return whether it still has work that matters: a batch somebody waits for, or work that follows an answer."""
+        """Return whether it still has work that matters: a batch that is waited for, or work that follows an answer."""
         batches = [batch for slot in self.slots for batch in running(slot)]
         return self.is_ready and (not batches or not all(batch.cancelled for batch in batches))
 
@@ -402,7 +402,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         asyncio.get_running_loop().call_later(END_S, worker.kill, life)  # threads of the model may keep it from ending
 
     def called_off(self, slot: WorkerSlot, batch_id: int) -> None:
-        """Nobody waits for what a slot is running: if it does not come back, its worker hangs in user code."""
+        """Give a batch that no client waits for some time to come back; else its worker hangs in user code."""
         if self._stuck_s is not None and slot.worker is not None:
             asyncio.get_running_loop().call_later(self._stuck_s, self._end_stuck, slot, batch_id)
 

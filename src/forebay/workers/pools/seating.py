@@ -70,7 +70,7 @@ class Sitting:
 
 
 class Seating:
-    """Who sits in one worker.
+    """The streams that have a seat in one worker.
 
     Attributes:
         accounts: Those of its server; None where none are kept.
@@ -125,7 +125,7 @@ class Seating:
         return sitting
 
     def end(self, name: int, seconds: float | None = None) -> Sitting:
-        """Take out a batch that has ended, and note how long it took; the caller tells whoever waits for it."""
+        """Take out a batch that has ended, and note how long it took; the caller tells its waiters."""
         sitting = self.open.pop(name)
         self.free += sitting.batch.rows
         sitting.batch.on_cancel = None

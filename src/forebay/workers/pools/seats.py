@@ -3,8 +3,8 @@
 
 Theory of operation. A worker that streams has seats. Whatever a runner returned for a batch keeps its seat until it has
 ended: outcomes at once, an iterator step by step. `step` is one round: each iterator is advanced once, in the order in
-which they came, so a long stream never keeps a short one waiting. Those that can be stepped `Together` are, all of an
-equal key in one call. One whose clients have no room for more parts is passed over until they have.
+which they came, so a long stream never keeps a short one waiting. `JointStreams` of an equal key are stepped in one
+call. One whose clients have no room for more parts is passed over until they have.
 
 Who joins begins before the next round. While others are open that may take as long as a round did, and goes on after
 the next one: many that come at once do not keep those from their next parts. A server with nobody else to give its
@@ -32,12 +32,12 @@ import msgspec
 
 from forebay.types.call import Failure
 from forebay.workers.pool import CREDIT
-from forebay.workers.user_calls.together import Even, SideBySide, Together
+from forebay.workers.user_calls.joint_streams import Even, JointStreams, SideBySide
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, settled
 
 if TYPE_CHECKING:
     from forebay.types.call import Outcome
-    from forebay.workers.user_calls.together import Stepped, Watch
+    from forebay.workers.user_calls.joint_streams import Stepped, Watch
 
 ROUND_S: Final = 0.001
 """A round in which so much time was spent on generators is told before all of them had their turn."""
@@ -79,7 +79,7 @@ class _Seated:
 
 
 class _Mates:
-    """Those who make steps together, until any of them ends, or has no room, or somebody joins them.
+    """Streams that make steps together, until one of them ends, has no room, or another one joins.
 
     Steps in which each got a part are counted once for all, and taken off the room of each when it matters.
 
@@ -225,9 +225,9 @@ class Seats:
         if type(found) is Failure:
             self._freed += rows
             self._told.ended.append((name, [found] * count, self._clock() - since))
-        elif hasattr(found, "__next__") or isinstance(found, Together):
+        elif hasattr(found, "__next__") or isinstance(found, JointStreams):
             group = None
-            if isinstance(found, Together):
+            if isinstance(found, JointStreams):
                 group = found.mates, key
             if type(found) is SideBySide:
                 group, found.watch = (found.mates,), self._watch
@@ -297,7 +297,7 @@ class Seats:
         self._told = Round([], [])
 
     async def _round(self, began: float) -> bool:
-        """Give each its turn; returns whether all have had it and somebody has another one."""
+        """Give each its turn; returns whether all have had it and one of them has another."""
         if len(self._groups) == 1 and None not in self._groups:  # as nearly always where steps are shared
             if self._mates is None and (mates := [one for one in self._turns if one.room > 0]):
                 self._mates = _Mates(mates)

@@ -236,7 +236,7 @@ class ThreadPool(Pool):
             self._drained.set()
 
     def _called_off(self, slot: ThreadSlot, name: int) -> None:
-        """Nobody waits for a batch: if its thread does not end it, it hangs in user code."""
+        """Give a batch that no client waits for some time to end; else its thread hangs in user code."""
         if self._stuck_s is not None:
             assert self._loop is not None
             self._loop.call_later(self._stuck_s, self._leave_behind, slot, name)

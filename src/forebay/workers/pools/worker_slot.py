@@ -70,7 +70,7 @@ class Dialled(Protocol):
 
     @property
     def accounts(self) -> Accounts | None:
-        """Those of its server."""
+        """The accounts of its server."""
         ...
 
     @property
@@ -109,7 +109,7 @@ class Dialled(Protocol):
         ...
 
     def called_off(self, slot: WorkerSlot, batch_id: int) -> None:
-        """Nobody waits any more for what the slot is running."""
+        """Note that no client waits any more for what the slot is running."""
         ...
 
     def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker that somebody started: it joins a server, stays while there is one, and leaves without losing a batch.
+"""A worker started by hand: it joins a server, stays while there is one, and leaves without losing a batch.
 
 The main thread dials first, so that a worker that is not let in says so before it loads anything, then opens the runner
 and waits for signals. Each slot is a thread with a connection of its own that dials again when the server goes away.
@@ -49,7 +49,7 @@ _HUNG_UP = (EOFError, ConnectionResetError, BrokenPipeError, InvalidRequest)
 """Somebody was there: which of these a hangup becomes depends on what was still on its way."""
 
 
-class ToldToEnd(SystemExit):
+class StopSignal(SystemExit):
     """A signal came before there was anything to finish; unlike a `sys.exit` of the model's it is no failure."""
 
 
@@ -149,7 +149,7 @@ class JoiningWorker:
             capture(connection.options["log"], here, also=True)
             origin.set(connection)
         try:
-            with user_code(ToldToEnd):
+            with user_code(StopSignal):
                 runner = spec.build()
                 runner.open(WorkerContext(threads=self._threads, device=device_in(os.environ)))
         except ForebayError as failed:
@@ -286,4 +286,4 @@ class JoiningWorker:
 
 def _exit(_number: int, _frame: object) -> NoReturn:
     """Nothing is running yet that could be lost."""
-    raise ToldToEnd
+    raise StopSignal

@@ -48,7 +48,7 @@ class PrivateSocket:
         return taken
 
     def close(self) -> None:
-        """Leave nothing behind; whoever took the listener must have closed it first."""
+        """Leave nothing behind; the user of the listener must have closed it first."""
         self._listener.close()
         self._folder.remove()
         if self._descriptor is not None:

@@ -212,7 +212,7 @@ class LoopCall:
         del error  # see `BoundedCalls.call`
 
     def drop(self) -> None:
-        """Nobody waits for it any more: its end is not told."""
+        """Drop the call: its end is not told."""
         self._timer.cancel()
         self._function = self._done = None
         if self._is_running and not self.is_left:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let runners say what a batch's time went into, while somebody listens to the timeline.
+"""Let runners say what a batch's time went into, while the timeline has listeners.
 
 A runner has two ways: it calls what `lap` holds at the end of each phase, or it leaves the phases of its last run in
 `Runner.phases`.

@@ -50,7 +50,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def attempt_async(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Do the same with a function that may return something to wait for."""
+    """Call a function that may return an awaitable, as `attempt` does."""
     try:
         result = function(*arguments)
         return await result if inspect.isawaitable(result) else result
@@ -193,7 +193,7 @@ def close(steps: Any) -> None:
 
 
 async def aclose(steps: Any) -> None:
-    """Do the same with an async generator, or with one of either kind."""
+    """End an async generator, or a generator, as `close` does."""
     end = getattr(steps, "aclose", None) or getattr(steps, "close", None)
     if end is not None and type(failed := await attempt_async(end)) is Failure:
         _log("a generator could not be closed", failed.error)

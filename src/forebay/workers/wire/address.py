@@ -221,7 +221,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def require_place(address: UnixAddress) -> None:
-    """Check that a socket can be made there, but not whether somebody listens there now.
+    """Check that a socket can be made there, but not whether one listens there now.
 
     Raises:
         ConfigError: If something else has the path, or it is in a folder that cannot be used.

@@ -139,7 +139,7 @@ class Conversation:
         return "leaving" in self._barred
 
     def feed(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[Event]:
-        """Read bytes and yield what happens; whoever consumes this may change the state between two events."""
+        """Read bytes and yield what happens; the consumer may change the state between two events."""
         if self.state == "gone":
             return
         try:

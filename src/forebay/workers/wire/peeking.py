@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at what a client says first, and leaves it to whoever reads the connection then."""
+"""Looks at what a client says first, and leaves it to the reader of the connection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long whoever lost a server waits before it dials again."""
+"""How long a worker or front that lost a server waits before it dials again."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class WorkerConnection:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection, for whoever waits until the server has said something."""
+        """Return the descriptor of the connection, for waiting until the server has said something."""
         return self._socket.fileno()
 
     def send(self, message: Sequence[Any]) -> None:

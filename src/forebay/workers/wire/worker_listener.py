@@ -65,7 +65,7 @@ _SECRETS: Final = {
 
 
 class VisitorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much time and room somebody who dials in may take.
+    """How much time and room a visitor may take.
 
     Attributes:
         hello_s: Time in which a connection must have said what it is, and have proven it where there is a secret.
@@ -286,7 +286,7 @@ class _About(msgspec.Struct, frozen=True):
 
 
 class _Hello(msgspec.Struct, frozen=True, array_like=True):
-    """A hello of somebody who has proven nothing yet."""
+    """A hello of a visitor that has proven nothing yet."""
 
     kind: str
     version: int | float | bool | str | None = None
@@ -305,7 +305,7 @@ _PROOF = msgspec.msgpack.Decoder(known(_Proof))
 
 
 class Visitor(asyncio.Protocol):
-    """Somebody who has connected and not yet said what they are."""
+    """A connection that has not yet said what it is."""
 
     def __init__(self, door: WorkerListener) -> None:
         self._door = door

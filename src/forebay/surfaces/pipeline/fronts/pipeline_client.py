@@ -363,7 +363,7 @@ def _text(name: str, value: Any) -> str:
 
 
 class _Deadline:
-    """When an answer is given up, whoever is asked for it."""
+    """When an answer is given up, of any of the servers."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._at = None if timeout_s is None else time.monotonic() + timeout_s

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class GeneralModelBackend:
-    """The same model on several servers."""
+    """A model that several servers have."""
 
     def __init__(self, endpoints: Sequence[ServerAddress], timeout_s: float) -> None:
         """Describe them.

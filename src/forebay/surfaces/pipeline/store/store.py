@@ -27,11 +27,11 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
-from forebay.observe.logs.one_line_a_second import SeldomLog
+from forebay.observe.logs.throttled_log import ThrottledLog
 from forebay.types.settings import Setting, declared
 
 log = logging.getLogger("forebay.pipeline")
-_unfreed = SeldomLog(log)
+_unfreed = ThrottledLog(log)
 
 Type = Literal["shm", "file", "redis"]
 AtLeastOne = Annotated[float, Meta(ge=1)]

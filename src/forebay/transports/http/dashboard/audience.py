@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Those who look at the dashboard: each event is made once for all of them, and none while there is nobody.
+"""Viewers of the dashboard: each event is made once for all of them, and none while there are none.
 
 Theory of operation. One task makes an event a second from when the first viewer comes until the last one has left.
 Every viewer has a short row of events that wait for its connection. A viewer whose row fills up is dropped at once and

@@ -232,7 +232,7 @@ def _event(kind: str, data: Any) -> bytes:
 
 
 def _is_from_here(request: Request) -> bool:
-    """Tell whether a program on this machine asks for itself, and not on behalf of somebody elsewhere."""
+    """Tell whether a program on this machine asks for itself, and does not relay for another machine."""
     if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")):
         return False
     named = request.url.hostname or ""

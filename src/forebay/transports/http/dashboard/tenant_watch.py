@@ -28,7 +28,7 @@ class TenantWatch:
 
     @property
     def tenants(self) -> Tenants:
-        """Those of the server."""
+        """The tenants of the server."""
         return self._app.state.of(Tenants)
 
     async def rows(self, waiting: Mapping[str, int]) -> list[TenantRow]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines that whoever fails again and again would fill a log with: one a second, with the number of those before it."""
+"""Lines of repeated failures: one a second, with the number of those that were left out before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUIET_S: Final = 1.0
 """Time after a line in which others are only counted."""
 
 
-class SeldomLog:
+class ThrottledLog:
     """What is logged of one kind of failure."""
 
     def __init__(self, log: logging.Logger) -> None:

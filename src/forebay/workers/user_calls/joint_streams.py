@@ -34,7 +34,7 @@ is not of interest any more."""
 
 
 @runtime_checkable
-class Together(Protocol):
+class JointStreams(Protocol):
     """Streams of one batch whose steps can be made in one call with those of others."""
 
     @property
@@ -111,7 +111,7 @@ class SideBySide:
         self.context = contextvars.copy_context()
 
     def together(self, streams: Sequence[SideBySide]) -> Callable[[], Any]:
-        """Return what waits for whoever is first, or until something else is to be done."""
+        """Return what waits for the first of these, or until something else is to be done."""
         return functools.partial(self._step, streams)
 
     def _step(self, streams: Sequence[SideBySide]) -> Any:
