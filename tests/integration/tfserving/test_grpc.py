@@ -334,3 +334,16 @@ def test_a_call_leaves_nothing_behind_whatever_its_answer(rows, monkeypatch):
         with pytest.raises(grpc.RpcError, match="species"):
             ask(asked, timeout=PATIENCE_S)
         eventually(lambda: not kept())
+
+
+@pytest.mark.parametrize("rows", [1, QUICK_BYTES])
+def test_a_client_that_goes_away_calls_off_what_it_has_asked(rows, monkeypatch):
+    with KServed("tfserving.py", services_of=lambda app: TfServing(app).services()) as port:
+        endpoint, submitted, called_off = port.app.find("species").in_tensors.endpoint, [], []
+        monkeypatch.setattr(endpoint, "submit", submitted.append)
+        monkeypatch.setattr(endpoint, "cancel", called_off.append)
+        ask = port.connect().unary_unary("/tensorflow.serving.PredictionService/Predict")
+        call = ask.future(predict("species", {"x": np.ones((rows, 4), np.float32)}).SerializeToString())
+        eventually(lambda: submitted)
+        call.cancel()
+        eventually(lambda: called_off == submitted)

@@ -26,9 +26,10 @@ from forebay.server.kserve_facts import (
 )
 from forebay.server.shared_regions import CudaRegions, Region
 from forebay.transports.grpc.lent_models import Lending
-from forebay.transports.grpc.model_infer import STATUSES, InferMethods
+from forebay.transports.grpc.model_infer import InferMethods
 from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import MayNotManage, NotOffered
+from forebay.transports.grpc.tensor_calls import STATUSES
 from forebay.workers.memory.landing import HERE
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import Unavailable
 from forebay.transports.grpc.call_tasks import run_beside
@@ -15,9 +15,12 @@ from forebay.transports.grpc.call_tasks import run_beside
 if TYPE_CHECKING:
     from forebay.errors import ForebayError
     from forebay.server.app import App
+    from forebay.server.served import Served
     from forebay.transports.grpc.service import Call, Direct
     from forebay.transports.grpc.statuses import Status
     from forebay.types.tensor import Data
+
+NEVER: Final = float("inf")
 
 
 class Lending:
@@ -35,22 +38,24 @@ class Lending:
         return stock is not None and not is_there and stock.offer.has(model)
 
     @contextlib.asynccontextmanager
-    async def lend(self, model: str, version: str, call: Call, timeout_s: float = float("inf")) -> AsyncGenerator[None]:
-        """Have a model loaded, which stays until what is begun in the block has an answer.
+    async def lend(
+        self, model: str, version: str, call: Call, timeout_s: float = float("inf")
+    ) -> AsyncGenerator[Served]:
+        """Have a model loaded, and yield the version; it stays until what is begun in the block has an answer.
 
         Raises:
             ForebayError: If it cannot be, or not in time.
         """
         assert self._app.stock is not None
         asked_s = min(call.deadline - monotonic(), timeout_s)
-        patience_s = self._app.stock.offer.patience_s(model, asked_s if asked_s < float("inf") else None)
+        patience_s = self._app.stock.offer.patience_s(model, asked_s if asked_s < NEVER else None)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(patience_s):
-                    await stack.enter_async_context(self._app.stock.lend(model, version or None))
+                    served = await stack.enter_async_context(self._app.stock.lend(model, version or None))
             except TimeoutError:
                 raise Unavailable(f"the model '{model}' is still being loaded; try again later") from None
-            yield
+            yield served
 
     def again(self, method: Direct, message: Data, call: Call, model: str, version: str) -> bool:
         """Call a method once more, with a model that it did not find; False if that is not there to be loaded."""

@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, ShareUsed, TooLarge, UnknownModel
-from forebay.observe.logs.request_ids import next_id
+from forebay.errors import ForebayError, InvalidRequest, NotFound, UnknownModel
 from forebay.protocols.kserve import response_bytes
 from forebay.protocols.kserve.infer_calls import in_class, timeout_of
 from forebay.protocols.kserve.request_layouts import RequestLayouts, id_of
@@ -30,10 +28,8 @@ from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
 from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
-from forebay.transports.grpc.service import parent_in
-from forebay.transports.grpc.statuses import Status
+from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete
 from forebay.types.call import EMPTY, Failure
-from forebay.types.context import PARAM, told
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -48,18 +44,7 @@ if TYPE_CHECKING:
 
 SHORT_BYTES: Final = 4 * 1024
 """Data is cut out of messages up to this; of longer ones it is seen where it lies."""
-QUICK_BYTES: Final = 16 * 1024
-"""Typed contents and shared memory up to this are read on the loop."""
-READERS: Final = 2
-"""Threads that read what is longer."""
 MAX_PLANS: Final = 1024
-
-STATUSES: Final[Mapping[type[ForebayError], Status]] = {
-    ShareUsed: Status.RESOURCE_EXHAUSTED,
-    QueueFull: Status.UNAVAILABLE,
-    TooLarge: Status.RESOURCE_EXHAUSTED,
-}
-"""What this protocol says differently."""
 
 _NEVER: Final = float("inf")
 
@@ -114,7 +99,7 @@ class InferMethods:
         self._layouts = RequestLayouts()
         self._reply = self._replied
         self._plans: dict[RequestLayout, _Plan] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._readers = TensorReaders()
         self._lending = Lending(app, STATUSES)
         app.watch(lambda _name: self._plans.clear())
 
@@ -256,20 +241,16 @@ class InferMethods:
     def _submit(
         self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]
     ) -> BegunInfer:
-        asked = BegunInfer(data, self._reply, plan.params, None, call.deadline, plan.size, call=call, plan=plan)
-        asked.trace = parent_in(call.metadata)
-        tenant = call.tenant
-        if tenant is not None:
-            asked.tenant = in_class(tenant, plan.layout.parameters) if plan.layout.parameters else tenant
+        deadline = call.deadline
+        if plan.timeout_s != _NEVER:
+            deadline = min(deadline, monotonic() + plan.timeout_s)
+        asked = BegunInfer(data, self._reply, plan.params, None, deadline, plan.size, call=call, plan=plan)
+        served = plan.served
+        complete(asked, call, served.contract, served.endpoint)
+        if asked.tenant is not None and plan.layout.parameters:
+            asked.tenant = in_class(asked.tenant, plan.layout.parameters)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
-        if plan.timeout_s != _NEVER:
-            asked.deadline = min(asked.deadline, monotonic() + plan.timeout_s)
-        asked.due = asked.deadline
-        served = plan.served
-        if served.contract.has_context:
-            asked.id = next_id()
-            asked.params = {**plan.params, PARAM: context_of(call, asked, served)}
         if stream is None:
             call.on_cancel = asked.cancel  # before, for it may be refused at once: an ended call refers to no request
         else:
@@ -321,9 +302,7 @@ class InferMethods:
         return size > QUICK_BYTES
 
     async def _read_beside(self, message: Data, layout: RequestLayout) -> list[Tensor]:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._tensors, message, layout)
+        return await self._readers.run(self._tensors, message, layout)
 
     def _tensors(self, message: Data, layout: RequestLayout) -> list[Tensor]:
         return layout.tensors(message, self._regions().reader() if layout.is_elsewhere else None)
@@ -340,11 +319,3 @@ class InferMethods:
         if regions is None:
             raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
         return regions
-
-
-def context_of(call: Call, request: Request, served: Served | StandIn) -> tuple[Any, ...]:
-    """Return what a model may know of a call: its metadata are the headers."""
-    host, _, port = call.peer.rpartition(":")
-    headers = {name: value for name, value in call.metadata if isinstance(value, str)}
-    timeout_s = served.endpoint.config.timeout_s if request.deadline == _NEVER else request.deadline - monotonic()
-    return told(headers, request.id, (host.strip("[]"), int(port)) if port.isdigit() else None, timeout_s)

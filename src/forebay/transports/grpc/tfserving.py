@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from google.protobuf import json_format
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge, Unavailable
-from forebay.observe.logs.request_ids import next_id
 from forebay.protocols.tfserving import examples
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING, UNCUT
 from forebay.protocols.tfserving.predict_bodies import MAX_INPUTS
@@ -26,12 +23,12 @@ from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_of
 from forebay.transports.grpc.call_tasks import run_beside
-from forebay.transports.grpc.model_infer import QUICK_BYTES, READERS, STATUSES, context_of
+from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.multi_inference import multi_inference
-from forebay.transports.grpc.service import GrpcService, parent_in
+from forebay.transports.grpc.service import GrpcService
 from forebay.transports.grpc.statuses import MayNotManage
+from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete
 from forebay.types.call import Failure
-from forebay.types.context import PARAM
 from forebay.types.tensor_proto import Room, put, tensor_in, tensor_of
 
 if TYPE_CHECKING:
@@ -67,18 +64,17 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct, eq=False):
-    """A request that is inside."""
+    """A request that is inside.
+
+    Attributes:
+        done: Called with the message that is its answer, or with the error.
+    """
 
     call: Call
     kind: _Kind
     served: Served
     asked: facts.AskedSignature
-    request: TensorRequest
-    answered: asyncio.Future[None] | None = None
-
-    def cancel(self) -> None:
-        """Call it off."""
-        self.served.in_tensors.endpoint.cancel(self.request)
+    done: Callable[[Any], object]
 
 
 class TfServing:
@@ -93,16 +89,18 @@ class TfServing:
         """
         self._app = app
         self._is_managed = is_managed
-        self._threads: ThreadPoolExecutor | None = None
+        self._lending = Lending(app, STATUSES)
+        self._readers = TensorReaders()
 
     def services(self) -> list[GrpcService]:
         """Return what a port is given."""
         *files, described = SERVING.described()
         asking = {name: self._method(kind) for name, kind in _KINDS.items()}
+        together = multi_inference(lambda name, given, call: self._ask(_KINDS[name], given, call))
         return [
             GrpcService(
                 full_name=PREDICTION,
-                direct={**asking, "MultiInference": multi_inference(asking), "GetModelMetadata": self._metadata},
+                direct={**asking, "MultiInference": together, "GetModelMetadata": self._metadata},
                 files=[*files, described],
             ),
             GrpcService(
@@ -118,22 +116,24 @@ class TfServing:
     def _method(self, kind: _Kind) -> Direct:
         def method(message: bytes, call: Call) -> None:
             try:
-                if len(message) > QUICK_BYTES:
-                    run_beside(partial(self._slowly, kind, message, call), call, STATUSES)
-                    return
-                given = SERVING.parsed(kind.takes, message)
-                _, served = self._find(given.model_spec)
-                if served is not None:
-                    asked = facts.asked(served, given.model_spec.signature_name)
-                    self._begin(kind, served, asked, call, *kind.read(given, asked.face))
-                else:
-                    run_beside(partial(self._slowly, kind, message, call), call, STATUSES)
+                if len(message) <= QUICK_BYTES:
+                    given = SERVING.parsed(kind.takes, message)
+                    _, served = self._find(given.model_spec)
+                    if served is not None:
+                        asked = facts.asked(served, given.model_spec.signature_name)
+                        begun = _Asked(call, kind, served, asked, partial(_told, call))
+                        request, endpoint = _request(begun, *kind.read(given, asked.face)), served.in_tensors.endpoint
+                        call.on_cancel = partial(endpoint.cancel, request)  # before, for it may be refused at once
+                        endpoint.submit(request)
+                        return
             except ForebayError as error:
                 call.fail(error, STATUSES)
+            else:
+                run_beside(partial(self._slowly, kind, message, call), call, STATUSES)
 
         return method
 
-    def _find(self, spec: Any) -> tuple[str | None, Served | None]:
+    def _find(self, spec: Any) -> tuple[str, Served | None]:
         """Return the version that is meant, and who answers for it; None if it has to be loaded.
 
         Raises:
@@ -143,64 +143,37 @@ class TfServing:
         if spec.version.value < 0:
             raise NotFound(f"the model '{name[:100]}' has no version {spec.version.value}")
         said = str(spec.version.value) if choice == "version" else ""
-        version = facts.find_version(self._app, name, said, spec.version_label)
-        versions, stock = self._app.versions_of(name), self._app.stock
-        if versions is not None and (version in versions.ready if version else versions.weights):
-            return version, versions.turn() if version is None else versions.ready[version]
-        if stock is not None and stock.offer.has(name):
+        version = facts.find_version(self._app, name, said, spec.version_label) or ""
+        if self._lending.may_lend(name, version):
             return version, None
-        raise self._app.versions(name).unknown(version or "")
+        versions = self._app.versions(name)
+        if not version and versions.weights:
+            return version, versions.turn()
+        if version not in versions.ready:
+            raise versions.unknown(version)
+        return version, versions.ready[version]
 
     async def _slowly(self, kind: _Kind, message: bytes, call: Call) -> None:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="forebay-tensors")
-        beside = partial(asyncio.get_running_loop().run_in_executor, self._threads)
-        given = await beside((UNCUT if kind.is_uncut else SERVING).parsed, kind.takes, message)
+        given = await self._readers.run((UNCUT if kind.is_uncut else SERVING).parsed, kind.takes, message)
+        _told(call, await self._ask(kind, given, call))
+
+    async def _ask(self, kind: _Kind, given: Any, call: Call) -> Any:
+        """Return the message that answers another one, or the error that does; it is called off with its task."""
         version, served = self._find(given.model_spec)
         async with contextlib.AsyncExitStack() as stack:
             if served is None:
-                assert self._app.stock is not None
-                asked_s = call.deadline - monotonic()
-                wait_s = self._app.stock.offer.patience_s(
-                    given.model_spec.name, asked_s if asked_s < float("inf") else None
-                )
-                try:
-                    async with asyncio.timeout(wait_s):
-                        served = await stack.enter_async_context(self._app.stock.lend(given.model_spec.name, version))
-                except TimeoutError:
-                    raise Unavailable(f"the model '{given.model_spec.name}' is still being loaded") from None
+                served = await stack.enter_async_context(self._lending.lend(given.model_spec.name, version, call))
             asked = facts.asked(served, given.model_spec.signature_name)
-            inputs, outputs = await beside(kind.read, given, asked.face)
-            answered = asyncio.get_running_loop().create_future()
-            self._begin(kind, served, asked, call, inputs, outputs, answered)
-            await answered
-
-    def _begin(
-        self,
-        kind: _Kind,
-        served: Served,
-        asked: facts.AskedSignature,
-        call: Call,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[str],
-        answered: asyncio.Future[None] | None = None,
-    ) -> None:
-        """Submit a request whose tensors have been read.
-
-        Raises:
-            ForebayError: Why it cannot be answered.
-        """
-        params, size = asked.ask(inputs, outputs)
-        request = TensorRequest([one.data for one in inputs], _replied, params, None, call.deadline, size)
-        request.trace = parent_in(call.metadata)
-        request.tenant = call.tenant
-        request.due = call.deadline
-        begun = request.call = _Asked(call, kind, served, asked, request, answered)
-        if asked.contract.has_context:
-            request.id = next_id()
-            request.params = {**params, PARAM: context_of(call, request, served)}
-        call.on_cancel = begun.cancel  # before, for it may be refused at once: an ended call refers to no request
-        served.in_tensors.endpoint.submit(request)
+            tensors = await self._readers.run(kind.read, given, asked.face)
+            answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            begun = _Asked(call, kind, served, asked, lambda found: answered.done() or answered.set_result(found))
+            request, endpoint = _request(begun, *tensors), served.in_tensors.endpoint
+            endpoint.submit(request)
+            try:
+                return await answered
+            except asyncio.CancelledError:
+                endpoint.cancel(request)
+                raise
 
     # Telling of models
 
@@ -249,25 +222,45 @@ def _wanted(config: Any) -> WantedModel:
     return WantedModel(name=config.name, place=config.base_path, policy=versions, labels=labels)
 
 
+def _request(begun: _Asked, inputs: Sequence[Tensor], outputs: Sequence[str]) -> TensorRequest:
+    """Make a request of tensors that have been read.
+
+    Raises:
+        ForebayError: Why it cannot be answered.
+    """
+    call, data = begun.call, [one.data for one in inputs]
+    params, size = begun.asked.ask(inputs, outputs)
+    request = TensorRequest(data, _replied, params, None, call.deadline, size, call=begun)
+    complete(request, call, begun.asked.contract, begun.served.in_tensors.endpoint)
+    return request
+
+
 def _replied(request: Request, outcome: Outcome) -> None:
     assert isinstance(request, TensorRequest)
     asked: _Asked = request.call
-    call = asked.call
-    call.answered_by(asked.served.in_tensors.endpoint, request)
-    if type(outcome) is Failure:
-        call.fail(outcome.error, STATUSES)
-    else:
-        answer = getattr(SERVING.classes(), asked.kind.gives)()
-        try:
-            asked.kind.write(answer, tensors_of(outcome[0], outcome[1:]), examples.count_of(request.params))
-        except ForebayError as error:
-            call.fail(error, STATUSES)
-        else:
-            _put_spec(answer.model_spec, asked.served, asked.asked.name)
-            call.reply(answer.SerializeToString())
+    asked.call.answered_by(asked.served.in_tensors.endpoint, request)
+    found: Any = outcome.error if type(outcome) is Failure else _answer(asked, request, outcome)
     request.call = None  # the collector does not look at requests: no circle may go through one
-    if asked.answered is not None:
-        asked.answered.set_result(None)
+    asked.done(found)
+
+
+def _answer(asked: _Asked, request: Request, outcome: Outcome) -> Any:
+    """Return the message that is an answer, or the error of one that cannot be."""
+    answer = getattr(SERVING.classes(), asked.kind.gives)()
+    try:
+        asked.kind.write(answer, tensors_of(outcome[0], outcome[1:]), examples.count_of(request.params))
+    except ForebayError as error:
+        return error
+    _put_spec(answer.model_spec, asked.served, asked.asked.name)
+    return answer
+
+
+def _told(call: Call, found: Any) -> None:
+    """Answer a call with a message, or an error."""
+    if isinstance(found, ForebayError):
+        call.fail(found, STATUSES)
+    else:
+        call.reply(found.SerializeToString())
 
 
 def _put_spec(into: Any, served: Served, signature: str) -> None:

@@ -43,17 +43,17 @@ def message(count):
 
 
 async def test_the_first_task_that_fails_is_the_last_that_is_asked():
-    # Each has a copy of the examples: a short message would become any amount of memory.
+    # Each is read into tensors of its own: a short message would become any amount of memory.
     asked = []
 
-    def classify(_message, part):
-        asked.append(part)
-        asyncio.get_running_loop().call_soon(part.fail, InvalidRequest("no such signature"))
+    async def ask(name, given, _call):
+        asked.append((name, given.model_spec.signature_name))
+        return InvalidRequest("no such signature")
 
     call: Any = Call()
-    multi_inference({"Classify": classify})(message(2000), call)
+    multi_inference(ask)(message(2000), call)
     assert (await call.told).message == "no such signature"
-    assert len(asked) == 1
+    assert asked == [("Classify", "0")]
 
 
 @pytest.mark.parametrize("task", [b"", b"\x12\x00", b"\x0a\x02\x0a\x00"], ids=["empty", "a name", "a model"])
@@ -61,37 +61,42 @@ async def test_tasks_are_counted_before_they_are_read(task, monkeypatch):  # F73
     monkeypatch.setattr("forebay.transports.grpc.multi_inference.SERVING", None)
     for other in (b"", b"\x12\x00"):  # the field of the examples, said again and again
         call: Any = Call()
-        multi_inference({})((b"\x0a" + bytes([len(task)]) + task + other) * 20_000, call)
+        multi_inference(never)((b"\x0a" + bytes([len(task)]) + task + other) * 20_000, call)
         error = await call.told
         assert isinstance(error, TooLarge)
         assert "at most 10000 are taken" in error.message
 
 
+async def never(*_):
+    raise AssertionError
+
+
 async def test_examples_are_not_counted_among_the_tasks():
     asked = []
 
-    def classify(message, part):
-        asked.append(len(SERVING.parsed("ClassificationRequest", message).input.example_list.examples))
-        part.fail(InvalidRequest("no such signature"))
+    async def ask(_name, given, _call):
+        asked.append(len(given.input.example_list.examples))
+        return InvalidRequest("no such signature")
 
     call: Any = Call()
-    multi_inference({"Classify": classify})(
-        message(2) + b"\x12\x84\xea\x30\x0a\x80\xea\x30" + b"\x0a\x00" * 400_000, call
-    )
+    multi_inference(ask)(message(2) + b"\x12\x84\xea\x30\x0a\x80\xea\x30" + b"\x0a\x00" * 400_000, call)
     assert (await call.told).message == "no such signature"
     assert asked == [400_000]
 
 
 async def test_a_client_that_goes_away_calls_off_what_is_asked():
-    called_off, asked = [], asyncio.get_running_loop().create_future()
+    asked, called_off = (asyncio.get_running_loop().create_future() for _ in range(2))
 
-    def classify(_message, part):
-        part.on_cancel = lambda: called_off.append(part)
+    async def ask(_name, _given, call):
         asked.set_result(None)
+        try:
+            await call.told
+        except asyncio.CancelledError:
+            called_off.set_result(None)
+            raise
 
     call: Any = Call()
-    multi_inference({"Classify": classify})(message(2), call)
+    multi_inference(ask)(message(2), call)
     await asked
     call.on_cancel()
-    await asyncio.sleep(0)
-    assert len(called_off) == 1
+    await called_off
