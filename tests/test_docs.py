@@ -7,13 +7,23 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
+import fastapi
 import httpx
+import joblib
+import pandas as pd
 import pytest
+import yaml
 from starlette.testclient import TestClient
+from tests.waiting import PATIENCE_S
 
 import forebay
 
@@ -79,6 +89,104 @@ def test_a_model_shown_answers_as_shown(page, name, tmp_path, serve):
         assert [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line] == expected
     else:
         assert answer.json() == expected
+
+
+@pytest.fixture(scope="module")
+def tutored(tmp_path_factory, launch):
+    """A server with the models of the tutorial."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for name in ("shout.py", "count.py"):
+        (folder / name).write_text(blocks("docs/tutorial.md")[name])
+    (folder / "forebay.yaml").write_text("models: [shout.py, count.py]\nworker_kind: thread\n")
+    return launch(folder)
+
+
+@pytest.mark.parametrize(
+    "name,said",
+    [
+        ("with_requests.py", "HELLO\n"),
+        ("with_httpx.py", "100 HELLO 0\n"),
+        ("with_retries.py", "HELLO\n"),
+        ("with_streams.py", "0\n1\n2\n"),
+    ],
+)
+def test_a_client_in_python_works_as_shown(tutored, tmp_path, name, said):
+    text = blocks("docs/how-to/call-from-python.md")[name]
+    (tmp_path / name).write_text(text.replace("http://127.0.0.1:8080", tutored.url))
+    assert run_here(tmp_path, name) == said
+
+
+@pytest.mark.parametrize("answers,said", [([503, 429, 200], "good\n"), ([503] * 9, "RuntimeError: no room\n")])
+def test_a_client_that_retries_as_shown_waits_for_its_moment_and_gives_up(tmp_path, answers, said):
+    """The server says when to come again; what it counts are the times between requests."""
+    moments, statuses = [], iter(answers)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self):
+            moments.append(time.monotonic())
+            status = next(statuses)
+            body = b'"good"' if status == 200 else b'{"error": {"message": "no room"}}'
+            self.send_response(status)
+            self.send_header("Retry-After-Ms", "60")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        text = blocks("docs/how-to/call-from-python.md")["with_retries.py"]
+        (tmp_path / "a.py").write_text(text.replace("127.0.0.1:8080", f"127.0.0.1:{server.server_port}"))
+        assert run_here(tmp_path, "a.py").endswith(said)
+        server.shutdown()
+    assert all(later - earlier > 0.05 for earlier, later in pairwise(moments))
+    assert len(moments) == min(len(answers), 4)
+
+
+def run_here(folder, name):
+    """What a script prints; the end of its error where it fails."""
+    command = [sys.executable, name]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    return done.stderr if done.returncode else done.stdout
+
+
+def test_a_pipeline_of_scikit_learn_takes_what_becomes_a_frame(tmp_path, serve):
+    pytest.importorskip("sklearn")
+    for name, text in blocks("docs/how-to/pandas-and-scikit-learn.md").items():
+        (tmp_path / name).write_text(text)
+    assert run_here(tmp_path, "train.py") == ""
+    server = serve(tmp_path / "houses.py", "--worker-kind", "thread")
+    known, less = {"area": 90, "city": "Bonn", "rooms": 3}, {"city": "Bonn", "area": 90}
+    (predicted,) = joblib.load(tmp_path / "houses.joblib").predict(pd.DataFrame([known]))
+    assert server.call("houses", known).json() == pytest.approx(predicted)
+    assert server.call("houses", less).json() == server.call("houses", {**less, "rooms": None}).json()
+    assert server.call("houses", {**known, "city": "Rome"}).status_code == 200
+    assert "$.area" in server.call("houses", {**known, "area": "90"}).text
+    page = (ROOT / "docs/how-to/pandas-and-scikit-learn.md").read_text()
+    assert 'forebay call http://127.0.0.1:8080/models/houses \'{"area": 90, "city": "Bonn"}\'' in page
+
+
+def test_rules_and_board_ask_for_metrics_that_there_are(tmp_path):
+    rules = ROOT / "docs/how-to/alerts.rules.yml"
+    board = (ROOT / "docs/how-to/grafana-board.json").read_text()
+    asked = re.findall(r"\bforebay_[a-z_]+", rules.read_text() + board)
+    known = set(re.findall(r"`(forebay_[a-z_]+)`", (ROOT / "docs/reference/metrics.md").read_text()))
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= known
+    page = (ROOT / "docs/how-to/alerts.md").read_text()
+    alerts = [rule["alert"] for group in yaml.safe_load(rules.read_text())["groups"] for rule in group["rules"]]
+    assert re.findall(r"^\| `(Forebay\w+)`", page, re.MULTILINE) == alerts
+    panels = json.loads(board)["panels"]
+    queries = [target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]]
+    written = {"groups": [{"name": "a", "rules": [{"record": "a:b", "expr": query} for query in queries]}]}
+    (tmp_path / "board.yml").write_text(yaml.safe_dump(written))
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("no promtool (Debian: apt-get install prometheus)")
+    for file in (rules, tmp_path / "board.yml"):
+        done = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_call_shown_is_answered_by_the_ventu_model_shown(tmp_path, serve):
@@ -185,3 +293,25 @@ def test_the_table_of_model_clients_names_the_benchmark_that_measures_it():  # P
     rows = re.findall(r"^\| (\w+) \| .* \| ([\d.]+), ([\d.]+) \|", text, re.MULTILINE)
     medians = {name: float(p50) for name, p50, _ in rows}
     assert medians["local_predictor"] < medians["brpc"]
+
+
+@pytest.mark.parametrize("keys,status", [((), 200), (("@keys.txt",), 401)])
+def test_what_is_mounted_has_keys_and_no_dependencies_of_the_application(tmp_path, monkeypatch, keys, status):
+    (tmp_path / "keys.txt").write_text("sesame\n")
+    monkeypatch.chdir(tmp_path)
+
+    class Shout(forebay.Model):
+        def predict(self, batch: list[str]) -> list[str]:
+            return [text.upper() for text in batch]
+
+    def refuse():
+        raise fastapi.HTTPException(403)
+
+    models = forebay.asgi(Shout, api_keys=list(keys))
+    app = fastapi.FastAPI(lifespan=models.lifespan, dependencies=[fastapi.Depends(refuse)])
+    app.get("/")(lambda: "home")
+    app.mount("/ml", models)
+    with TestClient(app) as client:
+        assert client.get("/").status_code == 403
+        assert client.post("/ml/models/shout", json="a").status_code == status
+        assert client.post("/ml/models/shout", json="a", headers={"X-API-Key": "sesame"}).status_code == 200
