@@ -132,7 +132,7 @@ def test_a_client_that_retries_as_shown_waits_for_its_moment_and_gives_up(tmp_pa
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_):
+        def log_message(self, format, *args):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
