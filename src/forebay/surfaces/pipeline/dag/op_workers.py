@@ -12,9 +12,9 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline import script as scripts
-from forebay.surfaces.pipeline.dag.storing import OpStore, StoringRunner
 from forebay.surfaces.pipeline.dag.wiring import wire
-from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
+from forebay.surfaces.pipeline.ops.op_store import OpStore
+from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun, OpRunner
 from forebay.surfaces.pipeline.predictors.client_watching import watch_of
 from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
 from forebay.surfaces.pipeline.store.store import StoreConfig
@@ -38,6 +38,7 @@ def instances_of(
     """
     op, settings = dag.ops[name], dag.settings[name]
     before = [one.name for one in op.get_input_ops()]
+    place = msgspec.convert(store, known(StoreConfig)) if store else None
     predictor = PredictorSettings.of_op(name, settings, pack_tensors=op.is_tensor_format)
     watch = watch_of(f"op '{name}'", predictor.local_service_conf)
 
@@ -59,43 +60,34 @@ def instances_of(
             # What comes to another process is a copy already.
             shared_inputs=frozenset(one for one in before if dag.is_shared(one) and not own_process),
             debug_errors=config.debug_errors,
+            one_by_one=settings["batch_size"] == 1,
         ),
         client_for=None if predictor.kind is None else client_for,
-        store=OpStore(msgspec.convert(store, known(StoreConfig))) if store else None,
+        store=None if place is None else OpStore(place),
+        offloads_to=None if config.dag.external_store is None else place,
         own_process=own_process,
         located=functools.partial(config.located, name),
     )
 
 
-def thread_runners(
-    dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]
-) -> Callable[[], StoringRunner]:
+def thread_runners(dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]) -> Callable[[], OpRunner]:
     """Return what makes the runner of each thread of this process; they share what `init_op` has made.
 
     See `instances_of`; `store` may be filled in until the first runner is made.
     """
     instances = functools.cache(lambda: instances_of(dag, name, config, store, own_process=False))
-    return lambda: _storing(instances(), dag, name, config, store)
+    return lambda: instances().runner()
 
 
-def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) -> StoringRunner:
+def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) -> OpRunner:
     """Execute a script in this process and take one of its ops; the factory of process workers.
 
     Args:
         script: The fields of the `Script`.
         store: See `instances_of`.
     """
-    server = captured(script)
-    dag, config = built(server)
-    return _storing(instances_of(dag, name, config, store, own_process=True), dag, name, config, store)
-
-
-def _storing(
-    instances: OpInstances, dag: Dag, name: str, config: PipelineConfig, store: Mapping[str, Any]
-) -> StoringRunner:
-    """Return a runner whose large values go to the store, if the configuration names one."""
-    offloads_to = None if config.dag.external_store is None else msgspec.convert(store, known(StoreConfig))
-    return StoringRunner(instances.runner(), offloads_to, one_by_one=dag.settings[name]["batch_size"] == 1)
+    dag, config = built(captured(script))
+    return instances_of(dag, name, config, store, own_process=True).runner()
 
 
 def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:

@@ -25,7 +25,10 @@ from forebay.serving.models.sample_times import SampleTimes
 from forebay.surfaces.pipeline.codes import CustomExceptionCode, error, is_time_out
 from forebay.surfaces.pipeline.ops import merge
 from forebay.surfaces.pipeline.ops.hooks import OpHooks, overrides
+from forebay.surfaces.pipeline.ops.op_store import OpStore, batch_runs
+from forebay.surfaces.pipeline.predictors.client_watching import one_version
 from forebay.surfaces.pipeline.script import not_imported
+from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
 from forebay.types.call import After, Failure
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.runner import Runner
@@ -55,6 +58,7 @@ class OpRun(msgspec.Struct, frozen=True, kw_only=True):
         fetch_list: The model's results that are wanted.
         shared_inputs: Predecessors whose results other ops read as well; this op then works on a copy.
         debug_errors: Whether error texts name classes and kinds of exceptions.
+        one_by_one: Whether the samples of a batch came together only to share the way here.
     """
 
     timeout_ms: float = -1
@@ -66,6 +70,7 @@ class OpRun(msgspec.Struct, frozen=True, kw_only=True):
     fetch_list: tuple[str, ...] = ()
     shared_inputs: frozenset[str] = frozenset()
     debug_errors: bool = False
+    one_by_one: bool = False
 
 
 class OpInstances:
@@ -77,7 +82,8 @@ class OpInstances:
         settings: OpRun,
         *,
         client_for: ClientFactory | None = None,
-        store: Any = None,
+        store: OpStore | None = None,
+        offloads_to: StoreConfig | None = None,
         own_process: bool = False,
         located: Callable[[str], str] = str,
     ) -> None:
@@ -88,6 +94,8 @@ class OpInstances:
             settings: How it runs.
             client_for: Makes clients; None without a model, unless the op brings a handler of its own.
             store: For large values; None leaves the op without one.
+            offloads_to: Where large values in results go, and come back from for the ops that read them; None leaves
+                them in the results.
             own_process: Whether the worker is a process of its own, and its only thread.
             located: Puts in front of a sentence the place in the configuration of the setting that it is about.
         """
@@ -97,6 +105,7 @@ class OpInstances:
         self.own_process = own_process
         self._client_for = client_for
         self._store = store
+        self._offloads_to = offloads_to
         self._lock = threading.Lock()
         self._is_ready = False
         self._taken = 0
@@ -104,6 +113,10 @@ class OpInstances:
     def runner(self) -> OpRunner:
         """Return the runner of one worker."""
         return OpRunner(self)
+
+    def store_of(self, run: str) -> Store | None:
+        """Return where large values of a request go; None if they stay in its results."""
+        return None if self._offloads_to is None else open_store(self._offloads_to, run=run)
 
     def take(self, ctx: WorkerContext) -> Op:
         """Return the instance of one worker.
@@ -242,8 +255,17 @@ class OpRunner(Runner):
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
         """Run a batch."""
-        assert self._op is not None
         self.phases = []
+        groups = [[item] for item in items] if self._settings.one_by_one else [items]
+        outcomes = [outcome for group in groups for outcome in self._run_together(group)]
+        for outcome in outcomes:
+            if type(outcome) is Failure:
+                _let_go(outcome.error)
+        return outcomes
+
+    def _run_together(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        assert self._op is not None
+        batch_runs.set([_run_of(item) for item in items])
         parent.set(next((str(item.params[PARENT]) for item in items if PARENT in item.params), ""))
         try:
             self._renew()
@@ -251,15 +273,16 @@ class OpRunner(Runner):
             return [Failure(failed)] * len(items)
         own_s = needed.get() if self._settings.isolate_failures else None
         self._times = None if own_s is None else SampleTimes(None)
-        samples = list(map(self._prepared, range(len(items)), items))
-        live = [sample for sample in samples if sample.outcome is None]
-        if self._has_process(self._op):
-            self._process([sample for sample in live if not sample.skips])
-        if own_s is not None and self._times is not None:
-            own_s += self._times.seconds([sample.outcome for sample in samples])
-        for sample in live:
-            if sample.outcome is None:
-                self._finish(sample)
+        with one_version():
+            samples = list(map(self._prepared, range(len(items)), items))
+            live = [sample for sample in samples if sample.outcome is None]
+            if self._has_process(self._op):
+                self._process([sample for sample in live if not sample.skips])
+            if own_s is not None and self._times is not None:
+                own_s += self._times.seconds([sample.outcome for sample in samples])
+            for sample in live:
+                if sample.outcome is None:
+                    self._finish(sample)
         outcomes = [sample.outcome for sample in samples]
         if self._is_worn and self._instances.own_process:
             outcomes[0] = After(outcomes[0], _end_worker)
@@ -319,10 +342,14 @@ class OpRunner(Runner):
 
     def _inputs(self, item: Item) -> Mapping[str, Any]:
         """Return the inputs, copying what other ops read as well; packed values are copies already."""
-        inputs: dict[str, Any] = dict(inputs_of(item))
+        body, given = item.body, inputs_of(item)
+        store = self._instances.store_of(_run_of(item))
+        if store is not None:
+            body = given = {name: store.restore(values) for name, values in given.items()}
+        inputs: dict[str, Any] = dict(given)
         for name in self._settings.shared_inputs:
             value = inputs.get(name)
-            if value is not None and value is item.body.get(name):
+            if value is not None and value is body.get(name):
                 inputs[name], raised = caught(copy.deepcopy, value)
                 if raised is not None:
                     text = f"[{self._instances.op.name}] the result of '{name}' cannot be copied: {words_of(raised)}"
@@ -433,7 +460,9 @@ class OpRunner(Runner):
         assert self._hooks is not None
         started = time.monotonic()
         try:
-            sample.outcome = self._hooks.postprocess(sample.inputs, sample.fetched, sample.data_id, sample.log_id)
+            found = self._hooks.postprocess(sample.inputs, sample.fetched, sample.data_id, sample.log_id)
+            store = self._instances.store_of(str(sample.data_id))
+            sample.outcome = found if store is None else store.offload(found)
         except ForebayError as failed:
             sample.outcome = failure_of(failed)
         self._note("postp", started, [sample])
@@ -456,6 +485,20 @@ def _the_only(found: Any) -> Sequence[Any]:
 def _is_shared(client: Any) -> bool:
     """Tell whether late calls may go on with a client that others use."""
     return getattr(client, "is_shared", False)
+
+
+def _run_of(item: Item) -> str:
+    """Return what the store calls a request."""
+    return str(item.params.get("data_id", 0))
+
+
+def _let_go(error: BaseException) -> None:
+    """Remove the frames from an error that was raised here; their text is in its `trace`.
+
+    They hold the requests of the batch, which hold their answers, which hold the error; and the garbage collector does
+    not look at requests.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def _nothing() -> None:
