@@ -59,7 +59,7 @@ class Fullest:
                     one.bound = 0
             notes[:] = [note for note in notes if note[2] == note[3].number and note[3].rows]
             heapq.heapify(notes)
-        flow.bound = flow.rows + (flow.rows >> 3) + 8
+        flow.bound = flow.rows + (flow.rows >> 3)
         flow.number = next(self._fair.numbers)
         tenant = flow.tenant
         heapq.heappush(notes, (-tenant.tier, -flow.bound / tenant.weight, flow.number, flow))
@@ -107,6 +107,8 @@ class Eviction:
         self._queue = queue
         self._capacity = capacity
         self._fullest: Fullest | None = None
+        self._refused: dict[Flow, tuple[float, str]] = {}
+        """Rows of flows that were refused, and what was said of it, since anything in the queue has changed."""
 
     def refuses(self, flow: Flow) -> bool:
         """Tell whether the queue is full, and nobody would be evicted for one more row of a flow."""
@@ -125,6 +127,9 @@ class Eviction:
             ShareUsed: Nobody holds more for its weight than the flow would; nothing was evicted.
             QueueFull: There are no tenants.
         """
+        least, message = self._refused.get(flow, (NEVER, ""))
+        if rows >= least:
+            raise ShareUsed(message)
         queue = self._queue
         self._fair.sort_out()
         if flow.tenant is NOBODY and len(self._fair.flows) == 1:
@@ -132,8 +137,11 @@ class Eviction:
         victims = self._plan(flow, rows, queue.waiting + rows - self._capacity)
         if victims is None:
             whose = f" of '{flow.tenant.name}'" if flow.tenant.name else ""
-            msg = f"{flow.key.rows} samples{whose} wait already, its share of a queue that takes {self._capacity}"
-            raise ShareUsed(f"{msg}; try again later")
+            message = f"{flow.key.rows} samples{whose} wait already, its share of a queue that takes {self._capacity}"
+            message += "; try again later"
+            if queue.waiting >= self._capacity:  # else something may come that has room
+                self._refused[flow] = rows, message
+            raise ShareUsed(message)
         queue.waiting += rows  # nobody else takes the room that they leave
         self.reserved += rows
         try:
@@ -143,6 +151,7 @@ class Eviction:
         finally:
             queue.waiting -= rows
             self.reserved -= rows
+            self._refused.clear()
 
     def note(self, flow: Flow) -> None:
         """Note what a flow holds, which has become more than its note says."""
@@ -155,13 +164,19 @@ class Eviction:
         fullest = self._fullest if flow.key is flow else flow.key.family
         flow.bound = NEVER if fullest is None else 0
 
+    def changed(self) -> None:
+        """Note that something waits no more: who was refused may find room."""
+        self._refused.clear()
+
     def rest(self) -> None:
-        """Note nothing more, if the queue has room again."""
+        """Note that a batch has left; note nothing more, if the queue has room again."""
+        self._refused.clear()
         if self._fullest is not None and 2 * self._queue.waiting < self._capacity:
             self.renew()
 
     def renew(self) -> None:
         """Forget all notes; where they are needed, they are made anew."""
+        self._refused.clear()
         self._fullest = None
         for flow in self._fair.everybody():
             flow.bound = NEVER
@@ -171,7 +186,9 @@ class Eviction:
                     child.bound = NEVER
 
     def check(self) -> None:
-        """Assert that no flow is noted with less than it holds; tests ask after each step."""
+        """Assert that who was refused still is, and no flow is noted with less than it holds; tests ask each time."""
+        for flow, (rows, _) in self._refused.items():
+            assert self._plan(flow, int(rows), self._queue.waiting + int(rows) - self._capacity) is None
         everybody = self._fair.everybody()
         if self._fullest is not None:
             self._fullest.check(everybody)
@@ -197,25 +214,32 @@ class Eviction:
         Args:
             lacking: How many rows too many would wait.
         """
-        key = flow.key
+        key, worst = flow.key, self._worst()
+        if worst is not None and not _is_over(worst, worst.rows, key, rows):
+            worst = None
+        if worst is None and key is flow:
+            return None
         victims: list[Entry] = []
         planned: set[int] = set()
         left: dict[Flow, int] = {}
         latest: dict[Flow, Iterator[Entry]] = {}
-        others: list[Note] | None = None
-        worst = self._worst()
-        while lacking > 0 and worst is not None and _is_over(worst, left.setdefault(worst, worst.rows), key, rows):
+        others: list[Note] = []
+        while worst is not None:
             if worst not in latest:
                 latest[worst] = self._latest(worst)
             freed = self._add_to(victims, planned, latest[worst])
             lacking -= freed
-            left[worst] = left[worst] - freed if freed else 0  # nothing else of it may be evicted
-            if others is not None:
+            if lacking <= 0:
+                return victims
+            left[worst] = left.get(worst, worst.rows) - freed if freed else 0  # nothing else of it may be evicted
+            if others:
                 heapq.heapreplace(others, _note(worst, left[worst], others[0][2]))
-            elif lacking > 0:
+            else:
                 others = [_note(one, left.get(one, one.rows), n) for n, one in enumerate(self._fair.everybody())]
                 heapq.heapify(others)
-            worst = others[0][3] if others else None
+            worst = others[0][3]
+            if not _is_over(worst, left.get(worst, worst.rows), key, rows):
+                worst = None
         siblings = self._latest(key, flow.rows + rows) if key is not flow else iter(())
         while lacking > 0:
             freed = self._add_to(victims, planned, siblings)
@@ -241,9 +265,9 @@ class Eviction:
             most: How many rows each child keeps, more or less.
         """
         child = self._worst_child(key)
-        if child is key:
-            yield from _latest(key)
-            return
+        return _latest(key) if child is key else self._latest_of_children(key, child, most)
+
+    def _latest_of_children(self, key: Flow, child: Flow, most: int) -> Iterator[Entry]:
         if child.rows <= most:
             return
         yield from itertools.islice(_latest(child), 1)  # most often that is enough
@@ -275,7 +299,5 @@ def _is_over(worst: Flow, rows: int, flow: Flow, more: int) -> bool:
 
 def _latest(flow: Flow) -> Iterator[Entry]:
     """Go through what waits of a flow, the latest first."""
-    lines = list(itertools.islice(flow.lines, LINES))
-    if len(lines) == 1:
-        return lines[0].latest(flow)
-    return heapq.merge(*(line.latest(flow) for line in lines), key=latest_first)
+    lines = [line.latest(flow) for line in itertools.islice(flow.lines, LINES)]
+    return lines[0] if len(lines) == 1 else heapq.merge(*lines, key=latest_first)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.batching.deadlines import Deadlines
 from forebay.batching.eviction import Eviction
-from forebay.batching.fair_lines import Charge, FairLine, Flow, Lane, RankedLane
+from forebay.batching.fair_lines import Charge, FairAlone, FairLine, Flow, Lane, RankedLane
 from forebay.batching.gather import Curve
 from forebay.batching.lines import NEVER
 from forebay.batching.policies import Policy
@@ -98,6 +98,7 @@ class FairShares(Policy):
         charged: What the last cut has charged, until the batch of it is there.
         numbers: Numbers of notes, so that no two are equal.
         keys: Notes in which lines something comes; None until there are several.
+        alone: What waits to run alone.
         eviction: Finds room in a full queue.
     """
 
@@ -114,6 +115,7 @@ class FairShares(Policy):
         self.charged: dict[Flow, Charge] | None = None
         self.numbers = itertools.count(1)
         self.keys: Keys | None = None
+        self.alone = FairAlone(self)
         self.eviction = Eviction(self, queue, capacity)
         self._queue = queue
         self._others: dict[int, Flow] = {}
@@ -362,7 +364,7 @@ class FairShares(Policy):
         """Take account of weights and classes that have changed."""
         self._renew_times()
         self.rows_of, self.weights_of = self._sums()
-        for line in (*self._queue.lines.values(), self._queue.alone):
+        for line in (*self._queue.lines.values(), self.alone):
             if isinstance(line, FairLine):
                 line.renew()
         self.eviction.renew()
@@ -403,7 +405,7 @@ class FairShares(Policy):
     def keep_deadlines(self) -> Deadlines:
         """Refuse what would be late from now on, and have what is due first leave first."""
         deadlines = self.deadlines = Deadlines(self._queue, self)
-        for line in (*self._queue.lines.values(), self._queue.alone):
+        for line in (*self._queue.lines.values(), self.alone):
             if isinstance(line, FairLine):
                 line.keep(deadlines)
         return deadlines
@@ -552,12 +554,12 @@ class FairShares(Policy):
             self.keys.touched.update(dict.fromkeys(lines))
             self._queue.compose()
             self._renew_times()
-        for key in lines if self.keys is None else self.keys.touched:
-            line = lines.get(key)
-            if isinstance(line, FairLine):
+        if self.keys is None:
+            for line in lines.values():
                 line.sort_out()
-        if self.keys is not None:
+        else:
+            for key in self.keys.touched:
+                if key in lines:
+                    lines[key].sort_out()
             self.keys.touched.clear()
-        alone = self._queue.alone
-        if isinstance(alone, FairLine):
-            alone.sort_out()
+        self.alone.sort_out()

@@ -142,7 +142,7 @@ class Lane(deque["Entry"]):
         """Go through what waits, the latest first."""
         while self and self[-1].taken:
             self.pop()
-        return (entry for entry in reversed(self) if not entry.taken)
+        return itertools.filterfalse(_taken, reversed(self))
 
 
 class RankedLane(Lane):
@@ -369,6 +369,7 @@ class FairLine(Lanes, Line):
 
     def cancel(self, entry: Entry) -> None:
         """Forget an entry, which is marked as `taken`."""
+        self._fair.eviction.changed()
         if entry.payer is None:
             super().cancel(entry)
             if self.lanes and not self.dead:
@@ -378,7 +379,7 @@ class FairLine(Lanes, Line):
             self._fair.left(entry.payer, entry.size)
             self.lanes[entry.payer.key].cancel(entry)
             self._cancelled += 1
-            if self._cancelled > 32 and self._cancelled * 2 > sum(map(len, self.lanes.values())):
+            if self._cancelled > 32 + self.rows:
                 for lane in self.lanes.values():
                     lane.purge()
                 self._cancelled = 0
@@ -597,3 +598,4 @@ def _heads(lane: Lane | DueLane | ChildLanes) -> Iterable[Entry]:
 
 
 _arrived: Final = operator.attrgetter("arrived")
+_taken: Final = operator.attrgetter("taken")

@@ -42,6 +42,9 @@ class Line:
         """Go through what waits."""
         return (entry for entry in self.entries if not entry.taken)
 
+    def sort_out(self) -> None:
+        """Sort what has come since the last time, if that is up to the kind of line."""
+
     def head(self) -> Entry:
         """Return the entry that leaves first; there must be one."""
         entries = self.entries

@@ -177,7 +177,7 @@ class BatchQueue:
         """Share the queue between tenants from now on, also what waits in it."""
         fair = self.fair = FairShares(self, self._capacity, is_ranked=self._is_ranked)
         self._line_of = lambda key: FairLine(key, fair)
-        alone, self._alone = self._alone, FairAlone(fair)
+        alone, self._alone = self._alone, fair.alone
         for entry in alone:
             self._alone.append(entry)
         for key, line in self._lines.items():
