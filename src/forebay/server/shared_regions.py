@@ -19,8 +19,7 @@ from forebay.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.infer_calls import Parameter
-    from forebay.protocols.kserve.places import Place
+    from forebay.protocols.kserve.places import Parameter, Place
 
 FOLDER: Final = "/dev/shm"  # noqa: S108 - where the system keeps these objects
 MAX_REGIONS: Final = 1024

@@ -9,13 +9,11 @@ from typing import Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.kserve.places import Place
+from forebay.protocols.kserve.places import Parameter, Place
 from forebay.types.tenant import LEAST_URGENT, Tenant
 from forebay.types.tensor import Tensor, TensorMetadata
 
 NEVER: Final = float("inf")
-
-Parameter = bool | int | float | str
 
 
 class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from forebay.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from forebay.protocols.kserve.infer_calls import Parameter
+Parameter = bool | int | float | str
 
 REGION: Final = "shared_memory_region"
 """The parameter without which a tensor lies in its message."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.types.tensor import Data, Tensor
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.infer_calls import Parameter
+    from forebay.protocols.kserve.places import Parameter
 
 JOINED_BYTES: Final = 16 * 1024
 """A response up to this is one piece: copying it costs less than writing several."""

@@ -29,7 +29,7 @@ from forebay.types.tensor import TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:
     from forebay.graph.run import Emission
-    from forebay.protocols.kserve.infer_calls import Parameter
+    from forebay.protocols.kserve.places import Parameter
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.ovms.linked_graph import GraphLayout, GraphOutput
     from forebay.types.call import Item, Outcome

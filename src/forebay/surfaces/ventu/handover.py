@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from forebay.types.served_file import asking_file
-
-if TYPE_CHECKING:
-    from forebay.surfaces.ventu.model import Ventu
 
 
 class Handed(BaseException):
@@ -22,7 +19,7 @@ class Handed(BaseException):
         module: The file as far as it was executed.
     """
 
-    def __init__(self, model: Ventu | None, call: str, module: ModuleType | None) -> None:
+    def __init__(self, model: Any, call: str, module: ModuleType | None) -> None:
         super().__init__(call)
         self.model = model
         self.call = call
@@ -43,7 +40,7 @@ def loading() -> Generator[None]:
         _loading -= 1
 
 
-def hand_over(model: Ventu | None, call: str) -> None:
+def hand_over(model: Any, call: str) -> None:
     """End the file that is being loaded and give its model to its loader; in any other program do nothing."""
     if _loading:
         raise Handed(model, call, asking_file())

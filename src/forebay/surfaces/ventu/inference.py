@@ -8,7 +8,7 @@ No socket and no HTTP: the HTTP faces ask for one answer at a time, the socket w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from forebay.workers.user_calls.user_code import caught
 if TYPE_CHECKING:
     from prometheus_client import Summary
 
+    from forebay.surfaces.ventu.config import Config
     from forebay.surfaces.ventu.media import Serialisation
     from forebay.surfaces.ventu.metrics import Metrics
     from forebay.surfaces.ventu.schema import Schema
@@ -67,6 +68,14 @@ Outcome: TypeAlias = Answered | Garbled | BodyRefused | UnfitResult | HookFailed
 
 class ModelHooks(Protocol):
     """What a model brings."""
+
+    max_body_bytes: ClassVar[int]
+    use_msgpack: bool
+    config: Config
+
+    def health_check(self) -> bool | None:
+        """Run the example."""
+        ...
 
     def preprocess(self, data: Any) -> Any:
         """Prepare one request."""

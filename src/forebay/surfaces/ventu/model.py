@@ -143,7 +143,7 @@ class Ventu:
         if self._app is None:
             self.health_check()
             self.logger.debug("Create the WSGI application")
-            self._app = WsgiApp(self)
+            self._app = WsgiApp(self.ventu_service)
         return self._app
 
     @property
@@ -178,7 +178,7 @@ class Ventu:
         port = self.config.port if port is None else port
         _ = self.app  # its first access warms the model up
         with self.ventu_service.metrics.workers.labels("http").track_inprogress():
-            serve(self, host, port, threads)
+            serve(self.ventu_service, host, port, threads)
 
     def run_unix(self, addr: str | None = None) -> None:
         """Work for a batching service behind a unix socket until SIGTERM; waits for it to come up, and to come back.

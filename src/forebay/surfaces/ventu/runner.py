@@ -169,7 +169,7 @@ def _model_of(value: Any) -> Ventu | None:
     if isinstance(value, Ventu):
         return value
     if isinstance(value, WsgiApp):
-        return value.model
+        return cast("Ventu", value.service.model)
     return None
 
 

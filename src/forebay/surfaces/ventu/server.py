@@ -22,7 +22,6 @@ from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
 
 if TYPE_CHECKING:
-    from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.service import Service
     from forebay.types.call import Item, Outcome
 
@@ -36,13 +35,12 @@ CAPACITY: Final = 65_536
 DRAIN_S: Final = 30.0
 
 
-def serve(model: Ventu, host: str, port: int, threads: int) -> None:
+def serve(service: Service, host: str, port: int, threads: int) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: If the address cannot be bound.
     """
-    service = model.ventu_service
     spec = RunnerSpec(factory=f"{__name__}:SingleRunner", local=lambda: SingleRunner(service))
     endpoint = Endpoint(
         EndpointConfig(name="ventu", timeout_s=NEVER_S, max_timeout_s=NEVER_S),
@@ -54,9 +52,9 @@ def serve(model: Ventu, host: str, port: int, threads: int) -> None:
     async def metrics() -> tuple[bytes, str]:
         return await asyncio.to_thread(service.metrics.page)
 
-    face = VentuHttp(endpoint, metrics, max_body_bytes=model.max_body_bytes)
+    face = VentuHttp(endpoint, metrics, max_body_bytes=service.model.max_body_bytes)
     face.pages = ServicePages(service.media, service.document())
-    http = HttpConfig(host=host, port=port, max_body_bytes=model.max_body_bytes, allowed_hosts=("*",))
+    http = HttpConfig(host=host, port=port, max_body_bytes=service.model.max_body_bytes, allowed_hosts=("*",))
     listener = HttpListener(http, {}, face, byte_budget=app.byte_budget)
 
     def ready(host: str, port: int) -> None:

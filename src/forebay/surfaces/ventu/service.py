@@ -7,7 +7,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Final
 
-from forebay.surfaces.ventu.inference import HookFailed, Inference, Steps
+from forebay.surfaces.ventu.inference import HookFailed, Inference, ModelHooks, Steps
 from forebay.surfaces.ventu.media import Json, MsgPack
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
@@ -17,7 +17,6 @@ from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.ventu.media import Serialisation
-    from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.schema import Schema
     from forebay.surfaces.ventu.service_pages import Reply
 
@@ -30,6 +29,7 @@ class Service:
     """A Ventu object as the faces see it.
 
     Attributes:
+        model: The object.
         media: What it speaks.
         request: The schema of requests.
         response: The schema of answers.
@@ -38,8 +38,8 @@ class Service:
         inference: From the bytes of requests to those of answers.
     """
 
-    def __init__(self, model: Ventu, request: Schema, response: Schema) -> None:
-        self._model = model
+    def __init__(self, model: ModelHooks, request: Schema, response: Schema) -> None:
+        self.model = model
         self.media: Serialisation = MsgPack() if model.use_msgpack else Json()
         self.request = request
         self.response = response
@@ -57,14 +57,14 @@ class Service:
 
     def is_well(self) -> bool:
         """Tell whether the example, if there is one, still has its result."""
-        _, error = caught(self._model.health_check)
+        _, error = caught(self.model.health_check)
         if error is not None:
             log.warning("Service health check error: %s", words_of(error))
         return error is None
 
     def document(self) -> str:
         """Return the OpenAPI document, in JSON."""
-        model = self._model
+        model = self.model
         about = inspect.cleandoc(type(model).__doc__ or "")
         return document(
             title=model.config.name,

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from forebay.surfaces.ventu.service_pages import Action, Reply, ServicePages, too_large
 
 if TYPE_CHECKING:
-    from forebay.surfaces.ventu.model import Ventu
+    from forebay.surfaces.ventu.service import Service
 
 
 class WsgiApp:
     """Answers for one Ventu object, in whichever thread it is called.
 
     Attributes:
-        model: The object.
+        service: The object.
     """
 
-    def __init__(self, model: Ventu) -> None:
-        self.model = model
-        self._service = model.ventu_service
-        self._pages = ServicePages(self._service.media, self._service.document())
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._pages = ServicePages(self.service.media, self.service.document())
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request."""
@@ -35,16 +34,16 @@ class WsgiApp:
         if isinstance(wanted, Reply):
             return wanted
         if wanted is Action.METRICS:
-            body, media = self._service.metrics.page()
+            body, media = self.service.metrics.page()
             return Reply(200, media, body)
         if wanted is Action.HEALTH:
-            return self._pages.health(self._service.is_well())
-        limit = self.model.max_body_bytes
+            return self._pages.health(self.service.is_well())
+        limit = self.service.model.max_body_bytes
         body = _read(environ, limit)
         if len(body) > limit:
             return too_large(limit)
         refused = self._pages.unsupported(environ.get("CONTENT_TYPE") or "") if body else None
-        return refused or self._service.answer(body)
+        return refused or self.service.answer(body)
 
 
 def _read(environ: Mapping[str, Any], limit: int) -> bytes:
