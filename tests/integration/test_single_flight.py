@@ -20,13 +20,14 @@ KEYS = {"a": "key-a", "b": "key-b"}
 INFER = {"inputs": [{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
 
 
-@pytest.fixture(params=["tenant", "all"])
+@pytest.fixture(params=["tenant", "all"])  # the latter through fronts, which hand everything on
 def served(request, serve, models, tmp_path):
     target = {"target": str(models / "shared.py"), "workers": 1, "worker_kind": "thread"}
     path = tmp_path / "forebay.yaml"
     models_told = [{**target, "single_flight": request.param}]
     path.write_text(json.dumps({"models": models_told, "http": {"api_keys": KEYS}}))
-    server = serve(None, "--config", str(path), "--grpc-port", "0", "--answer-cost")
+    fronts = ["--fronts", "2"] if request.param == "all" else []
+    server = serve(None, "--config", str(path), "--grpc-port", "0", "--answer-cost", *fronts)
     server.gate, server.sharing = str(tmp_path / "gate"), request.param
     server.client.headers["x-api-key"] = KEYS["b"]
     return server

@@ -157,7 +157,7 @@ class Endpoint:
         self._slices = Slices(config.name, batching, self._queue, self._settle, may_exceed=may_exceed)
         self._fed = self._slices.fed
         self._flights: Flights | None = None
-        if config.single_flight != "off":
+        if config.single_flight != "off" and not pool.is_elsewhere:  # its owner has the requests of all fronts
             self._flights = self._slices.flights = Flights(
                 config.single_flight, self._queue, self._capacity, self._settle, self.metrics
             )
