@@ -144,6 +144,24 @@ def test_what_is_ahead_and_what_that_takes_says_what_is_too_late():
     assert known.queue.waiting == 1
 
 
+def test_nothing_is_learned_from_a_batch_that_was_called_off_and_never_ended():
+    known = Known()
+    before_s = known.deadlines.lasts_s(1)
+    known.offer(1, None)
+    batch = known.taken()
+    batch.cancelled = True
+    known.now += 30.0
+    known.answered(batch, 0.0)
+    assert known.deadlines.lasts_s(1) == before_s
+
+
+@pytest.mark.parametrize("wait_s, is_refused", [(10.0, True), (86_400.0, False)])
+def test_a_batch_that_waits_without_an_end_is_full_before_anybody_knows(wait_s, is_refused):
+    known = Known(max_wait_s=wait_s, idle="wait")
+    assert not known.refused(5.0)  # a try, as nothing waits
+    assert known.refused(5.0) is is_refused
+
+
 def test_what_comes_later_is_expected_to_find_itself_in_batches_as_large_as_lately():
     deadlines = Known().deadlines  # of eleven rows ten were in a batch of ten
     assert deadlines.usual_s(1) == deadlines.lasts_s(9) > deadlines.lasts_s(1)

@@ -42,6 +42,9 @@ SQUEEZE: Final = 2
 TRY_S: Final = 0.25
 """Shortest time between two requests that are let in against the prediction."""
 
+ENDLESS_S: Final = 3600.0
+"""A batch that may wait for longer leaves when it is full, and nobody knows when that is."""
+
 LINES: Final = 64
 """Lines of a flow of which the deadlines are looked at."""
 
@@ -199,7 +202,7 @@ class Deadlines(Policy):
         ends = sorted(end if end > now else now + OVERDUE * (now - taken) for end, taken in self._runs.values())
         free = [now] * (slots - len(ends)) + ends[-slots:]
         rounds, slot = divmod(-(-ahead // most) - 1, slots)
-        wait_s = queue.longest_wait_s if total < most else 0.0
+        wait_s = queue.longest_wait_s if total < most and queue.longest_wait_s < ENDLESS_S else 0.0
         return free[slot] + rounds * self.lasts_s(most) + wait_s, self.lasts_s(min(total, most))
 
     def _over(self, flow: Flow, entry: Entry, bucket: int, now: float) -> int:

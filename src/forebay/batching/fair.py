@@ -329,8 +329,8 @@ class FairShares(Policy):
                 self._note_fallen(flow)
                 if flow.key is not flow:
                     self._note_fallen(flow.key)
-        if batch.has_streamed or batch.attempts > 1:  # beside others, or after a crash
-            return
+        if batch.has_streamed or batch.attempts > 1 or (batch.cancelled and not batch.model_s):
+            return  # beside others, after a crash, or never to its end
         seconds = batch.model_s or seconds
         self.curve.learn(rows, seconds)
         expected = self.curve.a + self.curve.b * rows  # the curve as it is now: at first it changes with each batch

@@ -479,7 +479,7 @@ async def soak(server, count, draw):
             continue
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        found[wish.split()[0], json.loads(await reader.readexactly(length))["err_no"]] += 1
+        found[wish.split()[0], json.loads(await reader.readexactly(length)).get("err_no", 503)] += 1
     if streams is not None:
         streams[1].close()
     return found
@@ -500,6 +500,7 @@ def test_memory_stays_flat_over_errors_timeouts_and_clients_that_go_away(pipelin
     before = rss_bytes(server.process.pid)
     found = load(4000, 100)
     grown = rss_bytes(server.process.pid) - before
-    assert set(found) == {("x", 0), ("raise", 10000), ("sleep", 6000)}
+    # What has too little time is refused, or ends while it waits or runs.
+    assert {("x", 0), ("raise", 10000)} < set(found) <= {("x", 0), ("raise", 10000), ("sleep", 6000), ("sleep", 503)}
     assert grown < 8_000_000, grown  # a tenth of what the requests carried
     assert server.metric("forebay_in_flight") == 0

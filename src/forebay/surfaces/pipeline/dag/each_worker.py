@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, Unavailable
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, TooLate, Unavailable
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
@@ -123,7 +123,7 @@ class Forwarding(Predictions):
             self._tracer.answered(None, asked.times.ended - asked.times.started, ok=False)
         if asked.is_cut:
             error = stopped()
-        if not isinstance(error, (DeadlineExceeded, Unavailable)):
+        if isinstance(error, TooLate) or not isinstance(error, (DeadlineExceeded, Unavailable)):
             return error
         told = codes.err_of(error, closing=self.is_closing)
         response = self.error(told.err_no, f"(data_id=- log_id={asked.log_id}) {told.text}")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("forebay.requests")
 
+_NEVER: Final = float("inf")
+
 _readers: Final = ThreadPoolExecutor(2, thread_name_prefix="forebay-pipeline-read")
 """Where large requests are read; nothing of the project's runs there."""
 
@@ -177,7 +179,8 @@ class Predictions:
         """Answer a request that was read and not refused; returns what calls it off.
 
         Args:
-            deadline: Absolute, in seconds of `time.monotonic`; infinity takes the configured time.
+            deadline: What the client states, in seconds of `time.monotonic`; infinity takes the tenant's, else the
+                configured time.
             peer: Who sent it, for the log.
             respond: See `submit`.
             came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
@@ -189,10 +192,15 @@ class Predictions:
             return _nothing
         now = time.monotonic()
         times = CallTimes(now) if came is None else CallTimes(came, entered=now)
+        if tenant is not None and deadline == _NEVER:
+            deadline = times.started + tenant.deadline_s
+        until = min(deadline, times.started + self.endpoint.config.timeout_s)
+        is_due = deadline != _NEVER and came is None  # else another process has let it in
         asked = Prediction(
             body=None,
             reply=self._replied,
-            deadline=min(deadline, times.started + self.endpoint.config.timeout_s),
+            deadline=until,
+            due=until if is_due else _NEVER,
             message=message,
             peer=peer,
             times=times,

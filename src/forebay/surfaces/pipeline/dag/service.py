@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, InternalError, QueueFull, TooLate
 from forebay.graph.values import loaded
 from forebay.observe.traces import timeline
 from forebay.remote_servers.servers import PARENT
@@ -164,6 +164,7 @@ class PipelineService(Predictions):
             reply=replied,
             params=asked.params,
             deadline=asked.deadline,
+            due=asked.due,
             id=asked.id,
             run_id=asked.run_id,
             tenant=asked.tenant,
@@ -216,7 +217,7 @@ class PipelineService(Predictions):
         """Write the answer to a request that failed; the project's own hook may give it another form."""
         if asked.is_cut:
             error = stopped()
-        elif isinstance(error, QueueFull | Cancelled):
+        elif isinstance(error, QueueFull | TooLate | Cancelled):
             self._end(asked, error, ok=False)
             return
         asked.is_leaving = True
