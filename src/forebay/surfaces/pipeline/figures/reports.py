@@ -12,24 +12,25 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.observe.logs import log_relay
-from forebay.observe.logs.log_relay import KEPT, LogRelay
 from forebay.observe.metrics.node_totals import NodeTotals
 from forebay.surfaces.pipeline import logs
+from forebay.types.failures import MAX_MESSAGE, clean, trace_of
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
-
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.figures.tracer import Tracer
+
+KEPT: Final = 1000
+"""Records, and calls, that wait for the next answer; of more the newest."""
+_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_TOLD: Final = frozenset({"name", "levelno", "levelname", "created"})
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):
@@ -50,8 +51,11 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     waiting: Sequence[int]
 
 
-class Reporter:
-    """Keeps what is to be told, in the process with the graph; as a context manager, on the loop of the graph."""
+class Reporter(logging.Handler):
+    """Keeps what is to be told, in the process with the graph; as a context manager, on the loop of the graph.
+
+    It takes the place of the handlers of our log, which get what is not kept.
+    """
 
     def __init__(self, nodes: Mapping[str, Endpoint], level: str | None) -> None:
         """Describe the graph.
@@ -60,27 +64,64 @@ class Reporter:
             nodes: The endpoint of each op.
             level: Lowest level of the lines of requests that are told; None if the server writes none.
         """
+        super().__init__()
         self._nodes = nodes
-        self._level = level
-        self._lines = LogRelay()
+        self._request_level = level
+        self._lines: deque[bytes] = deque(maxlen=KEPT)
         self._calls: deque[tuple[int, float, bool]] = deque(maxlen=KEPT)
         self._ops: dict[str, NodeTotals] = {}
-        self._open = ExitStack()
+        self._answers = 0
+        self._others: list[logging.Handler] = []
+        self._above: logging.Logger | None = None
+        self._undo = ExitStack()
 
     def __enter__(self) -> None:
-        self._open.enter_context(self._lines.in_place_of(logging.getLogger("forebay")))
-        if self._level is not None:
-            self._open.callback(logs.requests.setLevel, logs.requests.level)
-            self._open.callback(logs.requests.removeHandler, self._lines)
-            logs.requests.setLevel(self._level.upper())
-            logs.requests.addHandler(self._lines)
+        log = logging.getLogger("forebay")
+        self._others, self._above = log.handlers, log.parent if log.propagate else None
+        self._undo.callback(setattr, log, "handlers", log.handlers)
+        self._undo.callback(setattr, log, "propagate", log.propagate)
+        log.handlers, log.propagate = [self], False
+        if self._request_level is not None:
+            self._undo.callback(logs.requests.setLevel, logs.requests.level)
+            self._undo.callback(logs.requests.removeHandler, self)
+            logs.requests.setLevel(self._request_level.upper())
+            logs.requests.addHandler(self)
 
     def __exit__(self, *_error: object) -> None:
-        self._open.close()
+        self._undo.close()
 
-    def answering(self) -> AbstractContextManager[None]:
-        """Answer a request in the block: its outcome will take along whatever there is to report."""
-        return self._lines.answering()
+    @contextmanager
+    def answering(self) -> Generator[None]:
+        """Answer a request in the block: its outcome will take along whatever there is to report.
+
+        After the last answer, records that none took along are written here.
+        """
+        self._answers += 1
+        try:
+            yield
+        finally:
+            self.acquire()
+            try:
+                self._answers -= 1
+                left = [] if self._answers else self._take_lines()
+            finally:
+                self.release()
+            for line in left:
+                self._pass_on(_record_of(line))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record as JSON of its fields while an answer is under way; what has no form there becomes text."""
+        if not self._answers:
+            self._pass_on(record)
+            return
+        try:
+            line = {name: value for name, value in vars(record).items() if name in _TOLD or name not in _USUAL}
+            line["msg"] = clean(record.getMessage(), 8 * MAX_MESSAGE)
+            if record.exc_info:
+                line["trace"] = trace_of(cast("BaseException", record.exc_info[1]))
+            self._lines.append(msgspec.json.encode(line, enc_hook=str))
+        except Exception:  # noqa: BLE001 - as every handler does: what is wrong with a line stops nobody
+            self.handleError(record)
 
     def answered(self, data_id: int, latency_s: float, *, ok: bool) -> None:
         """Note a request that has ended."""
@@ -92,7 +133,7 @@ class Reporter:
 
     def beside(self, answer: bytes) -> Any:
         """Return an answer as an outcome: in a list with a report, or alone if there is nothing to report."""
-        lines = self._lines.take()
+        lines = self._take_lines()
         if not lines and not self._calls and not self._ops:
             return answer
         waiting = [node.waiting for node in self._nodes.values()]
@@ -100,6 +141,16 @@ class Reporter:
         self._calls.clear()
         self._ops = {}
         return [answer, report]
+
+    def _take_lines(self) -> list[bytes]:
+        return [self._lines.popleft() for _ in range(len(self._lines))]
+
+    def _pass_on(self, record: logging.LogRecord) -> None:
+        for handler in self._others:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+        if self._above is not None:
+            self._above.callHandlers(record)
 
 
 class Reports:
@@ -130,7 +181,7 @@ class Reports:
         """
         report = msgspec.convert(told, known(Report))
         for line in report.lines:
-            log_relay.write(line)
+            _write(line)
         if tracer is None:
             return
         for op, totals in report.ops.items():
@@ -138,3 +189,15 @@ class Reports:
         for data_id, latency_s, ok in report.calls:
             tracer.answered(data_id, latency_s, ok=ok)
         self._waiting[report.pid] = report.waiting
+
+
+def _record_of(line: bytes) -> logging.LogRecord:
+    return logging.makeLogRecord(msgspec.json.decode(line))
+
+
+def _write(line: bytes) -> None:
+    """Write a record that came from another process, as if it had been logged here."""
+    record = _record_of(line)
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
