@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: it teaches, and whatever a person gets wrong is one sentence with the place and the cure."""
 
+import http.server
 import os
 import re
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -473,6 +475,53 @@ def test_call_sends_files_by_their_kind(cli, zoo, tmp_path):
     assert cli("call", f"{zoo.url}/models/echo", f"@{tmp_path / 'a.json'}").stdout.split() == ["[", "1", "]"]
     assert cli("call", f"{zoo.url}/models/echo", f"@{tmp_path / 'a.msgpack'}").stdout.split() == ["[", "2", "]"]
     assert cli("call", f"{zoo.url}/models/upper", f"@{tmp_path / 'a.png'}", text=False).stdout == b"PNG\xff"
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Refuses as often as it is told to, and notes when it was asked."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        told: Any = self.server
+        told.asked.append(time.monotonic())
+        fields = told.refusals.pop(0) if told.refusals else None
+        body = b"1" if fields is None else b'{"error": "later"}'
+        self.send_response(200 if fields is None else 429)
+        for name, value in {**(fields or {}), "content-type": "application/json", "content-length": len(body)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format, *args): ...
+
+
+@pytest.fixture
+def refusing():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        told: Any = server
+        told.asked, told.refusals = [], []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield told
+        server.shutdown()
+
+
+def test_call_sends_again_when_a_server_that_refuses_says_so(cli, refusing):  # F45
+    url = "http://{}:{}/models/echo".format(*refusing.server_address)
+    refusing.refusals = [{"retry-after": 1, "retry-after-ms": 200}, {"retry-after": 1}]
+    done = cli("call", url, "1", "--retries", "2")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert re.findall(r"429, once more in (\S+) s", done.stderr) == ["0.2", "1"]
+    first, second, third = refusing.asked
+    assert second - first >= 0.2
+    assert third - second >= 1.0
+    refusing.refusals = [{"retry-after": 1}] * 2
+    done = cli("call", url, "1")
+    assert (done.returncode, len(refusing.asked)) == (1, 4)
+    assert "the server says to try again in 1 s; --retries N does so" in done.stderr
+    for fields in ({"retry-after": 61}, {"retry-after": "Sun, 29 Nov 2026 10:00:00 GMT"}, {"retry-after": "-1"}, {}):
+        refusing.refusals = [fields]
+        assert cli("call", url, "1", "--retries", "2").returncode == 1  # too late, or nobody says when
+    assert len(refusing.asked) == 8
 
 
 def test_call_sends_standard_input(cli, zoo):

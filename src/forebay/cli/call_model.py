@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib import error, request
 
-from forebay.cli.numbers import seconds
+from forebay.cli.numbers import between, seconds
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
 from forebay.remote_servers.whole_head import WholeHeadResponse
@@ -39,6 +39,7 @@ Without DATA the URL is fetched with GET.
 _TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
 _PIECE_BYTES: Final = 65_536
 _LONGEST_PATH: Final = 1024
+_LONGEST_NUMBER: Final = 16
 
 
 def add_parser(commands: Any) -> None:
@@ -55,18 +56,41 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--timeout-s", type=seconds(0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
     )
+    parser.add_argument(
+        "--retries",
+        type=between(int, 0, 1000),
+        default=0,
+        metavar="N",
+        help="send again up to N times, when the server says so (Retry-After) and within --timeout-s (0)",
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Send and print; the exit status is 0 for a 2xx answer and 1 for any other."""
-    message = _request(parsed)
+    message, left = _request(parsed), parsed.retries
+    while (status := _send(parsed, message, left)) is None:
+        left -= 1
+    return status
+
+
+def _send(parsed: argparse.Namespace, message: request.Request, retries: int) -> int | None:
+    """Send once and print; returns None after a refusal, once it is time to send again."""
     started = time.perf_counter()
     try:
         with request.build_opener(_Http, _Https).open(message, timeout=parsed.timeout_s) as answer:
             return _show(answer, started)
     except error.HTTPError as answer:
-        return _show(answer, started)
+        wait_s = _retry_s(answer)
+        if wait_s is not None and retries and wait_s <= parsed.timeout_s:
+            answer.close()
+            sys.stderr.write(f"{answer.status}, once more in {wait_s:g} s\n")
+            time.sleep(wait_s)
+            return None
+        status = _show(answer, started)
+        if wait_s is not None:
+            sys.stderr.write(f"the server says to try again in {wait_s:g} s; --retries N does so\n")
+        return status
     except InvalidURL as failure:
         raise ConfigError(f"{parsed.url!r} is not a URL: {failure}") from failure
     except IncompleteRead as failure:
@@ -79,6 +103,15 @@ def run(parsed: argparse.Namespace) -> int:
         raise
     except (error.URLError, TimeoutError, ConnectionError) as failure:
         raise ConfigError(f"{parsed.url} does not answer: {reason_of(failure)}") from failure
+
+
+def _retry_s(answer: error.HTTPError) -> float | None:
+    """Return the seconds after which a server that refused wants to be asked again; None if it does not say."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        told = (answer.headers.get(name) or "").strip()
+        if told.isascii() and told.isdigit() and len(told) < _LONGEST_NUMBER:
+            return int(told) * unit_s
+    return None
 
 
 class _HttpConnection(HTTPConnection):

@@ -275,6 +275,54 @@ def test_other_errors_are_not_tried_elsewhere(fronts):
         assert not other.inference.seen
 
 
+async def in_coroutine(endpoint, feed, timeout_s):
+    async with AsyncPipelineClient(timeout=timeout_s) as client:
+        await client.connect([endpoint])
+        return await client.predict(feed)
+
+
+def in_thread(endpoint, feed, timeout_s, *, asyn):
+    with PipelineClient(timeout=timeout_s) as client:
+        client.connect([endpoint])
+        found = client.predict(feed, asyn=asyn)
+        return found.result(PATIENCE_S) if asyn else found
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [partial(in_thread, asyn=False), partial(in_thread, asyn=True), lambda *all: asyncio.run(in_coroutine(*all))],
+    ids=["waits", "future", "coroutine"],
+)
+def test_a_call_that_is_refused_is_made_again_when_the_server_says_so(fronts, ask):  # F45
+    came = []
+
+    async def behave(request):
+        came.append(time.monotonic())
+        if len(came) == 1:
+            error = QueueFull("the tenant 'a' has used up its requests")
+            error.retry_at = came[0] + wait_s
+            raise error
+        return Response(key=request.key, value=request.value)
+
+    wait_s, fronts.inference.behave = 0.3, behave
+    assert ask(fronts.endpoint, {"x": "1"}, PATIENCE_S)["x"] == 1
+    assert came[1] - came[0] >= 0.3 - 0.01  # milliseconds are rounded
+    came.clear()
+    wait_s = 3 * PATIENCE_S  # it would be too late then
+    with pytest.raises(QueueFull, match="has used up") as refused:
+        ask(fronts.endpoint, {"x": "1"}, PATIENCE_S)
+    assert (len(came), refused.value.retry_at) == (1, 0.0)
+    came.clear()
+    wait_s = 0.01
+    fronts.inference.fail(told := QueueFull("full"))
+    told.retry_at = time.monotonic() + 0.01
+    before = len(fronts.inference.seen)
+    with pytest.raises(QueueFull, match="full") as refused:
+        ask(fronts.endpoint, {"x": "1"}, PATIENCE_S)
+    assert len(fronts.inference.seen) - before == 3
+    assert refused.value.retry_at > 0.0
+
+
 @pytest.mark.parametrize("asyn", [False, True])
 def test_nobody_there(closed_port, asyn):  # P132
     started = time.monotonic()

@@ -25,6 +25,7 @@ import grpc
 
 from forebay.errors import (
     Cancelled,
+    CapacityError,
     DeadlineExceeded,
     ForebayError,
     InternalError,
@@ -42,11 +43,17 @@ PROFILE_KEY: Final = "pipeline.profile"
 TIMEOUT_S: Final = 60.0
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 
+_AGAIN: Final = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.1s",
+"maxBackoff": "2s", "backoffMultiplier": 2, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}"""
+
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),  # a server that was restarted is found again soon
+    # A call that is refused beyond a limit or for want of room is made again when the server says so
+    # (grpc-retry-pushback-ms), within its time; gRPC keeps no messages of more than 256 KiB for that.
+    ("grpc.service_config", _AGAIN),
 ]
 _ERRORS: Final[Mapping[grpc.StatusCode, type[ForebayError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -412,4 +419,9 @@ def _is_elsewhere(error: Any) -> bool:
 
 
 def _error(error: Any) -> ForebayError:
-    return _ERRORS.get(error.code(), InternalError)(f"{error.code().name}: {error.details()}")
+    found = _ERRORS.get(error.code(), InternalError)(f"{error.code().name}: {error.details()}")
+    fields: dict[str, str | bytes] = dict(error.trailing_metadata() or ())
+    after_ms = str(fields.get("grpc-retry-pushback-ms", ""))[:12]
+    if isinstance(found, CapacityError) and after_ms.isdecimal():
+        found.retry_at = time.monotonic() + int(after_ms) / 1000
+    return found
