@@ -169,7 +169,7 @@ class GraphRun:
             InvalidRequest: If the timestamp is below the stream's bound: what was fed did not leave it room.
         """
         node = firing.node
-        self.open -= 1
+        self.open -= 1  # of an aborted run as well: it is finished once nothing of it runs
         if self.error is not None:
             return []
         if len(outputs) > len(node.outputs) or not outputs.keys() <= node.outputs.keys():
@@ -259,7 +259,7 @@ class GraphRun:
                 )
             state = self._state(node)
             state.waiting[port].append((at, value))
-            state.bounds[port] = at + 1
+            state.bounds[port] = at + 1  # before `_advance` takes the packet, and only this is left of it
             self._advance(node, state)
 
     def _settle(self, stream: PlannedStream, bound: int) -> None:
@@ -335,6 +335,7 @@ class GraphRun:
             timestamp = min(timestamp, at)
         state.fired = max(state.fired, timestamp)
         if len(ports) < len(node.ports) and _lacks(node, ports):
+            # In a run of many timestamps an earlier firing may still write: there `_bound` says how far it is settled.
             if not self._streams:
                 for stream in node.outputs.values():
                     self._settle(stream, timestamp + 1)
@@ -381,7 +382,7 @@ class GraphRun:
         while state.flights and (results := state.held.pop(state.flights[0], None)) is not None:
             for port, value in results.items():
                 self._write(node, port, state.flights[0].timestamp, value)
-            del state.flights[0]
+            del state.flights[0]  # after its results: until then it holds the bound of what the node writes down
         state.running -= 1
         self._advance(node, state)
 

@@ -227,6 +227,7 @@ class OpenCall:
         if self.state.is_done:
             return
         self.state = CALLS[self.state][DECIDE]
+        # After the state, and once: what is called may reply, which must do nothing, or cancel again.
         on_cancel, self.on_cancel = self.on_cancel, None
         if on_cancel is not None:
             try:
@@ -507,6 +508,7 @@ class OpenCall:
     def _take(self, inbox: MessageBuffer) -> bytes | memoryview | Unpacking | None:
         """Take the next message, unpacked if it is small."""
         before = len(inbox)
+        # To ask for the next message is to be done with the one before.
         if self._held:
             self._hold(0)
         try:
@@ -572,6 +574,8 @@ class OpenCall:
                 return message
             self._streak = 0
             self._seen = self._connection.port.epoch
+            # Before `_allow_more`, which counts what lies in the inbox against the client unless it is waited for: else
+            # a message longer than the window would wait for room, and the room for the message.
             self._arrival = asyncio.get_running_loop().create_future()
             self._allow_more()
             try:

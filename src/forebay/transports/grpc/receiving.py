@@ -153,6 +153,7 @@ class Receiver:
                     self._control.take(kind, flags, stream, payload, self.last_stream)
             except StreamFault as fault:
                 self._fault(fault)
+            # A client may ask for answers (pings, settings) faster than it takes them: it is read no further then.
             if len(out) > MAX_PIECES and not connection.write_some():
                 break
             self.left -= 1
@@ -190,7 +191,7 @@ class Receiver:
         rest, (_, stream) = reader.rest_bytes, reader.rest_of
         after = b""
         if size > rest:
-            size, after = rest, self._calls[stream].byte_after()
+            size, after = rest, self._calls[stream].byte_after()  # before `advance`, by which the message may leave
         flags = reader.skip_rest(size)
         self._advance(stream, size, is_last=bool(flags & frames.END_STREAM))
         return after
@@ -249,6 +250,7 @@ class Receiver:
         connection = self._connection
         connection.reset(fault.stream, fault.reason)
         self._port.refused(connection.peer, str(fault))
+        # What makes the server reset counts as if the client had: else faults would be a way round the limit of resets.
         self._manners.waste()
 
     def end_early(self, stream: int) -> None:

@@ -97,9 +97,10 @@ class Sender:
             call, _ = ready.popitem(last=False)
             outgoing = call.outgoing
             assert outgoing is not None
-            if call.window <= 0:  # the client has changed its mind
+            if call.window <= 0:  # the client has changed its mind; out of line until its next word about it
                 continue
             piece = outgoing.pieces[0]
+            # Three of these are the client's: past any of them it would end the stream or the connection.
             size = min(len(piece), self.max_frame_bytes, self.window, call.window)
             out.append(frames.head(size, frames.DATA, 0, call.stream))
             if size == len(piece):
@@ -115,6 +116,7 @@ class Sender:
             outgoing.unsent_bytes -= size
             self.unsent_bytes -= size
             outgoing.moved = epoch
+            # Last, for both change what was looked at: the call goes to the end of the line, or ends.
             if outgoing.pieces:
                 ready[call] = None
             else:

@@ -149,6 +149,7 @@ class AnsweringConnection(HttpToolsProtocol):
             assert self.active is not None
             assert self.active.mailbox is not None
             self.active.mailbox.submit(time.monotonic())
+        # Only now: it is by being submitted that there is a request.
         if self.request is not None and self.request.reply is self._lane.same_turn:
             self.request.reply = self.reply_method
 
@@ -159,6 +160,7 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _abandon(self) -> None:
         """Cancel what is being answered and forget what waits: the client reads no answers here any more."""
+        # First: what is submitted by the next line may be refused at once, and the refusal must find the client gone.
         self.talk.on(LOSE)
         self._stand_alone()
         self.talk.waiting.clear()
@@ -178,6 +180,7 @@ class AnsweringConnection(HttpToolsProtocol):
         if self._counting is not None:
             self._counting.close()
             self._counting = None
+        # After they were forgotten: what the endpoint replies to this must not be written.
         if active is not None and active.route is not None and request is not None:
             active.route.endpoint.cancel(request)
         self._let_go()
@@ -191,6 +194,7 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _put_off(self, what: Any, app: Any) -> None:
         self.intake.hold(PIPELINE)
+        # New on the left, next on the right: uvicorn shares this deque, and reads it in this order.
         self.talk.waiting.appendleft((what, app))
 
     def read_later(self, rest: bytes) -> None:
@@ -242,7 +246,7 @@ class AnsweringConnection(HttpToolsProtocol):
                         self.body_is_next()
                     break
                 if self.flow.write_paused or self.transport.is_closing():
-                    return
+                    return  # `resume_writing` comes back here; a client that reads nothing gets no more made for it
                 if self.is_rest_next():
                     break
                 what, app = talk.waiting.pop()

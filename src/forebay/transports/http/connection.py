@@ -107,6 +107,7 @@ class HttpConnection(ReadingConnection):
             if len(data) != memory.whole_bytes or not memory.raw <= data < memory.beyond:
                 if self._is_among is not self._lane.awake:
                     self._move_to(self._lane.awake)
+                # A head without its end gives three bytes, which are no head that is remembered.
                 raw = data[: data.find(b"\r\n\r\n") + 4]
                 memory = self._lane.heads.get(raw)
                 if memory is None or len(data) != memory.whole_bytes:
@@ -114,10 +115,13 @@ class HttpConnection(ReadingConnection):
                         self._begin_remembered(memory, data)
                         return
                     self._parse(data)
+                    # Of two messages in a segment the second one's head would be known by the first one's bytes, and
+                    # a client that sends these would be let in with its key.
                     if talk.may_be_remembered:
                         self._learn(data, raw)
                     return
                 self._usual = memory
+            # Before it is answered: a refusal answers in this very call, and settles what is due.
             talk.state = DUE  # WHOLE
             mailbox = memory.mailbox
             if mailbox is None:

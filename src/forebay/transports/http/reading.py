@@ -368,8 +368,9 @@ class ReadingConnection(AnsweringConnection):
             if not cycle.keep_alive and talk.state is DUE:
                 talk.on(SHUT)
             return
-        is_next = not talk.state.owes
+        is_next = not talk.state.owes  # asked before the next line, which makes this one due
         talk.on(ASKED)
+        # Before the answer, which may be given at once and hang up: it lingers only where more may come.
         if not head.keep_alive:
             talk.on(SHUT)
         if is_next:

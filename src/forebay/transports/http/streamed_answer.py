@@ -68,6 +68,7 @@ class StreamedAnswer:
 
     def _send(self, data: bytes, release: Callable[[], object]) -> None:
         self._begin()
+        # Written even if there is no room: it is the next part that waits for some.
         self._write_chunk(data)
         if self._connection.flow.write_paused:
             self._connection.count_unread()

@@ -128,6 +128,7 @@ class _Place:
         while sum(map(_memory, list(kept.items()))) > KEPT_BYTES:
             _, places = max(list(kept.items()), key=_memory)
             oldest = next(iter(list(places)), None)
+            # Who pops it here owns it: a thread that takes it for a body pops it as well, and one of both gets False.
             if oldest is not None and places.pop(oldest, False):
                 oldest.owner.forget(oldest)
                 _thread.start_new_thread(oldest.give_back, ())
@@ -136,6 +137,7 @@ class _Place:
         """Give its memory back; beside the loop, for that takes long."""
         if self.size <= LONGEST_SHARED_BYTES:  # else its file ends with it
             self.file.map.madvise(mmap.MADV_REMOVE, self.offset, self.size)
+            # In this order: as soon as it is offered, another thread may reserve memory in it.
             self.reserved = 0
             self.owner.add_empty([self])
 
@@ -229,6 +231,7 @@ class Places:
         except OSError:
             place.leave()
             raise
+        # It has no memory of its own: it keeps the place, which keeps the file, which keeps the map that this points to.
         body = _kind(place.size, Landed).from_address(place.file.address + place.offset)
         body.place = place
         return memoryview(body).cast("B"), place
@@ -349,6 +352,7 @@ class Landing:
 
     def getvalue(self) -> bytes | memoryview:
         """Return the whole body."""
+        # Only views of the body keep it from here on: its place comes back with the last of them.
         view, self._view, self._place = self._view, None, None
         if view is None:
             return self._pieces.getvalue()

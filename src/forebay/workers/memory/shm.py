@@ -121,7 +121,7 @@ class ArenaWriter:
 
         Bodies may be lists of buffers, one a sample, and these lists of buffers again, the parts of one.
         """
-        self._used = 0
+        self._used = 0  # the reader has answered the batch before, and so is done with all that lies here
         if list not in set(map(type, bodies)):
             try:
                 if max(map(len, bodies)) < THRESHOLD_BYTES:

@@ -201,7 +201,7 @@ class WorkerSlot(asyncio.Protocol):
         if isinstance(exc, ConnectionError):
             self._count_as_unread()
         self._conversation.close()
-        self._kept.clear()
+        self._kept.clear()  # its worker is gone: nothing refers to these bodies any more
         if self._counts_as is not None:
             self._pool.metrics.gone(self._counts_as)
         self._pool.gone(self)
@@ -376,6 +376,7 @@ class WorkerSlot(asyncio.Protocol):
             noted.started, noted.phases = result.ran
         outcomes = result.outcomes
         if result.is_ready and not self._conversation.is_leaving:
+            # The slot counts as idle by the time of the answers: what comes back at once finds room.
             self._pool.ready(self, before=lambda: done(batch, outcomes))
             return
         done(batch, outcomes)
