@@ -231,7 +231,7 @@ class Places:
         except OSError:
             place.leave()
             raise
-        # It has no memory of its own: it keeps the place, which keeps the file, which keeps the map that this points to.
+        # It has no memory of its own: it keeps the place, which keeps the file, and so the map that this points into.
         body = _kind(place.size, Landed).from_address(place.file.address + place.offset)
         body.place = place
         return memoryview(body).cast("B"), place
