@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: it teaches, and whatever a person gets wrong is one sentence with the place and the cure."""
 
+import hashlib
 import http.server
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +18,8 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 from tests.forked import COMMAND, Forked
+
+ROOT = Path(__file__).parents[2]
 
 MODEL = """import forebay
 
@@ -524,6 +528,19 @@ def test_call_sends_again_when_a_server_that_refuses_says_so(cli, refusing):  # 
     assert len(refusing.asked) == 8
 
 
+def test_call_sends_forms_with_files(cli, launch, tmp_path):
+    thumbnails = re.search(r"# thumbnails.py\n.*?```", (ROOT / "docs/how-to/requests.md").read_text(), re.DOTALL)
+    assert thumbnails
+    (tmp_path / "thumbnails.py").write_text(thumbnails[0].removesuffix("```"))
+    (tmp_path / 'c"a\nt.png').write_bytes(b"\r\n--png\xff")
+    url = launch(tmp_path / "thumbnails.py", "--worker-kind", "thread").url.removeprefix("http://")
+    told = cli("call", f"{url}/models/thumbnails", f'image=@{tmp_path}/c"a\nt.png', "width=64", "tags=a=b", "tags=c")
+    assert told.returncode == 0, told.stdout
+    answer = msgspec.json.decode(told.stdout)
+    assert (answer["bytes"], answer["sha"]) == (8, hashlib.sha1(b"\r\n--png\xff").hexdigest()[:8])
+    assert "c" in answer["name"]
+
+
 def test_call_sends_standard_input(cli, zoo):
     result = cli("call", f"{zoo.url}/models/upper", "-", input="abc")
     assert result.stdout == "ABC"
@@ -549,7 +566,12 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["127.0.0.1:1/x"], ["http://"]),
+        (["127.0.0.1:1/x"], ["127.0.0.1:1/x does not answer"]),
+        (["iris", "1"], ["'iris' is not a URL, such as http://"]),
+        (["http://127.0.0.1:1/x", "{}", "[]"], ["'[]' is a second one"]),
+        (["http://127.0.0.1:1/x", "a=1", "[]"], ["'[]' is no field of the form"]),
+        (["http://127.0.0.1:1/x", "a=@nowhere"], ["nowhere cannot be read"]),
+        (["http://127.0.0.1:1/x", "hello you"], ["""has quotes: '"hello you"'"""]),
         (["http://127.0.0.1:1/x", "{}"], ["http://127.0.0.1:1/x", "refused"]),
         (["http://127.0.0.1:99999/x", "{}"], ["http://127.0.0.1:99999/x"]),
         (["http://"], ["http://"]),
@@ -563,7 +585,7 @@ def test_call_shows_a_stream_part_by_part(cli, zoo):
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "0"], ["--timeout-s", "'0'"]),
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "nan"], ["--timeout-s", "nan"]),
         (["http://127.0.0.1:1/x", "{}", "--timeout-s", "1e300"], ["--timeout-s", "1e300"]),
-        (["localhost:8080/models/a", "1"], ["did you mean http://localhost:8080/models/a?"]),
+        (["localhost:1/models/a", "1"], ["localhost:1/models/a does not answer"]),
         (["http://127.0.0.1:1/x", "body.json"], ["is not JSON", "did you mean @body.json?"]),
         (["http://127.0.0.1:1/x", "{}", "--api-kye", "k"], ["--api-kye", "did you mean --api-key?"]),
         (["http://127.0.0.1:1/x", "{}", "--api-key", "a\nb"], ["--api-key", "in one line"]),
@@ -590,7 +612,7 @@ def test_a_name_and_a_password_in_a_url_are_not_left_out_in_silence(cli, command
 @pytest.mark.parametrize(
     "url, word",
     [
-        ("127.0.0.1:1", "starts with http:// or https://"),
+        ("iris", "such as http://127.0.0.1:8080"),
         ("http://[::1/models/x", "Invalid IPv6 URL"),
         ("http://..a/models/x", "its host"),
         ("http://no such host/", "has no space"),

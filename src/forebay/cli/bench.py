@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cli.call_model import body_of
 from forebay.cli.numbers import between, seconds
 from forebay.cli.output_file import require_writable
+from forebay.cli.request_body import body_of
 from forebay.cli.request_head import add_header_flags, headers_of
 from forebay.errors import ConfigError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Send one request again and again for some seconds, and show what came of it. DATA is that of `forebay call`: JSON,
-@FILE, or - for standard input; without it the URL is fetched with GET.
+@FILE, - for standard input, or NAME=VALUE; without it the URL is fetched with GET.
 
   closed loop   --clients 32: so many clients, each asks again as soon as it has its answer. It shows what a server can
                 do. A slow server is asked less, so its times look better than what many people would meet.
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
-    parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
+    parser.add_argument("data", metavar="DATA", nargs="*", help="what to send")
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--clients", "-c", type=between(int, 1, 5000), metavar="N", help="clients of a closed loop, 1 to 5000 (16)"
@@ -85,7 +85,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     from forebay.cli import load_generator
 
-    body, content_type = body_of(parsed.data) if parsed.data is not None else (None, None)
+    body, content_type = body_of(parsed.data)
     target = load_generator.target_of(parsed.url, body, headers_of(parsed, content_type))
     if parsed.svg is not None:
         require_writable("--svg", parsed.svg)
@@ -93,7 +93,7 @@ def run(parsed: argparse.Namespace) -> int:
     async def measure() -> Measurement:
         status, answer = await load_generator.ask_once(target, parsed.timeout_s)
         if status >= 400:
-            hint = "; DATA is what to send" if parsed.data is None else ""
+            hint = "; DATA is what to send" if body is None else ""
             msg = f"{parsed.url} answers {status}: {answer[:300].decode(errors='replace')}{hint}; nothing was measured"
             raise ConfigError(msg)
         times = parsed.seconds, parsed.warmup_s, parsed.timeout_s

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import time
@@ -17,28 +16,23 @@ from http.client import (
     InvalidURL,
     RemoteDisconnected,
 )
-from pathlib import Path
 from typing import Any, Final
 from urllib import error, request
 
 from forebay.cli.numbers import between, seconds
+from forebay.cli.request_body import HELP, body_of
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
 from forebay.remote_servers.whole_head import WholeHeadResponse
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Send one request and print the answer. DATA is one of
 
-  '{"x": [1, 2]}'    JSON, sent as it is
-  @FILE              a file: .json as JSON, .msgpack as msgpack, anything else as bytes
-  -                  what comes from standard input: JSON if it is, else bytes
-
+{HELP}
 Without DATA the URL is fetched with GET.
 """
 
-_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
 _PIECE_BYTES: Final = 65_536
-_LONGEST_PATH: Final = 1024
 _LONGEST_NUMBER: Final = 16
 
 
@@ -50,8 +44,8 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
-    parser.add_argument("data", metavar="DATA", nargs="?", help="what to send")
+    parser.add_argument("url", metavar="URL", help="such as localhost:8080/models/iris")
+    parser.add_argument("data", metavar="DATA", nargs="*", help="what to send")
     add_header_flags(parser)
     parser.add_argument(
         "--timeout-s", type=seconds(0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
@@ -139,43 +133,9 @@ def reason_of(failure: Exception) -> Any:
 
 
 def _request(parsed: argparse.Namespace) -> request.Request:
-    body, media_type = body_of(parsed.data) if parsed.data is not None else (None, None)
+    body, media_type = body_of(parsed.data)
     url, headers = url_of(parsed.url).geturl(), headers_of(parsed, media_type)
     return request.Request(url, data=body, headers=headers)  # noqa: S310 - http or https
-
-
-def body_of(data: str) -> tuple[bytes, str]:
-    """Return what DATA says to send, and the media type it probably has.
-
-    Raises:
-        ConfigError: If it is no JSON, or a file that cannot be read.
-    """
-    if data == "-":
-        body = sys.stdin.buffer.read()
-        return body, _TYPES[".json"] if _is_json(body) else "application/octet-stream"
-    if data.startswith("@"):
-        path = Path(data[1:])
-        try:
-            return path.read_bytes(), _TYPES.get(path.suffix, "application/octet-stream")
-        except OSError as failure:
-            raise ConfigError(f"{path} cannot be read: {failure.strerror}") from failure
-    try:
-        body = data.encode()
-        with contextlib.suppress(RecursionError):  # the server says what it makes of that
-            json.loads(data)
-    except ValueError as failure:
-        is_file = len(data) < _LONGEST_PATH and Path(data).is_file()
-        hint = f"did you mean @{data}?" if is_file else "to send a file write @FILE"
-        raise ConfigError(f"the data is not JSON: {failure}; {hint}") from failure
-    return body, _TYPES[".json"]
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        json.loads(body.decode())
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _show(answer: Any, started: float) -> int:

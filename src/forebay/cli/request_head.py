@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _TOKEN: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 """What HTTP allows as the name of a header."""
-_BARE: Final = re.compile(r"[\w.-]+(:\d+)?(/[^\s\x00-\x1f\x7f]*)?", re.ASCII)
+_BARE: Final = re.compile(r"(localhost|[\w.-]+:\d+|[\w-]+(\.[\w-]+)+)(/[^\s\x00-\x1f\x7f]*)?", re.ASCII)
+"""A host, with a port or a dot in it unless it is this machine, and perhaps a path."""
 _URL: Final = re.compile(r"https?://[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
 
 
@@ -33,16 +34,16 @@ def add_header_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def url_of(text: str) -> SplitResult:
-    """Read a URL; what is not ASCII in it is encoded, as browsers do.
+    """Read a URL, by HTTP if it does not say; what is not ASCII in it is encoded, as browsers do.
 
     Raises:
         ConfigError: If it is none.
     """
-    if _URL.fullmatch(text) is None:
-        hint = f"; did you mean http://{text}?" if _BARE.fullmatch(text) else ", and has no space"
-        raise ConfigError(f"{text!r} is not a URL; it starts with http:// or https:// and a host{hint}")
+    whole = f"http://{text}" if _BARE.fullmatch(text) else text
+    if _URL.fullmatch(whole) is None:
+        raise ConfigError(f"{text!r} is not a URL, such as http://127.0.0.1:8080/models/iris; it has no space")
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(whole)
         port = parts.port
         netloc = parts.netloc.encode("idna").decode()
     except UnicodeError as failure:
