@@ -317,6 +317,31 @@ def test_who_holds_most_itself_is_refused_and_nothing_is_evicted():
     assert full.evicted == [f"flood{number}" for number in range(27, 19, -1)]
 
 
+def test_who_was_refused_finds_room_once_something_left():
+    full = Full(flood=20, some=20)
+    for _ in range(2):
+        with pytest.raises(ShareUsed, match="20 samples of 'flood' wait"):
+            full.offer("flood")
+    for entry in [*full.queue.entries()][-2:]:
+        full.queue.cancel(entry)
+    full.offer("light")
+    full.offer("flood")
+    with pytest.raises(ShareUsed, match="21 samples of 'flood' wait"):
+        full.offer("flood")
+
+
+def test_what_was_cancelled_does_not_pile_up():
+    full = Full(capacity=200, first=1, some=50)
+    full.fair.sort_out()
+    line: Any = full.queue.lines[None]
+    lane = line.lanes[full.fair.flow_of(full.tenants["first"])]
+    for number in range(500):
+        full.offer("first", number)
+        full.fair.sort_out()
+        full.queue.cancel(lane[-1])
+    assert len(lane) < 100
+
+
 def test_the_least_urgent_class_leaves_first_however_little_it_holds():
     full = Full(flood=38, later3=2)
     full.offer("flood")

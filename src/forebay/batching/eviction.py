@@ -61,15 +61,14 @@ class Fullest:
             heapq.heapify(notes)
         flow.bound = flow.rows + (flow.rows >> 3)
         flow.number = next(self._fair.numbers)
-        tenant = flow.tenant
-        heapq.heappush(notes, (-tenant.tier, -flow.bound / tenant.weight, flow.number, flow))
+        heapq.heappush(notes, (-flow.tier, -flow.bound / flow.weight, flow.number, flow))
 
     def first(self) -> Flow | None:
         """Return the flow that holds most; None if nothing waits."""
         notes = self._notes
         while notes:
             tier, noted, number, flow = notes[0]
-            rows = -flow.rows / flow.tenant.weight
+            rows = -flow.rows / flow.weight
             if number != flow.number:
                 heapq.heappop(notes)
             elif not flow.rows:
@@ -86,7 +85,7 @@ class Fullest:
         """Assert that no flow is noted with less than it holds; tests ask after each step."""
         notes = {(number, flow): -most for _, most, number, flow in self._notes}
         for flow in flows:
-            assert not flow.rows or notes[flow.number, flow] >= flow.rows / flow.tenant.weight
+            assert not flow.rows or notes[flow.number, flow] >= flow.rows / flow.weight
 
 
 class Eviction:
@@ -286,15 +285,14 @@ class Eviction:
 
 
 def _note(flow: Flow, rows: int, number: int) -> Note:
-    return (-flow.tenant.tier if rows else 0, -rows / flow.tenant.weight, number, flow)
+    return (-flow.tier if rows else 0, -rows / flow.weight, number, flow)
 
 
 def _is_over(worst: Flow, rows: int, flow: Flow, more: int) -> bool:
     """Tell whether a flow with so many rows holds more for its weight than another one with some more."""
     if worst is flow or not rows:
         return False
-    mine, other = flow.tenant, worst.tenant
-    return (other.tier, rows / other.weight) > (mine.tier, (flow.rows + more) / mine.weight)
+    return (worst.tier, rows / worst.weight) > (flow.tier, (flow.rows + more) / flow.weight)
 
 
 def _latest(flow: Flow) -> Iterator[Entry]:

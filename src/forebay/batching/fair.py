@@ -135,8 +135,8 @@ class FairShares(Policy):
     def share_of(self, flow: Flow) -> float:
         """Return the share of a flow among those of its class of which something waits."""
         key = flow.key
-        weight = key.tenant.weight
-        share = weight / (self.weights_of[key.tenant.tier] + (0.0 if key.rows else weight))
+        weight = key.weight
+        share = weight / (self.weights_of[key.tier] + (0.0 if key.rows else weight))
         return share if key is flow else share / (key.children + (not flow.rows))
 
     def everybody(self) -> list[Flow]:
@@ -172,8 +172,8 @@ class FairShares(Policy):
             flow.begin_at(key.served)
             if key.rows:
                 return
-        tier = key.tenant.tier
-        self.weights_of[tier] += key.tenant.weight
+        tier = key.tier
+        self.weights_of[tier] += key.weight
         key.begin_at(self.served[tier])
         if self.keys is not None and not key.time_number:
             self._note_time(key)
@@ -181,7 +181,7 @@ class FairShares(Policy):
     def left(self, flow: Flow, rows: int) -> None:
         """Note rows that wait no more."""
         flow.rows -= rows
-        tier = flow.tenant.tier
+        tier = flow.tier
         self.rows_of[tier] -= rows
         key = flow.key
         if key is not flow:
@@ -190,7 +190,7 @@ class FairShares(Policy):
             self.active -= 1
             key.children -= key is not flow
         if not key.rows:
-            self.weights_of[tier] = self.weights_of[tier] - key.tenant.weight if self.rows_of[tier] else 0.0
+            self.weights_of[tier] = self.weights_of[tier] - key.weight if self.rows_of[tier] else 0.0
 
     def is_lighter(self, tenant: Tenant | None, other: Tenant | None) -> bool:
         """Tell whether a tenant is more urgent than another one, or has less waiting for its weight."""
@@ -198,9 +198,9 @@ class FairShares(Policy):
         mine, theirs = self.flow_of(tenant), self.flow_of(other)
         if mine.key is not theirs.key:
             mine, theirs = mine.key, theirs.key
-        if mine.tenant.tier != theirs.tenant.tier:
-            return mine.tenant.tier < theirs.tenant.tier
-        return mine.rows / mine.tenant.weight < theirs.rows / theirs.tenant.weight
+        if mine.tier != theirs.tier:
+            return mine.tier < theirs.tier
+        return mine.rows / mine.weight < theirs.rows / theirs.weight
 
     def move(self, payer: Tenant | None, other: Tenant | None, seconds: float) -> None:
         """Have another tenant pay worker seconds that one is charged with."""
@@ -211,9 +211,9 @@ class FairShares(Policy):
         if mine.key is not mine:
             self._note_fallen(mine.key)
 
-    def has_newcomers(self, since: float, now: float) -> bool:
+    def has_newcomers(self, since: float | None, now: float) -> bool:
         """Tell whether tenants have come since a moment that had nothing in the queue then, nor were just answered."""
-        if len(self.flows) < 2:
+        if since is None or len(self.flows) < 2:
             return False
         recent = now - self.curve.a
         for line in self._queue.lines.values():
@@ -298,7 +298,7 @@ class FairShares(Policy):
         other: Flow = line.head().payer.key
         if mine is other:
             return alone.arrived <= since
-        return (mine.tenant.tier, mine.time, alone.arrived) <= (other.tenant.tier, other.time, since)
+        return (mine.tier, mine.time, alone.arrived) <= (other.tier, other.time, since)
 
     # What is paid
 
@@ -362,6 +362,8 @@ class FairShares(Policy):
 
     def renew(self) -> None:
         """Take account of weights and classes that have changed."""
+        for flow in {*self.everybody(), *self.flows.values()}:
+            flow.tier, flow.weight = flow.tenant.tier, flow.tenant.weight
         self._renew_times()
         self.rows_of, self.weights_of = self._sums()
         for line in (*self._queue.lines.values(), self.alone):
@@ -398,8 +400,8 @@ class FairShares(Policy):
         rows_of, weights_of = [0] * CLASSES, [0.0] * CLASSES
         for flow in self.everybody():
             if flow.rows:
-                rows_of[flow.tenant.tier] += flow.rows
-                weights_of[flow.tenant.tier] += flow.tenant.weight
+                rows_of[flow.tier] += flow.rows
+                weights_of[flow.tier] += flow.weight
         return rows_of, weights_of
 
     def keep_deadlines(self) -> Deadlines:
@@ -461,7 +463,7 @@ class FairShares(Policy):
     def _is_missed(self, flow: Flow) -> tuple[bool, bool, float]:
         """Sort idle flows by what is lost with them, the least first."""
         key = flow.key
-        return flow.tenant.parent is None, key.time > self.served[key.tenant.tier], flow.answered_at
+        return flow.tenant.parent is None, key.time > self.served[key.tier], flow.answered_at
 
     def _note_fallen(self, flow: Flow) -> None:
         """Note that the virtual time of a flow is less than it was."""
@@ -474,14 +476,14 @@ class FairShares(Policy):
         if len(self._times) > 2 * len(self.flows) + 64:  # most notes do not count any more
             self._renew_times()
         flow.time_number = next(self.numbers)
-        heapq.heappush(self._times, (flow.tenant.tier, flow.time, flow.time_number, flow))
+        heapq.heappush(self._times, (flow.tier, flow.time, flow.time_number, flow))
 
     def _renew_times(self) -> None:
         """Note the virtual times of all flows of which something waits, and of no others."""
         everybody = [] if self.keys is None else self.everybody()
         for flow in everybody:
             flow.time_number = (flow.time_number or next(self.numbers)) if flow.rows else 0
-        self._times = [(one.tenant.tier, one.time, one.time_number, one) for one in everybody if one.rows]
+        self._times = [(one.tier, one.time, one.time_number, one) for one in everybody if one.rows]
         heapq.heapify(self._times)
 
     def _prices(self, units: float, rows: int, seconds: float) -> tuple[float, float]:
@@ -508,7 +510,7 @@ class FairShares(Policy):
         for tenant, rows in rows_of.items():
             flow = self.flow_of(tenant)
             key = flow.key
-            tier = key.tenant.tier
+            tier = key.tier
             if not key.rows and not is_sorted:
                 key.begin_at(self.served[tier])
             time = key.time

@@ -22,7 +22,7 @@ from forebay.batching.lines import NEVER, Line, RankedEntries, put_by_rank
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from forebay.batching.deadlines import Deadlines
     from forebay.batching.eviction import Fullest
@@ -44,6 +44,8 @@ class Flow:
 
     Attributes:
         tenant: Whose it is.
+        tier: Its class.
+        weight: That of the tenant, also for a child. Both are those of the tenant, as of the last `renew`.
         key: The flow of the tenant, if this is the flow of a child; else itself.
         children: How many children have something that waits and is sorted.
         served: How far the children have come: the virtual time of the one that was served last.
@@ -76,12 +78,15 @@ class Flow:
         "served",
         "tenant",
         "ticket",
+        "tier",
         "time",
         "time_number",
+        "weight",
     )
 
     def __init__(self, tenant: Tenant, key: Flow | None = None) -> None:
         self.tenant = tenant
+        self.tier, self.weight = tenant.tier, tenant.weight
         self.key = self if key is None else key
         self.children = 0
         self.served = 0.0
@@ -99,7 +104,7 @@ class Flow:
 
     def charge(self, seconds: float) -> None:
         """Charge worker seconds, or give back some that were charged too much."""
-        self.time += seconds / self.tenant.weight
+        self.time += seconds / self.weight
         if self.key is not self:
             self.key.charge(seconds)
 
@@ -186,13 +191,13 @@ class Lanes:
         """Note the virtual time of a flow with a lane, which is new, or whose time has fallen."""
         lane = self.lanes[flow]
         lane.number = next(self._fair.numbers)
-        heapq.heappush(self._notes, (flow.tenant.tier, flow.time, lane.number, lane))
+        heapq.heappush(self._notes, (flow.tier, flow.time, lane.number, lane))
         if len(self._notes) > 2 * len(self.lanes) + 64:  # most notes do not count any more
             self.renew()
 
     def renew(self) -> None:
         """Note all flows anew: their classes may have changed."""
-        self._notes = [(flow.tenant.tier, flow.time, lane.number, lane) for flow, lane in self.lanes.items()]
+        self._notes = [(flow.tier, flow.time, lane.number, lane) for flow, lane in self.lanes.items()]
         heapq.heapify(self._notes)
         for lane in self.lanes.values():
             if isinstance(lane, ChildLanes):
@@ -396,39 +401,46 @@ class FairLine(Lanes, Line):
         groups: defaultdict[Tenant | None, list[Entry]] = defaultdict(list)
         for entry in entries:
             groups[entry.tenant].append(entry)
-        for tenant, group in groups.items():
-            self._sort_in(self._fair.flow_of(tenant), group)
+        self._sort_in(groups)
         self.entries.clear()
         self.dead = 1 if self.lanes else 0
 
-    def _sort_in(self, flow: Flow, group: list[Entry]) -> None:
-        """Put entries into the lane of the flow that pays for them."""
-        fair, key = self._fair, flow.key
-        if not flow.rows:
-            fair.begins(flow)
-        rows = 0
-        for entry in group:
-            entry.payer = flow
-            rows += entry.size
-        lanes: Lanes = self
-        if key is not flow:
-            flow.rows += rows
-            if flow.rows > flow.bound:
-                fair.eviction.note(flow)
-            if key not in self.lanes:
-                self.add(key, ChildLanes(fair))
-            children = self.lanes[key]
-            assert isinstance(children, ChildLanes)
-            lanes = children
-        key.rows += rows
-        fair.rows_of[flow.tenant.tier] += rows
-        if key.rows > key.bound:
-            fair.eviction.note(key)
-        lane = lanes.lanes.get(flow)
-        if lane is None:
-            lanes.add(flow, fair.lane(group))
-        elif not isinstance(lane, ChildLanes):
-            lane.extend(group)
+    def _sort_in(self, groups: Mapping[Tenant | None, list[Entry]]) -> None:
+        """Put entries into the lanes of the flows that pay for them."""
+        fair = self._fair
+        rows_of, eviction = fair.rows_of, fair.eviction
+        for tenant, group in groups.items():
+            flow = fair.flow_of(tenant)
+            key = flow.key
+            lanes: Lanes = self
+            if not flow.rows:
+                fair.begins(flow)
+            rows = 0
+            for entry in group:
+                entry.payer = flow
+                rows += entry.size
+            key.rows += rows
+            rows_of[key.tier] += rows
+            if key.rows > key.bound:
+                eviction.note(key)
+            if key is not flow:
+                flow.rows += rows
+                if flow.rows > flow.bound:
+                    eviction.note(flow)
+                lanes = self._children_of(key)
+            lane = lanes.lanes.get(flow)
+            if lane is None:
+                lanes.add(flow, fair.lane(group))
+            elif not isinstance(lane, ChildLanes):
+                lane.extend(group)
+
+    def _children_of(self, key: Flow) -> ChildLanes:
+        """Return the lanes of the children of a tenant."""
+        if key not in self.lanes:
+            self.add(key, ChildLanes(self._fair))
+        lanes = self.lanes[key]
+        assert isinstance(lanes, ChildLanes)
+        return lanes
 
     def divide(self, key: Flow, rest: Flow) -> None:
         """Give what waits of a tenant, of which children become known, to the one that has no name."""
@@ -474,13 +486,14 @@ class FairLine(Lanes, Line):
         left, gone = room, 0
         is_late, fits = False, True
         while fits and left and (lane := self.least()) is not None:
-            key, lead = lane.flow, self.lead()
+            flow = key = lane.flow
+            lead = self.lead()
             if not taken:
-                fair.serve(key.tenant.tier, key.time)
+                fair.serve(key.tier, key.time)
             if isinstance(lane, ChildLanes):
                 lead, lane = lane.first(lead)
-                key.served = max(key.served, lane.flow.time)
-            flow = lane.flow
+                flow = lane.flow
+                key.served = max(key.served, flow.time)
             if probes:
                 if alone is None:
                     alone = flow if flow.rows >= room else None
@@ -491,8 +504,9 @@ class FairLine(Lanes, Line):
             row_s = flow.cost * unit_s
             stop = 0
             if lead < NEVER:  # on until another one has had less, and more: a turn, or its share of what is left
-                behind = min(lead * key.tenant.weight / row_s, left)
-                share = (left - behind) * fair.share_of(flow) / flow.cost - 1.0
+                behind = min(lead * key.weight / row_s, left)
+                crowd = fair.weights_of[key.tier] * (key.children or 1) * flow.cost
+                share = (left - behind) * key.weight / crowd - 1.0
                 stop = max(left - 1 - int(behind + max(share, turn)), 0)
             before, begun, late = left, len(taken), 0
             while left > stop and lane:

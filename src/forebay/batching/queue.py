@@ -185,7 +185,6 @@ class BatchQueue:
             shared.begin(line)
         self._order = LineOrder(self._lines, self._since)
         self._ages = LineOrder(self._lines, lambda line: line.oldest())
-        self._eligible = self._eligible_fairly
         self.compose()
         for line in self._lines.values():
             self._note(line)
@@ -434,7 +433,9 @@ class BatchQueue:
             self._ages.check()
 
     def _eligible(self, now: float) -> Line | None:
-        gather = self.gather
+        gather, fair = self.gather, self.fair
+        if fair is not None and gather is not None and fair.has_newcomers(gather.held_since, now):
+            gather.interrupt()  # nothing is held back once one comes that was away
         if (
             gather is not None
             and (gather.until is not None or gather.has_plans)
@@ -447,20 +448,11 @@ class BatchQueue:
             return next(iter(lines.values()))
         due, line = self._order.first()
         if due <= now:
-            return line if line is None or self.fair is None else self.fair.choose(line, self._since, now)
+            return line if line is None or fair is None else fair.choose(line, self._since, now)
         for waits in self._waits:
             for line in itertools.islice(lines.values(), LOOKED_AT):
                 waits(line, now)
         return None
-
-    def _eligible_fairly(self, now: float) -> Line | None:
-        """Return the same where tenants share the queue: nothing is held back once one comes that was away."""
-        gather, fair = self.gather, self.fair
-        if gather is not None and fair is not None:
-            since = gather.held_since
-            if since is not None and fair.has_newcomers(since, now):
-                gather.interrupt()
-        return BatchQueue._eligible(self, now)
 
     def _first(self) -> Line | None:
         """Return the line whose turn it is, whether or not it would wait for more."""
