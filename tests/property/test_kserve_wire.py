@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InvalidRequest
 from forebay.protocols.kserve import request_layouts, response_bytes
+from forebay.protocols.kserve.infer_calls import InferResponse
 from forebay.protocols.kserve.messages import messages
 from forebay.types.tensor import Tensor
 
@@ -288,8 +289,7 @@ def test_what_is_written_is_what_the_library_reads(named, outputs, parameters, a
             _told(one.parameters, about)
     _told(expected.parameters, parameters)
     for _ in range(2):  # the second time its beginnings are remembered
-        found = response_bytes.response(
-            model=model, version=version, id=name, outputs=tensors, parameters=parameters, places=places
-        )
+        told = InferResponse(model=model, version=version, id=name, outputs=tensors, parameters=parameters)
+        found = response_bytes.response(told, places)
         sent = found if isinstance(found, bytes) else b"".join(found)
         assert messages().ModelInferResponse.FromString(sent) == expected

@@ -159,14 +159,14 @@ class SharedRegions:
 
         return read
 
-    def require(self, name: str, offset: int, size: int) -> None:
+    def require(self, place: Place) -> None:
         """Check that a part of a region can be written to.
 
         Raises:
             NotFound: If there is no such region.
             InvalidRequest: If it ends before, or the object was cut.
         """
-        self._place(*self._find(name), offset, size)
+        self._place(*self._find(place.region), place.offset, place.size)
 
     def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write into a region, beginning at `offset` of it.

@@ -47,7 +47,7 @@ def test_a_region_is_read_and_written_within_its_bounds(regions, memory):
 def test_nothing_beyond_a_region_is_touched(regions, memory, offset, size):
     regions.register(Region("in", memory.name, 2, 6))
     with pytest.raises(InvalidRequest, match="region 'in'"):
-        regions.require("in", offset, size)
+        regions.require(Place("in", offset, size))
     if size < 100:
         with pytest.raises(InvalidRequest, match="it has 6"):
             regions.read("in", offset, size)

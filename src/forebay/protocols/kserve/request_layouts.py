@@ -84,6 +84,7 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         data: Where what each input holds lies; None for one whose typed contents have to be read.
         fixed: What another message of the same length must have in the same places to be laid out like this one; None
             if none can be.
+        places: Where in shared memory outputs are wanted, by name.
         is_elsewhere: Whether something of it lies in shared memory, or shall.
     """
 
@@ -95,6 +96,7 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
     outputs: Sequence[WantedOutput]
     data: Sequence[Span | None]
     fixed: Sequence[tuple[int, bytes]] | None
+    places: Mapping[str, Place]
     is_elsewhere: bool
 
     def is_of(self, message: Data) -> bool:
@@ -220,6 +222,7 @@ def scan(message: Data) -> RequestLayout:
             check_size(one.name, one.datatype, one.shape, one.place.size)
         elif span is not None and one.datatype in DATATYPES:
             check_size(one.name, one.datatype, one.shape, span[1] - span[0])
+    places = {one.name: one.place for one in outputs if one.place is not None}
     return RequestLayout(
         model=model,
         version=version,
@@ -229,7 +232,8 @@ def scan(message: Data) -> RequestLayout:
         outputs=outputs,
         data=data,
         fixed=_fixed(message, [*data, id_at or _SOMEWHERE]),
-        is_elsewhere=any(one.place is not None for one in (*inputs, *outputs)),
+        places=places,
+        is_elsewhere=bool(places) or any(one.place is not None for one in inputs),
     )
 
 

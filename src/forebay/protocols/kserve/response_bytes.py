@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.types.tensor import Data, Tensor
+from forebay.types.tensor import Data
 
 if TYPE_CHECKING:
+    from forebay.protocols.kserve.infer_calls import InferResponse
     from forebay.protocols.kserve.places import Parameter
 
 JOINED_BYTES: Final = 16 * 1024
@@ -25,30 +26,21 @@ _DOUBLE: Final = Struct("<d")
 _NONE: Final[Mapping[str, Any]] = {}
 
 
-def response(
-    *,
-    model: str,
-    version: str,
-    id: str,
-    outputs: Sequence[Tensor],
-    parameters: Mapping[str, Parameter] = _NONE,
-    places: Mapping[str, Mapping[str, Parameter]] = _NONE,
-) -> Written:
+def response(said: InferResponse, places: Mapping[str, Mapping[str, Parameter]] = _NONE) -> Written:
     """Write a response with raw contents.
 
     Args:
-        model: Who answers.
-        id: What the request was called.
-        parameters: What else is said.
+        said: What it says.
         places: What is said of single outputs, by name.
 
     Returns:
         Its bytes, or its pieces if there are many.
     """
-    head = bytearray(_titled(model, version))
-    if id:
-        _put(head, 3, id.encode())
-    for name, value in parameters.items():
+    outputs = said.outputs
+    head = bytearray(_titled(said.model, said.version))
+    if said.id:
+        _put(head, 3, said.id.encode())
+    for name, value in said.parameters.items():
         _put_parameter(head, 4, name, value)
     size = 0
     for tensor in outputs:

@@ -13,18 +13,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, UnknownModel
 from forebay.protocols.kserve import response_bytes
-from forebay.protocols.kserve.infer_calls import in_class, timeout_of
+from forebay.protocols.kserve.infer_calls import timeout_of
 from forebay.protocols.kserve.request_layouts import RequestLayouts, id_of
 from forebay.protocols.kserve.response_bytes import Written
+from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.kserve_facts import in_tritons_words
-from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
+from forebay.serving.tensor_face import TensorRequest
 from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from forebay.protocols.kserve.request_layouts import RequestLayout, Span
     from forebay.server.app import App
     from forebay.server.served import Served, StandIn
-    from forebay.server.shared_regions import SharedRegions
     from forebay.transports.grpc.service import Call
     from forebay.types.call import Outcome, Request
     from forebay.types.tensor import Data
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 SHORT_BYTES: Final = 4 * 1024
 """Data is cut out of messages up to this; of longer ones it is seen where it lies."""
 MAX_PLANS: Final = 1024
-
-_NEVER: Final = float("inf")
 
 
 class _Plan(msgspec.Struct, eq=False):
@@ -57,7 +54,6 @@ class _Plan(msgspec.Struct, eq=False):
         params: Of the request.
         size: How many samples it has.
         spans: Where in the message its data lies.
-        timeout_s: How long its client waits, as its parameters say.
         answered: What the last answer said of its only tensor, how long that was, and what stood before it.
     """
 
@@ -66,7 +62,6 @@ class _Plan(msgspec.Struct, eq=False):
     params: dict[str, Any]
     size: int
     spans: Sequence[Span]
-    timeout_s: float
     answered: tuple[Any, int, bytes] = (None, 0, b"")
 
 
@@ -150,9 +145,8 @@ class InferMethods:
             stream.id = id_of(message)
             raise
         stream.id = layout.id_in(message)
-        tensors = await self._read_beside(message, layout) if self._is_slow(layout) else None
-        if tensors is None:
-            tensors = self._tensors(message, layout)
+        is_slow = self._is_slow(layout)
+        tensors = await self._read_beside(message, layout) if is_slow else self._tensors(message, layout)
         if self._lending.may_lend(layout.model, layout.version):
             async with self._lending.lend(layout.model, layout.version, call, timeout_of(layout.parameters)):
                 return self._begin(call, stream, message, layout, tensors)
@@ -173,18 +167,9 @@ class InferMethods:
             ForebayError: If an output cannot be put where the client wants it.
         """
         plan: _Plan = asked.plan
-        tensors, places = tensors_of(outcome[0], outcome[1:]), EMPTY
-        if plan.layout.is_elsewhere:
-            tensors, places = self._placed(plan.layout, tensors)
-        config = plan.served.endpoint.config
-        return response_bytes.response(
-            model=config.name,
-            version=config.version,
-            id=asked.name,
-            outputs=tensors,
-            parameters={**parameters, **said} if (said := parameters_of(outcome)) else parameters,
-            places=places,
-        )
+        config, regions = plan.served.endpoint.config, self._app.shared_regions
+        found, places = response_to(asked.name, outcome, config, regions, plan.layout.places, parameters)
+        return response_bytes.response(found, places)
 
     def _infer(self, message: Data, call: Call) -> None:
         layout = self._layouts.of(message)
@@ -222,15 +207,14 @@ class InferMethods:
         asked = served.in_tensors
         if asked.contract.streams and stream is None:
             raise InvalidRequest(f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer")
-        for one in layout.outputs:
-            if one.place is not None:
-                self._regions().require(one.place.region, one.place.offset, one.place.size)
+        for place in layout.places.values():
+            offered(self._app.shared_regions).require(place)
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
         if size > 1 and asked.contract.streams:
             msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
             raise InvalidRequest(msg)
         spans = [span for span in layout.data if span is not None]
-        plan = _Plan(layout, asked, params, size, spans, timeout_of(layout.parameters))
+        plan = _Plan(layout, asked, params, size, spans)
         is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)
         if is_usual and not asked.contract.streams and len(self._app.versions(name).weights) < 2:
             if len(self._plans) >= MAX_PLANS:
@@ -241,14 +225,13 @@ class InferMethods:
     def _submit(
         self, call: Call, stream: InferStream | None, message: Data, plan: _Plan, data: list[Data]
     ) -> BegunInfer:
-        deadline = call.deadline
-        if plan.timeout_s != _NEVER:
-            deadline = min(deadline, monotonic() + plan.timeout_s)
-        asked = BegunInfer(data, self._reply, plan.params, None, deadline, plan.size, call=call, plan=plan)
+        until, parameters = call.deadline, plan.layout.parameters
+        asked = BegunInfer(data, self._reply, plan.params, None, until, plan.size, due=until, tenant=call.tenant)
+        asked.call, asked.plan = call, plan
+        if parameters:
+            wish(asked, parameters)
         served = plan.served
         complete(asked, call, served.contract, served.endpoint)
-        if asked.tenant is not None and plan.layout.parameters:
-            asked.tenant = in_class(asked.tenant, plan.layout.parameters)
         if plan.layout.id is not None:
             asked.name = plan.layout.id_in(message)
         if stream is None:
@@ -305,17 +288,4 @@ class InferMethods:
         return await self._readers.run(self._tensors, message, layout)
 
     def _tensors(self, message: Data, layout: RequestLayout) -> list[Tensor]:
-        return layout.tensors(message, self._regions().reader() if layout.is_elsewhere else None)
-
-    def _placed(
-        self, layout: RequestLayout, tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], dict[str, Mapping[str, Parameter]]]:
-        """Put outputs where in shared memory the client wants them; returns what is left, and where they are."""
-        wanted = {one.name: one.place for one in layout.outputs if one.place is not None}
-        return self._regions().put(tensors, wanted)
-
-    def _regions(self) -> SharedRegions:
-        regions = self._app.shared_regions
-        if regions is None:
-            raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
-        return regions
+        return layout.tensors(message, offered(self._app.shared_regions).reader() if layout.is_elsewhere else None)

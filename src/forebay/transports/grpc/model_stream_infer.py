@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.protocols.kserve import response_bytes
-from forebay.protocols.kserve.infer_calls import InferRequest
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
 from forebay.transports.grpc.statuses import of_error
 from forebay.types.call import EMPTY, Failure
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.infer_calls import InferResponse
     from forebay.protocols.kserve.request_layouts import RequestLayout
     from forebay.protocols.kserve.response_bytes import Written
     from forebay.server.served import Served, Session
@@ -167,9 +166,10 @@ class InferStream:
             self._put(_error(outcome.error, asked.name))
         elif _wants_final(asked):
             config = asked.plan.served.endpoint.config
-            last = response_bytes.response(
-                model=config.name, version=config.version, id=asked.name, outputs=(), parameters={_IS_FINAL: True}
+            told = InferResponse(
+                outputs=(), model=config.name, version=config.version, id=asked.name, parameters={_IS_FINAL: True}
             )
+            last = response_bytes.response(told)
             self._put(response_bytes.stream_response(last))
         # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
         asked.stream = asked.call = asked.on_part = None
@@ -236,13 +236,7 @@ class InferStream:
 
     def _said(self, answer: InferResponse, release: Callable[[], object]) -> None:
         """Send an answer of the session."""
-        message = response_bytes.response(
-            model=answer.model,
-            version=answer.version,
-            id=answer.id,
-            outputs=answer.outputs,
-            parameters=answer.parameters,
-        )
+        message = response_bytes.response(answer)
         self._put(response_bytes.stream_response(message), release)
 
     def _ended(self, request: Request | None, outcome: Outcome) -> None:

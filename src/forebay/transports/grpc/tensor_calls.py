@@ -53,10 +53,8 @@ class TensorReaders:
 
 
 def complete(request: Request, call: Call, contract: Contract, endpoint: AskedEndpoint) -> None:
-    """Give a request what its call says beside the message; to its model, metadata are headers."""
+    """Give a request the trace of its call, and what its model may know of that: metadata are its headers."""
     request.trace = parent_in(call.metadata)
-    request.tenant = call.tenant
-    request.due = request.deadline
     if contract.has_context:
         request.id = next_id()
         host, _, port = call.peer.rpartition(":")

@@ -228,9 +228,9 @@ def _request(begun: _Asked, inputs: Sequence[Tensor], outputs: Sequence[str]) ->
     Raises:
         ForebayError: Why it cannot be answered.
     """
-    call, data = begun.call, [one.data for one in inputs]
+    call, data, until = begun.call, [one.data for one in inputs], begun.call.deadline
     params, size = begun.asked.ask(inputs, outputs)
-    request = TensorRequest(data, _replied, params, None, call.deadline, size, call=begun)
+    request = TensorRequest(data, _replied, params, None, until, size, due=until, tenant=call.tenant, call=begun)
     complete(request, call, begun.asked.contract, begun.served.in_tensors.endpoint)
     return request
 

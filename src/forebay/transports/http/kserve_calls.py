@@ -9,7 +9,6 @@ mostly sends the same JSON in front of other data, so what was made of it is rem
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -17,21 +16,17 @@ from urllib.parse import quote
 
 import msgspec
 
-from forebay.errors import (
-    ForebayError,
-    InvalidRequest,
-    UserCodeError,
-    ValidationError,
-)
+from forebay.errors import ForebayError, InvalidRequest, UserCodeError, ValidationError
 from forebay.protocols import native
 from forebay.protocols.kserve import rest
-from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, in_class, timeout_of
+from forebay.protocols.kserve.infer_calls import InferRequest
+from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.served import StandIn
-from forebay.serving.tensor_face import TensorRequest, parameters_of, tensors_of
+from forebay.serving.tensor_face import TensorRequest
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import Head
 from forebay.transports.http.route import Route
-from forebay.types.call import EMPTY, Request
+from forebay.types.call import Request
 
 if TYPE_CHECKING:
     from forebay.protocols.kserve.places import Place
@@ -169,14 +164,11 @@ class InferRoute(InferenceRoute):
             asked, data = call, [one.data for one in call.inputs]
             params, size = self._asked(asked)
             for place in asked.places.values():
-                self._shared().require(place.region, place.offset, place.size)
+                offered(self._regions()).require(place)
         request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)
         self.complete(request, head, origin)
-        if "timeout" in asked.parameters:
-            request.deadline = min(request.deadline, time.monotonic() + timeout_of(asked.parameters))
-            request.due = request.deadline
-        if request.tenant is not None and asked.parameters:
-            request.tenant = in_class(request.tenant, asked.parameters)
+        if asked.parameters:
+            wish(request, asked.parameters)
         return request
 
     def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
@@ -187,18 +179,8 @@ class InferRoute(InferenceRoute):
             told, size, headers, text = self._answered
             if outcome[0] == told and len(outcome[1]) == size:  # as nearly always
                 return headers, [text, outcome[1]]
-        config = self.endpoint.config
-        specs, *data = outcome
-        outputs, places = tensors_of(specs, data), EMPTY
-        if request.call.places:
-            outputs, places = self._shared().put(outputs, request.call.places)
-        response = InferResponse(
-            outputs=outputs,
-            model=config.name,
-            version=config.version,
-            id=request.call.id,
-            parameters=parameters_of(outcome),
-        )
+        config, regions = self.endpoint.config, self._regions()
+        response, places = response_to(request.call.id, outcome, config, regions, request.call.places)
         pieces, json_bytes = rest.encode_response(response, places)
         if json_bytes is None:
             return [JSON], pieces
@@ -241,12 +223,6 @@ class InferRoute(InferenceRoute):
     def _reader(self) -> Callable[[Place], bytearray] | None:
         regions = self._regions()
         return None if regions is None else regions.reader()
-
-    def _shared(self) -> SharedRegions:
-        regions = self._regions()
-        if regions is None:
-            raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
-        return regions
 
     def _asked(self, asked: InferRequest) -> tuple[Mapping[str, Any], int]:
         self.require_whole()

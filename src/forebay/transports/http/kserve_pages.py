@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.app import App
+    from forebay.server.shared_regions import SharedRegions
     from forebay.transports.http.management import Management
     from forebay.transports.http.route import Route
 
@@ -112,9 +113,9 @@ class InferencePages:
             case ["v2", "models", name, "versions", version, "trace", "setting"]:
                 return await self._settings(scope, receive, _single(trace_settings(self._app, name, version)))
             case ["v2", "cudasharedmemory", *asked]:
-                return self._told_cuda(scope, asked)
+                return self._told_shared(scope, asked, {}, CudaRegions())
             case ["v2", "systemsharedmemory", *asked]:
-                return self._told_shared(scope, asked, await _json_body(receive))
+                return self._told_shared(scope, asked, await _json_body(receive), self._app.shared_regions)
             case ["v2", "repository", "models", name, ("load" | "unload") as what]:
                 _require("POST", scope)
                 await self._manage(name, what, scope, await _json_body(receive))
@@ -183,55 +184,28 @@ class InferencePages:
         return self._told(scope, told, verb=verb)
 
     def _told_shared(
-        self, scope: Scope, asked: Sequence[str], body: Mapping[str, Any]
+        self, scope: Scope, asked: Sequence[str], body: Mapping[str, Any], regions: SharedRegions | CudaRegions | None
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Register, unregister and show regions of shared memory.
 
         Raises:
             ForebayError: If they are not used here, or the region is not what it should be.
         """
-        regions = self._app.shared_regions
         if regions is None:
             raise NotFound("shared memory is read and written by a server with --shared-memory only")
         self._management.refuse_foreign_page(HttpRequest(scope))
         match asked:
-            case ["status"]:
-                return self._told(scope, [*regions.status().values()])
-            case ["region", name, "status"]:
-                return self._told(scope, [*regions.status(name).values()])
-            case ["unregister"]:
-                _require("POST", scope)
-                regions.unregister()
-            case ["region", name, "unregister"]:
-                _require("POST", scope)
-                regions.unregister(name)
-            case ["region", name, "register"]:
-                _require("POST", scope)
-                try:
-                    region = msgspec.convert({"offset": 0, **body, "name": name}, known(Region))
-                except msgspec.ValidationError as error:
-                    raise InvalidRequest(f"a region has a key, an offset and a byte_size: {error}") from None
-                regions.register(region)
-            case _:
-                raise NotFound("shared memory has status, region/NAME/status, register and unregister")
-        return self._told(scope, {}, verb="POST")
-
-    def _told_cuda(self, scope: Scope, asked: Sequence[str]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Answer calls about memory of CUDA, of which there is none.
-
-        Raises:
-            ForebayError: If it is to be used.
-        """
-        match asked:
-            case ["status"]:
-                return self._told(scope, [])
-            case ["region", name, "status"]:
-                return self._told(scope, [*CudaRegions.status(name).values()])
-            case ["region", name, "register"]:
-                _require("POST", scope)
-                CudaRegions.register(name)
+            case ["status"] | ["region", _, "status"]:
+                return self._told(scope, [*regions.status(asked[1] if len(asked) > 1 else "").values()])
             case ["unregister"] | ["region", _, "unregister"]:
-                pass
+                _require("POST", scope)
+                regions.unregister(asked[1] if len(asked) > 1 else "")
+            case ["region", name, "register"]:
+                _require("POST", scope)
+                if isinstance(regions, CudaRegions):
+                    regions.register(name)
+                else:
+                    regions.register(_region(name, body))
             case _:
                 raise NotFound("shared memory has status, region/NAME/status, register and unregister")
         return self._told(scope, {}, verb="POST")
@@ -253,6 +227,13 @@ class InferencePages:
             await self._app.model_index.unload(name)
         else:
             await self._app.model_index.load(name)
+
+
+def _region(name: str, body: Mapping[str, Any]) -> Region:
+    try:
+        return msgspec.convert({"offset": 0, **body, "name": name}, known(Region))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"a region has a key, an offset and a byte_size: {error}") from None
 
 
 def _single(settings: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols.kserve import request_layouts, response_bytes
+from forebay.protocols.kserve.infer_calls import InferResponse
 from forebay.protocols.kserve.messages import messages
 from forebay.protocols.kserve.places import Place
 from forebay.protocols.kserve.request_layouts import RequestLayouts, scan
@@ -190,9 +191,8 @@ def test_only_so_many_heads_are_remembered():
 
 
 def written_by_us(outputs, parameters=None, **more):
-    found = response_bytes.response(
-        model="m", version="1", id="abc", outputs=outputs, parameters=parameters or {}, **more
-    )
+    told = InferResponse(model="m", version="1", id="abc", outputs=outputs, parameters=parameters or {})
+    found = response_bytes.response(told, **more)
     return found if isinstance(found, bytes) else b"".join(found)
 
 
@@ -214,7 +214,7 @@ def test_a_response_is_what_the_library_would_write(size):
         expected.parameters["triton_final_response"].bool_param = False
         assert found == expected
         whole = response_bytes.stream_response(
-            response_bytes.response(model="m", version="1", id="abc", outputs=outputs, parameters=told)
+            response_bytes.response(InferResponse(model="m", version="1", id="abc", outputs=outputs, parameters=told))
         )
         streamed = M.ModelStreamInferResponse.FromString(whole if isinstance(whole, bytes) else b"".join(whole))
         assert streamed.infer_response == expected
@@ -223,9 +223,7 @@ def test_a_response_is_what_the_library_would_write(size):
 
 def test_large_outputs_are_pieces_of_their_own():
     data = memoryview(bytes(1 << 20))
-    pieces = response_bytes.response(
-        model="m", version="", id="", outputs=[Tensor("y", "UINT8", (1 << 20,), data)], parameters={}
-    )
+    pieces = response_bytes.response(InferResponse(model="m", outputs=[Tensor("y", "UINT8", (1 << 20,), data)]))
     assert any(piece is data for piece in pieces)
 
 
