@@ -67,6 +67,19 @@ GRAPH = """
     def twice(x: float) -> float:
         return same(same(x))
     """
+LENT = """
+    from pathlib import Path
+    import forebay
+
+    class Lent(forebay.Model):
+        repository = "all"
+
+        def load(self, path: Path):
+            self.factor = float((path / "factor").read_text())
+
+        def predict(self, batch: list[float]) -> list[float]:
+            return [self.factor * one for one in batch]
+    """
 PIPELINE = """
     from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
 
@@ -259,6 +272,7 @@ def server_of(tmp_path_factory):
         told["http"] = {"api_keys": {tenant(name): f"key {name}" for name in DOORS}, "cors_origins": ["http://a.page"]}
         options = ["--config", str(folder / "limits.yaml")]
         target, files = {
+            "lending": (None, {"served.py": LENT, "all/double/1/factor": "2"}),
             "pipeline": (folder / "server.py", {"server.py": PIPELINE}),
             "nucleus": (folder, {"handler.py": NUCLEUS, "nucleus.yaml": NUCLEUS_YAML}),
             "rpc": (folder, {"handler.py": RPC, "nucleus.yaml": RPC_YAML, "asked.proto": PROTO}),
@@ -269,12 +283,15 @@ def server_of(tmp_path_factory):
             ),
         }.get(kind, (None, {"served.py": MODELS, "graph.py": GRAPH}))
         write(folder, files)
+        if kind in {"native", "fronts", "lending"}:
+            told["models"] = [{"target": "served.py", "worker_kind": "thread"}]
         if kind in {"native", "fronts"}:
-            told["models"] = [{"target": "served.py", "worker_kind": "thread"}, {"target": "graph.py"}]
-        if kind in {"native", "fronts", "pipeline", "ovms"}:
+            told["models"] += [{"target": "graph.py"}]
+        if kind in {"native", "fronts", "lending", "pipeline", "ovms"}:
             options += ["--grpc-port", "0"]
         options += {
             "fronts": ["--fronts", "1"],
+            "lending": ["--fronts", "1", "--max-models", "1"],
             "attached": ["--attach", f"unix:{folder}/s"],
             "nucleus": ["--state-dir", f"{folder}/state"],
             "rpc": ["--state-dir", f"{folder}/state"],
@@ -334,3 +351,13 @@ def test_what_is_beyond_a_limit_is_refused(server_of, name):
         assert int(refused.fields["retry-after"]) == -(-after_ms // 1000)
     if "access-control-allow-origin" in first.fields and name.startswith("http"):
         assert "ratelimit" in first.fields["access-control-expose-headers"]
+
+
+def test_a_front_that_passes_on_what_its_owner_says_tells_limits_once(server_of):
+    server, ask = server_of("lending"), call(INFER, request("double", np.array([1.0])))
+    first, refused = ask(server, "key http"), ask(server, "key http")
+    assert (first.status, refused.status) == (grpc.StatusCode.OK, OVER)
+    assert int(refused.fields["grpc-retry-pushback-ms"]) > 60_000
+    assert {"x-request-id", "ratelimit", "ratelimit-policy"} <= set(refused.fields)
+    with server.connect("x-api-key: key http") as wire:
+        assert wire.ask("GET", "/models").headers["ratelimit"]  # it fails where a header is there twice

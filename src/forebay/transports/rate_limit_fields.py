@@ -45,7 +45,8 @@ def telling_limits(app: ASGIApp, holders: KeyHolders) -> ASGIApp:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start" and (fields := rate_limit_fields(tenant)):
-                message = {**message, "headers": [*message["headers"], *fields]}
+                others = [field for field in message["headers"] if not field[0].startswith(b"ratelimit")]
+                message = {**message, "headers": [*others, *fields]}  # not what the owner says to its front
             await send(message)
 
         await app(scope, receive, sending)

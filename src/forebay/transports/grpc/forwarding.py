@@ -16,6 +16,7 @@ import grpc
 import msgspec
 
 from forebay.errors import Unavailable
+from forebay.transports.grpc.refusals import PUSHBACK
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.http.forwarding import AWAY
 
@@ -151,5 +152,9 @@ def _about(call: Call) -> dict[str, Any]:
 def _end(call: Call, error: Any) -> None:
     """Give a call the status that the owner gave it."""
     number: int = error.code().value[0]
-    told = tuple((name, value) for name, value in error.trailing_metadata() or () if not name.startswith("grpc-"))
+    told = tuple(
+        (name, value)
+        for name, value in error.trailing_metadata() or ()
+        if name == PUSHBACK or not name.startswith(("grpc-", "ratelimit"))  # the front says itself what is left
+    )
     call.end(Status(number), error.details() or "", None, told)

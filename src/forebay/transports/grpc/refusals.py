@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import milliseconds_until
 from forebay.transports.grpc import statuses
@@ -16,6 +16,10 @@ from forebay.transports.grpc.hpack import literal
 
 if TYPE_CHECKING:
     from forebay.transports.grpc.statuses import Status
+
+
+PUSHBACK: Final = "grpc-retry-pushback-ms"
+"""The field of trailers that says when to try again."""
 
 
 class CallRefusal:
