@@ -52,7 +52,7 @@ def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatc
     # S43
     inits = tmp_path / "inits"
     monkeypatch.setenv("FOREBAY_TEST_INITS", str(inits))
-    with zoo.counting.start(worker_kind="process", batch_size=2, batch_timeout_ms=1) as process:
+    with zoo.counting.start(worker_kind="process", batch_size=2, batch_timeout_ms=1, tenants={"*": {}}) as process:
         assert inits.read_text() == "process seven 1\n"
         failed, answered = [], []
 
@@ -60,7 +60,8 @@ def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatc
             for turn in range(10):
                 value = 666 if (number, turn) == (0, 5) else number
                 try:
-                    assert process.batched_run(cat(value), timeout_s=PATIENCE_S).tolist() == [value + 1]
+                    answer = process.batched_run(cat(value), timeout_s=PATIENCE_S, tenant=f"caller-{number}")
+                    assert answer.tolist() == [value + 1]
                     answered.append(number)
                 except ServingCrashed as error:
                     failed.append(str(error.__cause__))
@@ -73,6 +74,7 @@ def test_a_killed_process_is_replaced_and_initialised_again(tmp_path, monkeypatc
         # One batch of one or two rows was lost.
         assert failed in (["the process of partition 0 ended by signal 9"] * n for n in (1, 2))
         assert len(answered) + len(failed) == 40
+        assert process._partitions._dispatch._queue.running == 0  # each batch was charged to its tenants
         assert inits.read_text() == "process seven 1\n" * 2
 
 

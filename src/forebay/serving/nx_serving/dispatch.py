@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from forebay.arrays.array_batch import Batch
 from forebay.arrays.trees import concatenate
 from forebay.batching.queue import BatchQueue
-from forebay.errors import QueueFull
+from forebay.errors import QueueFull, ShareUsed
 from forebay.types.call import EMPTY
 from forebay.types.plurals import counted
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
     from forebay.serving.nx_serving.execution import Executed
-    from forebay.types.batch import Entry
+    from forebay.types.batch import Entry, EntryBatch
     from forebay.types.call import Origin
     from forebay.types.tenant import Tenant
 
@@ -73,6 +73,8 @@ class Submission:
         waiting: Its parts in the queue, if it is fed in; its further rows are then in `batch`. None if it is not.
         error: What the call failed with.
         done: Whether it is over.
+        tenant: Whose it is, where the serving tells tenants apart.
+        payer: The flow that pays for it in the queue.
     """
 
     __slots__ = (
@@ -83,10 +85,12 @@ class Submission:
         "done",
         "error",
         "key",
+        "payer",
         "size",
         "slices",
         "streamed",
         "taken",
+        "tenant",
         "unanswered",
         "waiter",
         "waiting",
@@ -96,8 +100,6 @@ class Submission:
     params: Mapping[str, Any] = EMPTY
     origin: Origin | None = None
     rank: int = 0
-    tenant: Tenant | None = None
-    payer: Any = None
     due: float = float("inf")
 
     def __init__(
@@ -108,7 +110,10 @@ class Submission:
         deadline: float = NEVER,
         divisible: bool = True,
         streamed: bool = False,
+        tenant: Tenant | None = None,
     ) -> None:
+        self.tenant = tenant
+        self.payer: Any = None
         self.batch = batch
         self.size = self.unanswered = batch.size
         self.key: Hashable = batch.batch_key
@@ -159,18 +164,18 @@ class Submission:
 class SubmissionPart:
     """The first rows of a call, taken before the others."""
 
-    __slots__ = ("_index", "arrived", "batch", "call", "deadline", "done", "key", "size", "taken")
+    __slots__ = ("_index", "arrived", "batch", "call", "deadline", "done", "key", "payer", "size", "taken", "tenant")
 
     body: Any = None
     params: Mapping[str, Any] = EMPTY
     origin: Origin | None = None
     rank: int = 0
-    tenant: Tenant | None = None
-    payer: Any = None
     due: float = float("inf")
 
     def __init__(self, call: Submission, batch: Batch, index: int) -> None:
         self.call = call
+        self.tenant = call.tenant
+        self.payer: Any = None
         self.batch = batch
         self.size = batch.size
         self.key = call.key
@@ -192,12 +197,22 @@ class Work:
         entries: Whose rows, in order.
         key: Their batch key.
         taken: When they left the queue, in seconds.
+        whole: What tenants are charged for, where there are any; None once they were.
+        is_last: Whether it is the last part of that.
     """
 
-    __slots__ = ("_over", "entries", "key", "rows", "taken")
+    __slots__ = ("_over", "entries", "is_last", "key", "rows", "taken", "whole")
 
-    def __init__(self, entries: Sequence[Submission | SubmissionPart], key: Hashable, rows: int) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Submission | SubmissionPart],
+        key: Hashable,
+        rows: int,
+        whole: EntryBatch | None = None,
+    ) -> None:
         self._over = 0
+        self.whole = whole
+        self.is_last = True
         self.entries = entries
         self.key = key
         self.rows = rows
@@ -217,7 +232,11 @@ class Work:
         groups: dict[Template | None, list[Submission | SubmissionPart]] = {}
         for entry in self.entries:
             groups.setdefault(entry.batch.template, []).append(entry)
-        return [Work(group, self.key, sum(entry.size for entry in group)) for group in groups.values()]
+        whole, self.whole = self.whole, None
+        works = [Work(group, self.key, sum(entry.size for entry in group), whole) for group in groups.values()]
+        for work in works[:-1]:
+            work.is_last = False
+        return works
 
     def wanted(self) -> bool:
         """Return whether anybody still waits for any of the rows; from any thread."""
@@ -240,8 +259,20 @@ class Work:
 class Dispatch:
     """The calls of one started serving."""
 
-    def __init__(self, config: BatchConfig) -> None:
+    def __init__(self, config: BatchConfig, shared_by: int = 0) -> None:
+        """Begin without calls.
+
+        Args:
+            config: How rows are batched.
+            shared_by: Batches that may run at a time where tenants share them; 0 without tenants.
+        """
         self._queue = BatchQueue(config, _divide)
+        self.evicted: list[Submission] = []
+        """Calls that had to leave the full queue and are to be woken."""
+        if shared_by:
+            self._queue.slots = shared_by
+            eviction = self._queue.share().eviction
+            eviction.together, eviction.evict = _together, self._evict
         self._open: dict[Submission, None] = {}
         self._fed: deque[Submission] = deque()
         self._max_size = config.max_size
@@ -332,7 +363,15 @@ class Dispatch:
             return None
         if self._fed:
             self._note_fed(taken.entries, now)
-        return Work(taken.entries, taken.key, taken.rows)
+        return Work(taken.entries, taken.key, taken.rows, None if self._queue.fair is None else taken)
+
+    def ran(self, work: Work, seconds: float, now: float) -> None:
+        """Charge what a batch has cost to the tenants in it, once."""
+        whole, work.whole = work.whole, None
+        if whole is not None:
+            whole.model_s += seconds
+            if work.is_last:
+                self._queue.answered(whole, now)
 
     def _note_fed(self, entries: Sequence[Submission | SubmissionPart], now: float) -> None:
         """Note which parts have left the queue, and let in what there is room for now."""
@@ -384,6 +423,9 @@ class Dispatch:
         """
         return self._fail([call for call in self._open if running or not call.taken], error)
 
+    def _evict(self, entry: Any, why: str) -> None:
+        self.evicted += self._fail([entry], ShareUsed(f"the call {why}"))
+
     def _fail(self, calls: list[Submission], error: ForebayError) -> list[Submission]:
         for call in calls:
             call.error = error
@@ -405,3 +447,8 @@ class Dispatch:
 
 def _divide(entry: Entry, rows: int) -> SubmissionPart | None:
     return entry.divide(rows) if type(entry) is Submission and entry.divisible else None
+
+
+def _together(entry: Any) -> Sequence[Submission]:
+    """Return what ends with an entry that has to leave the queue; none if its call was taken in part, or is fed in."""
+    return [entry] if type(entry) is Submission and not entry.slices else ()

@@ -91,7 +91,9 @@ class Partitions(ABC):
         stuck_s: How long a batch may go on that nobody waits for.
     """
 
-    def __init__(self, name: str, config: BatchConfig, count: int, *, has_hooks: bool = False) -> None:
+    def __init__(
+        self, name: str, config: BatchConfig, count: int, *, has_hooks: bool = False, is_shared: bool = False
+    ) -> None:
         """Describe the partitions.
 
         Args:
@@ -99,13 +101,14 @@ class Partitions(ABC):
             config: How rows are batched.
             count: How many there are.
             has_hooks: Whether the waiters of all calls take the values of hooks, with `put((name, rows))`.
+            is_shared: Whether tenants share them.
         """
         self.count = count
         self.metrics: dict[Hashable, KeyMetrics] = defaultdict(KeyMetrics)
         self.stuck_s = STUCK_S
         self._has_hooks = has_hooks
         self._name = name
-        self._dispatch = Dispatch(config)
+        self._dispatch = Dispatch(config, count if is_shared else 0)
         self._lock = threading.Lock()
         self._is_stopping = False
         self._is_forked = False
@@ -142,7 +145,7 @@ class Partitions(ABC):
             patient: Whether they wait for room if there is none; for the later pieces of an input that was let in.
 
         Raises:
-            QueueFull: There is no room for its rows.
+            QueueFull: There is no room for its rows; `ShareUsed` if its tenant holds too much of it.
             InvalidRequest: The function of the serving itself asks, and nothing is left that could run it.
             ServingNotFound: The serving was stopped, or is that of the process this one was forked from.
             ServingStopped: It was stopped after the first piece of the input.
@@ -162,6 +165,8 @@ class Partitions(ABC):
             if nested is not None:
                 nested.call = call
             self._stir()
+            evicted, self._dispatch.evicted = self._dispatch.evicted, []
+        wake(evicted)
 
     def cancel(self, call: Submission) -> bool:
         """Forget a call; returns False if it is over already and its waiter was or will be woken."""
@@ -255,6 +260,7 @@ class Partitions(ABC):
             work = rest.popleft()
             if work.wanted():
                 return work
+            self._dispatch.ran(work, 0.0, time.monotonic())
         return self._dispatch.take(time.monotonic())
 
     def _settle(
@@ -265,6 +271,7 @@ class Partitions(ABC):
         Returns:
             The calls to wake.
         """
+        self._dispatch.ran(work, seconds, time.monotonic())
         metrics = self.metrics[work.key]
         metrics.took(work.rows, work.taken, [entry.arrived for entry in work.entries], seconds)
         if executed is not None:
@@ -288,6 +295,7 @@ class Partitions(ABC):
         except Exception as error:
             log.exception("a partition of %r failed to run a batch", self._name)
             with self._lock:
+                self._dispatch.ran(work, 0.0, time.monotonic())
                 calls = self._dispatch.fail(work, InternalError(f"the batch could not be run: {error}"))
             wake(calls)
         finally:
@@ -344,11 +352,9 @@ _LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was call
 class ThreadPartitions(Partitions):
     """Partitions in threads of this program."""
 
-    def __init__(
-        self, name: str, config: BatchConfig, execution: Execution, count: int, *, has_hooks: bool = False
-    ) -> None:
-        """Start the threads, which run the batches with `execution`."""
-        super().__init__(name, config, count, has_hooks=has_hooks)
+    def __init__(self, name: str, config: BatchConfig, execution: Execution, count: int, **more: bool) -> None:
+        """Start the threads, which run the batches with `execution`; see `Partitions` for the rest."""
+        super().__init__(name, config, count, **more)
         self._execution = execution
         self._parked: list[_Seat] = []
         self._watcher: _Seat | None = None
@@ -446,6 +452,8 @@ class ThreadPartitions(Partitions):
         log.warning(_LEFT_BEHIND, self._name, self.stuck_s)
         self._left += 1
         self._replaced += 1
+        if seat.work is not None:
+            self._dispatch.ran(seat.work, self.stuck_s, time.monotonic())
         self._threads[self._threads.index(seat.thread)] = thread
         seat.is_left = True
         del self._seats[seat]

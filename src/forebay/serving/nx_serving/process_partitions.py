@@ -63,7 +63,8 @@ class ProcessPartitions(Partitions):
                 replaced.
             ModelError: The module could not be initialised.
         """
-        super().__init__(name, config, count, has_hooks=bool(serving.settings.streaming))
+        is_shared = options.tenants is not None
+        super().__init__(name, config, count, has_hooks=bool(serving.settings.streaming), is_shared=is_shared)
         require_os_threads("a serving in processes")
         require_os_waits("a serving in processes")
         factory, kwargs = place_of(serving)

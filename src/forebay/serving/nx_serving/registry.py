@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, InvalidRequest
 from forebay.serving.nx_serving.partitions import missing
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def batched_run(
     distributed_preprocessing: Before | None = None,
     *,
     timeout_s: float | None = None,
+    tenant: str | None = None,
     where: Where = "any",
 ) -> Any:
     """Execute an input on the serving that was started under this name, in batches with what other callers hand in.
@@ -139,6 +140,7 @@ def batched_run(
             of NumPy and batches of them, or an iterator of these, which is sent as it is consumed there.
         distributed_preprocessing: Called with `given` before it is sent to another program; the result is sent.
         timeout_s: Time after which the answer is of no use; None waits for it.
+        tenant: Whose call it is, for a serving of this program that has tenants.
         where: `local` for a serving of this program; `any` for one of the cluster if there is none here; `distributed`
             for one of the cluster even if there is one here.
 
@@ -150,8 +152,8 @@ def batched_run(
     """
     called, found = _found(name, where, distributed_preprocessing)
     if found is not None:
-        return found.batched_run(given, timeout_s=timeout_s)
-    return _joined(called).batched_run(called, given, distributed_preprocessing, timeout_s)
+        return found.batched_run(given, timeout_s=timeout_s, tenant=tenant)
+    return _joined(called, tenant).batched_run(called, given, distributed_preprocessing, timeout_s)
 
 
 async def batched_run_async(
@@ -160,13 +162,14 @@ async def batched_run_async(
     distributed_preprocessing: Before | None = None,
     *,
     timeout_s: float | None = None,
+    tenant: str | None = None,
     where: Where = "any",
 ) -> Any:
     """Execute an input on the serving that was started under this name; see `batched_run`."""
     called, found = _found(name, where, distributed_preprocessing)
     if found is not None:
-        return await found.batched_run_async(given, timeout_s=timeout_s)
-    return await _joined(called).batched_run_async(called, given, distributed_preprocessing, timeout_s)
+        return await found.batched_run_async(given, timeout_s=timeout_s, tenant=tenant)
+    return await _joined(called, tenant).batched_run_async(called, given, distributed_preprocessing, timeout_s)
 
 
 def _found(
@@ -192,9 +195,13 @@ def _found(
     return name, process
 
 
-def _joined(name: str) -> Cluster:
+def _joined(name: str, tenant: str | None) -> Cluster:
     if _cluster is None:  # it has left meanwhile
         raise missing(name)
+    if tenant is not None:
+        raise InvalidRequest(
+            f"tenant is {tenant!r:.100}, and {name!r} runs in another program, which hears of no tenants; leave it out"
+        )
     return _cluster
 
 

@@ -11,7 +11,9 @@ import msgspec
 
 from forebay.arrays.libraries import find_kind
 from forebay.errors import ConfigError
+from forebay.types.first_use import known
 from forebay.types.settings import Checked, Count, Milliseconds, checked
+from forebay.types.tenant import ALL, TenantConfig, Tenants, name_of_tenant
 
 
 def _keys(value: Any) -> tuple[Hashable, ...]:
@@ -36,6 +38,30 @@ def _partitions(value: Any) -> bool | int | tuple[Any, ...]:
     raise ValueError("True (one for each device), a number of at least 1 or a list of devices is needed")
 
 
+def _tenants(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(
+            "names and what each may have are needed, such as {'team-a': {'weight': 3, 'class': 1}}, or None"
+        )
+    for name, given in cast("Mapping[Any, Any]", value).items():
+        if name != ALL:
+            name_of_tenant(name if isinstance(name, str) else "")
+        _tenant(name, given)
+    return cast("Any", value)
+
+
+def _tenant(name: str, given: Any) -> TenantConfig:
+    if not isinstance(given, Mapping) or (found := cast("Mapping[Any, Any]", given)).keys() - {"weight", "class"}:
+        raise ValueError(f"of '{name}' weight and class may be said, such as {{'weight': 3, 'class': 1}}")
+    told = {"tier" if key == "class" else key: one for key, one in found.items()}
+    try:
+        return msgspec.convert(told, known(TenantConfig))
+    except msgspec.ValidationError:
+        raise ValueError(f"the weight of '{name}' is from 0.001 to 1000, and its class a number from 0 to 3") from None
+
+
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a started serving runs.
 
@@ -50,6 +76,8 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_queue_rows: Rows that may wait; a call beyond that is refused at once. None is 64 times the batch size.
         pad_to_batch_size: Whether every batch is padded with zeros to the batch size; callers never see the padding.
         worker_kind: Where partitions live: threads of this program, or operating system processes of their own.
+        tenants: Who shares the partitions, by name: `{"team-a": {"weight": 3, "class": 1}}`; "*" stands for all others.
+            None where calls name no tenant.
     """
 
     batch_keys: Annotated[Sequence[Any], Checked(_keys)] = ("default",)
@@ -61,6 +89,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_rows: Count | None = None
     pad_to_batch_size: bool = False
     worker_kind: Literal["thread", "process"] = "thread"
+    tenants: Annotated[Any, Checked(_tenants)] = None
 
     @property
     def capacity(self) -> int:
@@ -132,6 +161,13 @@ def options_of(settings: ServingSettings, given: Mapping[str, Any]) -> ProcessOp
             f"({options['batch_size']})"
         )
     return ProcessOptions(**options)
+
+
+def tenants_of(options: ProcessOptions) -> Tenants | None:
+    """Return those who share the partitions; None where calls name no tenant."""
+    if options.tenants is None:
+        return None
+    return Tenants({name: _tenant(name, given) for name, given in options.tenants.items()})
 
 
 def partitions_of(settings: ServingSettings, options: ProcessOptions) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,13 +24,18 @@ from forebay.observe.metrics.serving_metrics import KeyMetrics, ServingReading
 from forebay.serving.nx_serving import caller, registry
 from forebay.serving.nx_serving.dispatch import NEVER, Submission
 from forebay.serving.nx_serving.partitions import ThreadPartitions
-from forebay.serving.nx_serving.serving_options import options_of, partitions_of
+from forebay.serving.nx_serving.serving_options import options_of, partitions_of, tenants_of
 from forebay.serving.nx_serving.stream import AHEAD, stream, stream_async
+from forebay.types.did_you_mean import listed
+from forebay.types.tenant import ALL, Tenant
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.definition import Serving
     from forebay.serving.nx_serving.partitions import Partitions
     from forebay.serving.nx_serving.serving_options import ServingSettings
+
+MakeCall: TypeAlias = "Callable[..., Submission]"
+"""Makes a call of a batch, a waiter and a deadline."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -105,6 +110,7 @@ class ServingProcess(Generic[In, Out]):
         self.name = f"serving-{next(_numbers)}" if name is None else name
         self._limit = options.batch_size
         self._keys = frozenset(options.batch_keys)
+        self._tenants = tenants_of(options)
         self._stop_once = threading.Lock()
         if name is None:
             self._partitions = self._started(serving)
@@ -113,20 +119,23 @@ class ServingProcess(Generic[In, Out]):
             self._partitions = self._started(serving)
             registry.register(self)
 
-    def batched_run(self, given: In, *, timeout_s: float | None = None) -> Out:
+    def batched_run(self, given: In, *, timeout_s: float | None = None, tenant: str | None = None) -> Out:
         """Execute an input in batches with what other callers hand in, and wait for it.
 
         Args:
             given: What the client preprocessing takes.
             timeout_s: Time after which the answer is of no use; None waits for it.
+            tenant: Whose call it is, of those that `tenants` names; they share the partitions by their weights. None
+                is one more.
 
         Returns:
             The client postprocessing's result; without one, the output. A streaming serving returns an iterator, which
             hands in its rows when it is consumed.
 
         Raises:
-            InvalidRequest: There is nothing to execute, it is not a batch, or its key is unknown.
-            QueueFull: As many rows wait as may wait; an input that is larger than that by itself is fed in.
+            InvalidRequest: There is nothing to execute, it is not a batch, or its key or its tenant is unknown.
+            QueueFull: As many rows wait as may wait; an input that is larger than that by itself is fed in. It is
+                `ShareUsed` if the call had to leave the queue for a tenant that has less in it.
             DeadlineExceeded: `timeout_s` was over.
             ServingCrashed: The function raised on a batch with rows of this input; the exception is the cause.
             BadOutcome: The module returned something other than it should.
@@ -134,28 +143,28 @@ class ServingProcess(Generic[In, Out]):
             ServingNotFound: It was stopped before.
         """
         settings = self._settings
-        deadline = _deadline(timeout_s)
+        deadline, make = _deadline(timeout_s), self._calls_of(tenant)
         prepared, info = caller.prepare(settings, given)
         if isinstance(prepared, Batch):
             caller.whole(settings, prepared, self._limit)
             self._check_key(prepared)
             if settings.streaming is None:
-                return caller.finish(settings, self._execute(prepared, deadline), info)
+                return caller.finish(settings, self._execute(make, prepared, deadline), info)
             batches = caller.cut(prepared, self._limit)
-            make = functools.partial(self._call, whole_size=prepared.size)
+            make = functools.partial(make, whole_size=prepared.size)
             events = stream(self._partitions, batches, make, AHEAD, deadline)
         else:
             batches = caller.each(settings, prepared, self._limit)
             if settings.streaming is None:
                 results = [
-                    self._execute(self._check_key(batch), deadline, patient=number > 0)
+                    self._execute(make, self._check_key(batch), deadline, patient=number > 0)
                     for number, batch in enumerate(batches)
                 ]
                 return caller.finish(settings, _joined(results), info)
-            events = stream(self._partitions, map(self._check_key, batches), self._call, 1, deadline)
+            events = stream(self._partitions, map(self._check_key, batches), make, 1, deadline)
         return caller.finish_stream(settings, events, info)
 
-    async def batched_run_async(self, given: In, *, timeout_s: float | None = None) -> Out:
+    async def batched_run_async(self, given: In, *, timeout_s: float | None = None, tenant: str | None = None) -> Out:
         """Execute an input as `batched_run` does, in a task; a task that is cancelled withdraws its rows.
 
         The client pre- and postprocessing may be coroutine functions, and the input an async iterator of batches. A
@@ -167,16 +176,16 @@ class ServingProcess(Generic[In, Out]):
         """
         _require_asyncio("batched_run_async")
         settings = self._settings
-        deadline = _deadline(timeout_s)
+        deadline, make = _deadline(timeout_s), self._calls_of(tenant)
         prepared, info = await caller.prepare_async(settings, given)
         if isinstance(prepared, Batch):
             caller.whole(settings, prepared, self._limit)
             self._check_key(prepared)
             if settings.streaming is None:
-                executed = await self._execute_async(prepared, deadline)
+                executed = await self._execute_async(make, prepared, deadline)
                 return await caller.finish_async(settings, executed, info)
             batches = _asynchronous(caller.cut(prepared, self._limit))
-            make = functools.partial(self._call, whole_size=prepared.size)
+            make = functools.partial(make, whole_size=prepared.size)
             events = stream_async(self._partitions, batches, make, AHEAD, deadline)
         else:
             batches = caller.each_async(settings, prepared, self._limit)
@@ -184,10 +193,10 @@ class ServingProcess(Generic[In, Out]):
                 results: list[tuple[Any, Any]] = []
                 async for batch in batches:
                     self._check_key(batch)
-                    results.append(await self._execute_async(batch, deadline, patient=bool(results)))
+                    results.append(await self._execute_async(make, batch, deadline, patient=bool(results)))
                 return await caller.finish_async(settings, _joined(results), info)
             checked = (self._check_key(batch) async for batch in batches)
-            events = stream_async(self._partitions, checked, self._call, 1, deadline)
+            events = stream_async(self._partitions, checked, make, 1, deadline)
         return await caller.finish_stream_async(settings, events, info)
 
     def stop(self) -> None:
@@ -318,7 +327,8 @@ class ServingProcess(Generic[In, Out]):
         pad_to = options.batch_size if options.pad_to_batch_size else None
         execution = serving.initialise("process", partitions, pad_to)
         has_hooks = bool(self._settings.streaming)
-        return ThreadPartitions(self.name, config, execution, len(partitions), has_hooks=has_hooks)
+        is_shared = options.tenants is not None
+        return ThreadPartitions(self.name, config, execution, len(partitions), has_hooks=has_hooks, is_shared=is_shared)
 
     def _check_key(self, batch: Batch) -> Batch:
         if batch.batch_key not in self._keys:
@@ -326,16 +336,41 @@ class ServingProcess(Generic[In, Out]):
             raise InvalidRequest(f"unknown batch key: {batch.batch_key!r} (expected one of {known!r})")
         return batch
 
-    def _call(self, batch: Batch, waiter: Any, deadline: float, whole_size: int | None = None) -> Submission:
+    def _calls_of(self, name: Any) -> MakeCall:
+        """Return what makes the calls of a tenant.
+
+        Raises:
+            InvalidRequest: The serving does not know the tenant.
+        """
+        tenants, told = self._tenants, self.options.tenants
+        if tenants is None or told is None:
+            if name is None:
+                return self._call
+            msg = f"tenant is {name!r}, and the serving {self.name!r} has no tenants: start it with tenants={{...}}"
+            raise InvalidRequest(msg)
+        if name is None:
+            return self._call
+        if not isinstance(name, str) or (name not in told and ALL not in told):
+            raise InvalidRequest(f"tenant is {name!r:.100}; the serving {self.name!r} has {listed(list(told))}")
+        return functools.partial(self._call, tenant=tenants.of(name))
+
+    def _call(
+        self,
+        batch: Batch,
+        waiter: Any,
+        deadline: float,
+        whole_size: int | None = None,
+        tenant: Tenant | None = None,
+    ) -> Submission:
         """Return a call; `whole_size` is the size of the input that `batch` is a piece of."""
         # An input that is a full batch is executed alone, and hooks belong to whole batches.
         divisible = (whole_size or batch.size) != self._limit and not self._settings.streaming
         streamed = self._settings.streaming is not None
-        return Submission(batch, waiter, deadline=deadline, divisible=divisible, streamed=streamed)
+        return Submission(batch, waiter, deadline=deadline, divisible=divisible, streamed=streamed, tenant=tenant)
 
-    def _execute(self, batch: Batch, deadline: float, *, patient: bool = False) -> tuple[Any, Any]:
+    def _execute(self, make: MakeCall, batch: Batch, deadline: float, *, patient: bool = False) -> tuple[Any, Any]:
         lock = _borrow_lock()
-        call = self._call(batch, lock, deadline)
+        call = make(batch, lock, deadline)
         try:
             self._partitions.submit(call, patient=patient)
             if deadline == NEVER:
@@ -352,10 +387,12 @@ class ServingProcess(Generic[In, Out]):
         )
         return call.result()
 
-    async def _execute_async(self, batch: Batch, deadline: float, *, patient: bool = False) -> tuple[Any, Any]:
+    async def _execute_async(
+        self, make: MakeCall, batch: Batch, deadline: float, *, patient: bool = False
+    ) -> tuple[Any, Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        call = self._call(batch, future, deadline)
+        call = make(batch, future, deadline)
         timer: asyncio.TimerHandle | None = None
         self._partitions.submit(call, patient=patient)
         if deadline != NEVER:
