@@ -26,14 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from forebay.errors import ConfigError, ForebayError, ModelError, NotFound, Unavailable
 from forebay.repository.look_thread import SECOND_LOOK_S
 from forebay.repository.shelf import Full
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import number_of
-from forebay.server.stock_memory import Key, MemoryStatistics, StockMemory
+from forebay.server.stock_memory import Key, StockMemory, StockStatistics
 from forebay.server.stock_offer import StockOffer
 from forebay.server.version_loading import beside
 from forebay.types.failures import failure_of
@@ -62,18 +60,6 @@ LOOK_S: Final = 15.0
 PAUSE_S: Final = 0.05
 """Pause between two questions whether it has been."""
 _LOADING: Final = "the models of the repository are loading"
-
-
-class StockStatistics(MemoryStatistics, frozen=True):
-    """What a stock tells about its memory.
-
-    Attributes:
-        failures: Versions that could not be loaded.
-        waiting: Requests that wait for a load.
-    """
-
-    failures: int
-    waiting: int
 
 
 class Stock:
@@ -149,8 +135,7 @@ class Stock:
 
     def statistics(self) -> StockStatistics:
         """Return a snapshot."""
-        kept = msgspec.structs.asdict(self._memory.statistics())
-        return StockStatistics(**kept, failures=self._failures, waiting=self._waiting)
+        return self._memory.statistics(self._failures, self._waiting)
 
     def may_be_asked(self, name: str, version: str) -> bool:
         """Tell whether a version that is not in memory is loaded for who asks; without one, the one that answers."""
@@ -245,7 +230,7 @@ class Stock:
         """Begin to look, and load what is to be there from the start."""
         self._loop = asyncio.get_running_loop()
         for one in self.stocked:
-            await self._open(one.repository)
+            await opened(one.repository, one.repository.poll_s or SECOND_LOOK_S, self._app.load_timeout_s)
             one.repository.watch(self._changed)
             one.repository.start()
         if not self.is_lazy:
@@ -254,15 +239,6 @@ class Stock:
             while self._tending:
                 await asyncio.wait(self._tending.values())
         self.is_ready = True
-
-    async def _open(self, repository: Repository) -> None:
-        """Look at a source that could not be asked before, until it can be."""
-        while not repository.is_open:
-            pause_s = repository.poll_s or SECOND_LOOK_S
-            log.warning("%s; it is tried again in %g s, and nothing is served before", repository.problem, pause_s)
-            await asyncio.sleep(pause_s)
-            with contextlib.suppress(ForebayError):  # it is the repository's problem
-                await beside(repository.open, time.monotonic() + self._app.load_timeout_s, repository.place)
 
     def stop(self) -> None:
         """Load nothing more."""
@@ -565,3 +541,12 @@ class Stock:
                     self._unload(other)
                 self._arrived(key, revision)
                 asyncio.get_running_loop().call_soon(self.settle, name)
+
+
+async def opened(repository: Repository, pause_s: float, timeout_s: float) -> None:
+    """Look at a source that could not be asked before, until it can be; a look may take so long."""
+    while not repository.is_open:
+        log.warning("%s; it is tried again in %g s, and nothing is served before", repository.problem, pause_s)
+        await asyncio.sleep(pause_s)
+        with contextlib.suppress(ForebayError):  # it is the repository's problem
+            await beside(repository.open, time.monotonic() + timeout_s, repository.place)

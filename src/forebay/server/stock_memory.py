@@ -22,8 +22,8 @@ Key = tuple[str, int]
 """A model and the number of its version."""
 
 
-class MemoryStatistics(msgspec.Struct, frozen=True):
-    """What the memory of a stock tells about itself.
+class StockStatistics(msgspec.Struct, frozen=True):
+    """What a stock tells about its memory.
 
     Attributes:
         loaded: Versions in memory.
@@ -32,6 +32,8 @@ class MemoryStatistics(msgspec.Struct, frozen=True):
         misses: Requests that waited until theirs was loaded.
         loads: Versions that were let in.
         evictions: Versions that left to make room.
+        failures: Versions that could not be loaded.
+        waiting: Requests that wait for a load.
     """
 
     loaded: int
@@ -40,6 +42,8 @@ class MemoryStatistics(msgspec.Struct, frozen=True):
     misses: int
     loads: int
     evictions: int
+    failures: int
+    waiting: int
 
 
 class StockMemory:
@@ -66,13 +70,14 @@ class StockMemory:
         self._counts: dict[str, int] = {}
         self._answered = self._misses = 0
 
-    def statistics(self) -> MemoryStatistics:
-        """Return a snapshot."""
+    def statistics(self, failures: int, waiting: int) -> StockStatistics:
+        """Return a snapshot, with what only the stock knows."""
         for key, revision in self.loaded.items():
             self._look_at(key, revision)
         kept = self._shelf.statistics()
         hits = max(self._answered - self._misses, 0)
-        return MemoryStatistics(kept.count, kept.bytes, hits, self._misses, kept.misses, kept.evictions)
+        counts = (kept.count, kept.bytes, hits, self._misses, kept.misses, kept.evictions)
+        return StockStatistics(*counts, failures, waiting)
 
     def versions_of(self, name: str) -> list[Key]:
         """Return which versions of a model are there."""

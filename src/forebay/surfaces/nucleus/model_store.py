@@ -8,6 +8,7 @@ as well. With a cache workers hear of all that the store has, and what they ask 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from forebay.repository.repository import Repository
 from forebay.repository.repository_address import source_of
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import TreeRules
+from forebay.server.stock import opened
 from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL
 from forebay.types.failures import text_of
 
@@ -166,13 +168,9 @@ class ModelStore:
             max_pause_s=self._looks.max_pause_s,
             disk=disk,
         )
-        while True:
-            try:
-                await asyncio.to_thread(repository.open)
-                break
-            except ForebayError as error:
-                log.warning("%s; it is tried again in %g s, and nothing is served before", error.message, self._again_s)
-                await asyncio.sleep(self._again_s)
+        with contextlib.suppress(ForebayError):  # it is the repository's problem
+            await asyncio.to_thread(repository.open)
+        await opened(repository, self._again_s, 2 * self._looks.timeout_s)
         await asyncio.to_thread(self._sync)
         repository.watch(self._sync)
         repository.start()
@@ -219,10 +217,8 @@ class ModelStore:
                 found = self._fetched(found)
             self._published = found
             self._by_id = {one.id: one for versions in found.values() for one in versions.values()}
-            loop = self._loop
-            assert loop is not None
             if not self._is_over:
-                loop.call_soon_threadsafe(self._tell_all)
+                self._on_loop(self._tell_all)
 
     def _fetched(self, found: Mapping[str, Mapping[str, Revision]]) -> dict[str, dict[str, Revision]]:
         """Copy what is not here; of what cannot be copied, the one that is here counts on."""
@@ -257,6 +253,10 @@ class ModelStore:
         assert self._repository is not None
         return self._repository.fetch(revision)
 
+    def _on_loop(self, function: Callable[..., object], *arguments: Any) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(function, *arguments)
+
     # At the desk, on the loop
 
     def _greet(self, visitor: DeskVisitor) -> None:
@@ -281,9 +281,7 @@ class ModelStore:
 
     def _take(self, visitor: DeskVisitor, number: int, key: str) -> None:
         self._releases = [one for one in self._releases if not one.done()]
-        waiting, loop = list(self._releases), self._loop
-        revision = self._by_id.get(key)
-        assert loop is not None
+        waiting, revision = list(self._releases), self._by_id.get(key)
 
         def work() -> None:
             wait(waiting)  # what was given back before makes room for this
@@ -296,26 +294,24 @@ class ModelStore:
                 except BaseException:
                     lease.release()
                     raise
-            loop.call_soon_threadsafe(self._taken, visitor, number, key, lease)
+            self._on_loop(self._taken, visitor, number, key, lease)
 
         self._fetchers.submit(self._work_for, visitor, number, work)
 
     def _work_for(self, visitor: DeskVisitor, number: int, work: Callable[[], None]) -> None:
         """Do what a visitor waits for, in a thread; whatever fails is told, for it would wait on."""
-        loop = self._loop
-        assert loop is not None
         try:
             work()
         except SourceChanged as error:
             assert self._repository is not None
             self._repository.look_soon()
-            loop.call_soon_threadsafe(visitor.tell, "changed", number, error.message)
+            self._on_loop(visitor.tell, "changed", number, error.message)
         except ForebayError as error:
-            loop.call_soon_threadsafe(visitor.tell, "failed", number, error.message)
+            self._on_loop(visitor.tell, "failed", number, error.message)
         except Exception as error:
             log.exception("a model could not be brought to a worker")
             told = f"the server could not bring it: {text_of(error)}"
-            loop.call_soon_threadsafe(visitor.tell, "failed", number, told)
+            self._on_loop(visitor.tell, "failed", number, told)
 
     def _taken(self, visitor: DeskVisitor, number: int, key: str, lease: Lease[Path]) -> None:
         if visitor not in self._leases:
@@ -331,13 +327,12 @@ class ModelStore:
 
     def _restore(self, visitor: DeskVisitor, number: int) -> None:
         """Have TensorFlow Serving load again what workers use, for one of them has not found it there."""
-        tfs, loop = self._tfs, self._loop
+        tfs = self._tfs
         assert tfs is not None
-        assert loop is not None
 
         def work() -> None:
             tfs.restore()
-            loop.call_soon_threadsafe(visitor.tell, "restored", number)
+            self._on_loop(visitor.tell, "restored", number)
 
         self._fetchers.submit(self._work_for, visitor, number, work)
 
