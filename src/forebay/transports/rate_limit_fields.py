@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from forebay.types.tenant import Tenant
 
 
-def is_limited(tenant: Tenant | None) -> bool:
+def is_limited(tenant: Tenant) -> bool:
     """Tell whether answers to a tenant say what is left."""
-    return tenant is not None and tenant.allowance is not None and bool(tenant.allowance.policy)
+    return tenant.allowance is not None and bool(tenant.allowance.policy)
 
 
 def rate_limit_fields(tenant: Tenant | None) -> list[tuple[bytes, bytes]]:

@@ -247,7 +247,8 @@ class GrpcConnection(asyncio.Protocol):
             size <= port.max_small_bytes
             and size <= min(call.window, sender.window)
             and call.state is HALF_CLOSED
-            and not (self._intake.holds & FULL_BUFFER or call.outgoing or call.cost or is_limited(call.head.tenant))
+            and not (self._intake.holds & FULL_BUFFER or call.outgoing or call.cost)
+            and not (call.head.tenant is not None and is_limited(call.head.tenant))
         ):
             stream = call.stream
             answer = _ANSWER.pack(
