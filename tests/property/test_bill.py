@@ -181,20 +181,37 @@ def test_streams_divide_the_rounds_of_their_worker_and_a_paused_one_pays_nothing
     assert world.paid_s == pytest.approx(world.busy_s, abs=1e-6)
 
 
-def test_a_row_that_costs_more_is_billed_for_it():
-    world = World(1, tenants=2)
-    world.cost = [1.0, 8.0]
+def billed_beside_truth(world, batches, pause=0.0):
+    """Run so many batches, and return what each tenant was billed beside what its rows have cost."""
+    world.tenants_paid = dict.fromkeys(world.tenants, 0.0)
     truth = dict.fromkeys(world.tenants, 0.0)
-    while world.batches < 2 * BATCHES:
+    for _ in range(batches):
         batch = world.take()
-        batch.model_s = world.seconds(batch)
-        if world.batches > BATCHES:  # what rows cost is learned by then
-            if world.batches == BATCHES + 1:
-                world.tenants_paid = dict.fromkeys(world.tenants, 0.0)
-            for entry in batch.entries:
-                cost = world.cost[world.tenants.index(entry.tenant)]
-                truth[entry.tenant] += entry.size * (0.002 / batch.rows + 0.001 * cost)
+        seconds = world.seconds(batch)
+        if world.luck.random() < pause:
+            seconds *= 5.0
+        batch.model_s = seconds * world.luck.gauss(1.0, 0.03)
+        for entry in batch.entries:
+            cost = world.cost[world.tenants.index(entry.tenant)]
+            part = entry.size * (0.002 / batch.rows + 0.001 * cost) / world.seconds(batch)
+            truth[entry.tenant] += batch.model_s * part
         world.now += batch.model_s
         world.ran(batch)
-    for tenant in world.tenants:
-        assert world.tenants_paid[tenant] == pytest.approx(truth[tenant], rel=0.15)
+    return [world.tenants_paid[tenant] / truth[tenant] for tenant in world.tenants]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_cost_more_are_billed_for_it_from_the_first_batches_on(seed):
+    world = World(seed, tenants=3)
+    world.cost = [8.0, 1.0, 8.0]
+    assert billed_beside_truth(world, 60) == pytest.approx([1.0] * 3, rel=0.08)
+    assert billed_beside_truth(world, 200, pause=0.03) == pytest.approx([1.0] * 3, rel=0.03)
+
+
+def test_what_rows_cost_is_learned_anew_when_it_changes():
+    world = World(1, tenants=2)
+    world.cost = [1.0, 8.0]
+    billed_beside_truth(world, 300)
+    world.cost = [8.0, 1.0]
+    billed_beside_truth(world, 100)
+    assert billed_beside_truth(world, 200) == pytest.approx([1.0] * 2, rel=0.03)

@@ -109,8 +109,8 @@ def test_a_child_that_comes_goes_before_those_of_its_tenant_that_had_more():
     busy = tenant.have_child("busy")
     for _ in range(64):
         load.offer(busy)
-    for _ in range(3):
-        load.queue.answered(load.take(), load.now)
+    for _ in range(3):  # after which it is known what they cost
+        load.queue.answered(load.take(), load.now + 0.01)
     load.offer(quiet := tenant.have_child("quiet"))
     assert quiet in {entry.tenant for entry in load.take().entries}
 

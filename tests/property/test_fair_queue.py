@@ -397,9 +397,9 @@ def test_a_flow_that_was_away_has_no_credit_for_that():
     fair = queue.share()
     busy, away = Tenant("busy"), Tenant("away")
     now = 1.0
-    for _ in range(50):
+    for turn in range(50):
         for _ in range(4):
-            queue.offer(Request(body=0, reply=print, tenant=busy), now)
+            queue.offer(Request(body=0, reply=print, tenant=away if turn < 4 else busy), now)
         batch = taken(queue, now)
         now += 0.01
         queue.answered(batch, now)

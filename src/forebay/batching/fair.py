@@ -10,9 +10,7 @@ so that others find room, `eviction.py` says.
 A tenant may have children, which a header names. They share its part: it has a flow of its own, which is charged what
 they are, and one of the children is chosen when it is its turn. So a tenant gains nothing by inventing some.
 
-A part of a batch is by rows, weighted with what a row of the flow costs beside those of others (`cost`). That is
-learned from how far batches are off. Every `PROBE`th batch is left to one flow, where one can fill it: costs that
-always come together could not be told apart.
+A part of a batch is by rows, weighted with what a row of the flow costs (`row_costs.py`).
 
 Other rules say when a line leaves and how many rows of it; this one says which. Lines keep their entries in order of
 arrival, as without tenants. They sort them by flow when a batch cannot take all (`fair_lines.py`), so that a queue that
@@ -36,6 +34,7 @@ from forebay.batching.fair_lines import Charge, FairAlone, FairLine, Flow, Lane,
 from forebay.batching.gather import Curve
 from forebay.batching.lines import NEVER
 from forebay.batching.policies import Policy
+from forebay.batching.row_costs import SHOWN, RowCosts
 from forebay.types.call import ALONE
 from forebay.types.tenant import LEAST_URGENT, NOBODY, Tenant
 
@@ -53,19 +52,10 @@ MAX_FLOWS: Final = 4096
 MOST_WITH_CHILDREN: Final = MAX_FLOWS - 256
 """Where a queue has so many flows, children get no more of their own: other tenants find room in any case."""
 
-UNKNOWN_ROW_S: Final = 0.001
-"""What a row is charged while nothing is known of the model."""
-
 CLASSES: Final = LEAST_URGENT + 1
-
-PROBE: Final = 8
-"""Of so many batches one is left to a single flow, where one can fill it."""
 
 LOOKED_AT: Final = 64
 """Lines that are looked at to find one of the next flow that may leave."""
-
-COSTS: Final = (1 / 64, 64.0)
-"""Least and most that a row of a flow may cost beside one of the others."""
 
 
 class Keys(Policy):
@@ -93,6 +83,7 @@ class FairShares(Policy):
         rows_of: Samples of these, by class.
         weights_of: The sum of their weights, by class.
         curve: What batches take by their size.
+        costs: What they take by whose rows they have.
         deadlines: Refuses what would be late; None while nobody has stated a deadline.
         served: How far each class has come: the virtual time of the flow that was served last in it.
         charged: What the last cut has charged, until the batch of it is there.
@@ -110,6 +101,7 @@ class FairShares(Policy):
         self.rows_of = [0] * CLASSES
         self.weights_of = [0.0] * CLASSES
         self.curve = Curve()
+        self.costs = RowCosts()
         self.deadlines: Deadlines | None = None
         self.served = [0.0] * CLASSES
         self.charged: dict[Flow, Charge] | None = None
@@ -120,11 +112,8 @@ class FairShares(Policy):
         self._queue = queue
         self._others: dict[int, Flow] = {}
         self._running: dict[EntryBatch, dict[Flow, Charge]] = {}
-        self._costs = Curve()
         self._scale = 1.0
         """What batches take now, beside what the curve expects: that is slow to forget a batch that took very long."""
-        self._mean_cost = 1.0
-        self._turns = 0
         self._times: list[tuple[int, float, int, Flow]] = []
         """The heap of virtual times: class, time, number, flow; empty until there are several lines."""
 
@@ -237,19 +226,14 @@ class FairShares(Policy):
         """Return the seconds that a batch of so many rows is expected to take a worker; 0 if that is unknown."""
         return (self.curve.a + self.curve.b * rows) * self._scale
 
-    def unit_s(self, rows: int) -> float:
-        """Return the seconds that a row is expected to take in a batch of so many."""
-        return self.lasts_s(rows) / rows or UNKNOWN_ROW_S
-
     def serve(self, tier: int, time: float) -> None:
         """Note the class and the virtual time of the flow that is the first in a batch."""
         if time > self.served[tier]:  # noqa: PLR1730 - a call of `max` costs more
             self.served[tier] = time
 
-    def probes(self) -> bool:
-        """Tell whether this batch is one that is left to a single flow."""
-        self._turns += 1
-        return self.active > 1 and self._turns % PROBE == 0
+    def has_alone(self, flow: Flow, rows: int) -> bool:
+        """Tell whether a batch of so many rows is left to a flow, as too little is known of what they cost."""
+        return flow.rows >= rows and self.active > 1 and flow.row.shown < SHOWN
 
     def choose(self, first: Line, since: Callable[[Line], float], now: float) -> Line:
         """Return the line that leaves, of several.
@@ -317,13 +301,13 @@ class FairShares(Policy):
             return
         seconds = batch.worker_s - batch.billed_s if batch.worker_s else now - batch.entries[0].taken
         rows = batch.rows
-        units = sum(charge.rows * flow.cost for flow, charge in charges.items())
         if batch.own_s:
             self._charge_own(batch)
-        row_s, unit_s = self._prices(units, rows, seconds - sum(batch.own_s))
-        for flow, charge in charges.items():
+        for (flow, charge), part in zip(
+            charges.items(), self._parts(charges, rows, seconds - sum(batch.own_s)), strict=True
+        ):
             before = flow.time
-            flow.charge(charge.rows * (row_s + unit_s * flow.cost) - charge.seconds)
+            flow.charge(part - charge.seconds)
             flow.answered_at = now
             if flow.time < before:
                 self._note_fallen(flow)
@@ -336,27 +320,23 @@ class FairShares(Policy):
         expected = self.curve.a + self.curve.b * rows  # the curve as it is now: at first it changes with each batch
         if expected > 0.0 and seconds > 0.0:
             self._scale = math.sqrt(self._scale * min(seconds / expected, 2.0 * self._scale))
-        self._costs.learn(units, seconds)
-        if self._costs.b > 0.0 and len(self.flows) > 1:
-            self._learn_costs(charges, units, seconds - self._costs.a - self._costs.b * units)
+        self.costs.learn(charges.items(), rows, seconds)
 
     def stepped(self, batch: EntryBatch) -> None:
         """Charge what rounds of a batch that goes on have cost, once that is more than was expected of all of it."""
         charges = self._running.get(batch)
         if charges is None:
             return
-        units = sum(charge.rows * flow.cost for flow, charge in charges.items())
-        row_s, unit_s = self._prices(units, batch.rows, batch.worker_s - batch.billed_s)
-        for flow, charge in charges.items():
-            part = charge.rows * (row_s + unit_s * flow.cost)
+        parts = self._parts(charges, batch.rows, batch.worker_s - batch.billed_s)
+        for (flow, charge), part in zip(charges.items(), parts, strict=True):
             expected = min(part, charge.seconds)
             charge.seconds -= expected
             flow.charge(part - expected)
 
     def row_costs(self, batch: EntryBatch) -> list[float]:
         """Return what a row of each entry of a batch that is not answered yet costs, beside those of the others."""
-        row, unit = self._prices(batch.rows, batch.rows, batch.rows)
-        return [row + unit * self.flow_of(entry.tenant).cost for entry in batch.entries]
+        fixed_s = self.costs.fixed.seconds / batch.rows
+        return [fixed_s + self.flow_of(entry.tenant).row.seconds for entry in batch.entries]
 
     # Inside
 
@@ -423,10 +403,10 @@ class FairShares(Policy):
                 return rest
             found = self._others.get(tenant.tier)
             if found is None:
-                found = self._others[tenant.tier] = Flow(Tenant("other", tenant.tier))
+                found = self._others[tenant.tier] = Flow(Tenant("other", tenant.tier), self.costs.mean)
                 self.eviction.has_begun(found)
             return found
-        flow = self.flows[tenant] = Flow(tenant, None if rest is None else rest.key)
+        flow = self.flows[tenant] = Flow(tenant, self.costs.mean, None if rest is None else rest.key)
         self.eviction.has_begun(flow)
         return flow
 
@@ -435,8 +415,8 @@ class FairShares(Policy):
         key = self.flow_of(tenant)
         if key.key is not key or key.tenant is not tenant:
             return key
-        rest = self.flows[tenant] = Flow(tenant, key)
-        rest.rows, rest.cost, rest.answered_at = key.rows, key.cost, key.answered_at
+        rest = self.flows[tenant] = Flow(tenant, key.row, key)
+        rest.rows, rest.answered_at = key.rows, key.answered_at
         rest.missed = key.missed
         key.children = int(key.rows > 0)
         for line in key.lines:
@@ -486,11 +466,12 @@ class FairShares(Policy):
         self._times = [(one.tier, one.time, one.time_number, one) for one in everybody if one.rows]
         heapq.heapify(self._times)
 
-    def _prices(self, units: float, rows: int, seconds: float) -> tuple[float, float]:
-        """Divide seconds of a batch: return what each row costs, and what beside that for its flow's `cost`."""
-        a, b = self._costs.a, self._costs.b
-        known = a + b * units
-        return (seconds * a / (known * rows), seconds * b / known) if known else (seconds / rows, 0.0)
+    def _parts(self, charges: dict[Flow, Charge], rows: int, seconds: float) -> list[float]:
+        """Divide seconds of a batch among the flows in it."""
+        fixed_s = self.costs.fixed.seconds / rows
+        parts = [charge.rows * (fixed_s + flow.row.seconds) for flow, charge in charges.items()]
+        scale = seconds / sum(parts)
+        return [part * scale for part in parts]
 
     def _charge_own(self, batch: EntryBatch) -> None:
         """Charge flows what runs of their entries alone have cost."""
@@ -506,7 +487,7 @@ class FairShares(Policy):
         children: dict[Flow, float] = {}
         first, least = CLASSES, NEVER
         is_sorted = batch.key is ALONE  # else it took all of a line
-        unit_s = self.unit_s(batch.rows)
+        fixed_s = self.costs.fixed.seconds / batch.rows
         for tenant, rows in rows_of.items():
             flow = self.flow_of(tenant)
             key = flow.key
@@ -520,7 +501,7 @@ class FairShares(Policy):
                 if not flow.rows and not is_sorted:
                     flow.begin_at(key.served)
                 children[key] = min(children.get(key, NEVER), flow.time)
-            seconds = rows * flow.cost * unit_s
+            seconds = rows * (fixed_s + flow.row.seconds)
             charge = charges.get(flow)
             if charge is None:
                 charges[flow] = Charge(rows, seconds)
@@ -532,21 +513,6 @@ class FairShares(Policy):
         for key, time in children.items():
             key.served = max(key.served, time)
         return charges
-
-    def _learn_costs(self, charges: dict[Flow, Charge], units: float, off_s: float) -> None:
-        """Learn what rows cost from how far a batch was off."""
-        off = min(max(off_s / self._costs.b, -units), units)
-        rows = squares = 0
-        for charge in charges.values():
-            rows += charge.rows
-            squares += charge.rows * charge.rows
-        self._mean_cost += 0.02 * (units / rows - self._mean_cost)
-        scale = 1.0 / self._mean_cost**0.02
-        step = 0.2 * off / squares
-        least, most = COSTS
-        for flow, charge in charges.items():
-            cost = (flow.cost + step * charge.rows) * scale
-            flow.cost = cost if least < cost < most else min(max(cost, least), most)
 
     def sort_out(self) -> None:
         """Sort what has come in all lines."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forebay.batching.deadlines import Deadlines
     from forebay.batching.eviction import Fullest
     from forebay.batching.fair import FairShares
+    from forebay.batching.row_costs import Figure
     from forebay.types.batch import Entry
     from forebay.types.tenant import Tenant
 
@@ -52,7 +53,7 @@ class Flow:
         family: Notes which of the children holds most (`eviction.py`); None while it is not asked.
         time: Its virtual time: the worker seconds that it was charged, divided by its weight. Of two flows the one
             whose time is less goes first.
-        cost: What one of its rows costs, beside those of others.
+        row: What one of its rows costs, beside its part of what a batch takes in any case (`row_costs.py`).
         rows: Samples that wait, as far as they are sorted.
         lines: The lines, or places of its key in lines, in which entries of it were sorted; the one whose turn is next
             is the first.
@@ -68,12 +69,12 @@ class Flow:
         "answered_at",
         "bound",
         "children",
-        "cost",
         "family",
         "key",
         "lines",
         "missed",
         "number",
+        "row",
         "rows",
         "served",
         "tenant",
@@ -84,7 +85,7 @@ class Flow:
         "weight",
     )
 
-    def __init__(self, tenant: Tenant, key: Flow | None = None) -> None:
+    def __init__(self, tenant: Tenant, row: Figure, key: Flow | None = None) -> None:
         self.tenant = tenant
         self.tier, self.weight = tenant.tier, tenant.weight
         self.key = self if key is None else key
@@ -92,7 +93,7 @@ class Flow:
         self.served = 0.0
         self.family: Fullest | None = None
         self.time = 0.0
-        self.cost = 1.0
+        self.row = row
         self.rows = 0
         self.lines: dict[Lanes, None] = {}
         self.answered_at = -NEVER
@@ -477,8 +478,8 @@ class FairLine(Lanes, Line):
         self.sort_out()
         fair, deadlines = self._fair, self._fair.deadlines
         last_due = now if deadlines is None else deadlines.last_due(now)
-        unit_s = fair.unit_s(min(room, self.rows))
-        probes = fair.probes()
+        fixed_s = fair.costs.fixed.seconds / min(room, self.rows)
+        mean_s = fixed_s + fair.costs.mean.seconds
         turn = max(room // TURNS - 1, 0)
         taken: list[Entry] = []
         charges: dict[Flow, Charge] = {}
@@ -494,19 +495,18 @@ class FairLine(Lanes, Line):
                 lead, lane = lane.first(lead)
                 flow = lane.flow
                 key.served = max(key.served, flow.time)
-            if probes:
-                if alone is None:
-                    alone = flow if flow.rows >= room else None
-                elif self.has(alone):
-                    flow, lane = alone, self.lane_of(alone)
-                if flow is alone:
-                    key, lead = flow.key, NEVER
-            row_s = flow.cost * unit_s
+            if not taken:
+                alone = flow if fair.has_alone(flow, room) else None
+            elif alone is not None and self.has(alone):
+                flow, lane = alone, self.lane_of(alone)
+            if flow is alone:
+                key, lead = flow.key, NEVER
+            row_s = fixed_s + flow.row.seconds
             stop = 0
             if lead < NEVER:  # on until another one has had less, and more: a turn, or its share of what is left
                 behind = min(lead * key.weight / row_s, left)
-                crowd = fair.weights_of[key.tier] * (key.children or 1) * flow.cost
-                share = (left - behind) * key.weight / crowd - 1.0
+                crowd = fair.weights_of[key.tier] * (key.children or 1) * row_s
+                share = (left - behind) * key.weight * mean_s / crowd - 1.0
                 stop = max(left - 1 - int(behind + max(share, turn)), 0)
             before, begun, late = left, len(taken), 0
             while left > stop and lane:
