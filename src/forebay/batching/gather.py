@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from forebay.batching.lines import NEVER
 from forebay.batching.policies import Policy
-from forebay.types.call import ALONE
+from forebay.types.call import ALONE, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry, EntryBatch
-    from forebay.types.call import Origin
 
 SLICE = 0.3
 """Length of one wait as a share of a batch's fixed cost a; 0.2 to 0.45 measure alike, 0.12 misses the target."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
-from forebay.batching.lines import NEVER
+from forebay.batching.lines import NEVER, Line
 
 if TYPE_CHECKING:
-    from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry, EntryBatch
 

@@ -29,12 +29,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from forebay.batching.gather import MIN_FIXED_S, GatherRule, releases
-from forebay.batching.lines import NEVER
+from forebay.batching.gather import MIN_FIXED_S, Curve, GatherRule, releases
+from forebay.batching.lines import NEVER, Line
 
 if TYPE_CHECKING:
-    from forebay.batching.gather import Curve
-    from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from forebay.cli.numbers import positive, seconds
 from forebay.cli.request_head import add_key_flag
@@ -18,10 +18,7 @@ from forebay.cli.server_page import page_of
 from forebay.cli.trace import aligned
 from forebay.errors import ConfigError
 from forebay.observe.metrics.cost_files import CostLine, lines_since, summed
-from forebay.observe.metrics.tenant_accounts import NOTHING, plus
-
-if TYPE_CHECKING:
-    from forebay.observe.metrics.tenant_accounts import Amounts
+from forebay.observe.metrics.tenant_accounts import NOTHING, Amounts, plus
 
 DESCRIPTION = """\
 Print how long workers were busy for each tenant and model. SOURCE is a server that runs with --cost-log, or the folder

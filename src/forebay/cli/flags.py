@@ -19,11 +19,10 @@ from forebay.server.config import (
     ProcessConfig,
     RepositoryConfig,
 )
-from forebay.types.settings import declared
+from forebay.types.settings import Setting, declared
 
 if TYPE_CHECKING:
     from forebay.server.setting_sources import Told
-    from forebay.types.settings import Setting
 
 _TITLES: Final[dict[type, str]] = {
     HttpConfig: "HTTP",

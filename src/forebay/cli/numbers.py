@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from forebay.types.settings import described
-
-if TYPE_CHECKING:
-    from forebay.types.settings import Setting
+from forebay.types.settings import Setting, described
 
 
 def reading(setting: Setting) -> Callable[[str], Any]:

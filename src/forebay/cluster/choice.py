@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from forebay.cluster.directory import PROTOCOL
+from forebay.cluster.directory import PROTOCOL, Directory, Member
 from forebay.errors import ServingNotFound
 from forebay.types.plurals import counted
-
-if TYPE_CHECKING:
-    from forebay.cluster.directory import Directory, Member
 
 MAX_TRIES: Final = 3
 

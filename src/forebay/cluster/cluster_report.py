@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.local_view import status_of
-from forebay.cluster.node_folder import folder_with
+from forebay.cluster.node_folder import NodeFolder, folder_with
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
     from forebay.cluster.deployment import ClusterState
     from forebay.cluster.keeper import DirectoryKeeper
-    from forebay.cluster.node_folder import NodeFolder
     from forebay.cluster.node_life import NodeStatus
     from forebay.cluster.peer_servers import PeerServers
 

@@ -13,21 +13,17 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from forebay.cluster.decisions import NodeView, View, begin, decide, drain, unheard
-from forebay.cluster.deployment import Deployment, encode_state
-from forebay.cluster.ray_hosts import START_S, HostActors, RayNode, result
+from forebay.cluster.deployment import ClusterState, Deployment, encode_state
+from forebay.cluster.ray_hosts import START_S, HostActors, HostHandle, RayNode, result
 from forebay.cluster.ray_library import ray_library
 from forebay.cluster.reservations import Reservations
 from forebay.errors import ForebayError
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from forebay.cluster.deployment import ClusterState
-    from forebay.cluster.ray_hosts import HostHandle
 
 log = logging.getLogger("forebay.cluster")
 

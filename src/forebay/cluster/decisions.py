@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from forebay.cluster.deployment import MAX_DOORS, ClusterState, Owning, PlacedWorker, Run, address_of
+from forebay.cluster.deployment import MAX_DOORS, ClusterState, Deployment, Owning, PlacedWorker, Run, address_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forebay.cluster.deployment import Deployment
     from forebay.types.ray_needs import RayNeeds
 
 _OF: Final = ".owner-"

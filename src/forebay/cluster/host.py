@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.cluster import control, project_files
-from forebay.cluster.deployment import read_state
+from forebay.cluster.deployment import ClusterState, read_state
 from forebay.cluster.node_folder import CODE, LOG, RAY, NodeFolder, claim, folders
 from forebay.cluster.node_life import NodeStatus
 from forebay.cluster.node_plan import FRONT, LOOPBACK, code_folder, owner_in, tls_files
@@ -31,7 +31,6 @@ from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from forebay.cluster.decisions import Level
-    from forebay.cluster.deployment import ClusterState
 
 ASK_S: Final = 1.0
 """How long an owner may take to say whether it is ready."""

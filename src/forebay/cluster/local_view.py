@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from forebay.cluster import control
-from forebay.cluster.deployment import newest
-from forebay.cluster.node_folder import RAY, SECRET, folders
+from forebay.cluster.deployment import ClusterState, newest
+from forebay.cluster.node_folder import RAY, SECRET, NodeFolder, folders
 from forebay.cluster.node_life import NodeStatus
 from forebay.errors import ForebayError
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from forebay.cluster.deployment import ClusterState
-    from forebay.cluster.node_folder import NodeFolder
 
 END_S: Final = 60.0
 """How long the processes of a node may take to end."""

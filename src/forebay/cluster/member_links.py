@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.cluster.call_params import NOT_TAKEN
-from forebay.cluster.directory import Name
+from forebay.cluster.directory import Directory, Member, Name
 from forebay.errors import ConfigError, InvalidRequest, ServingNotFound
 from forebay.owners.owner_link import GREET_S, OwnerLink, dialled
 from forebay.types.call import Failure
 from forebay.types.first_use import known
 from forebay.workers.memory.landing import Places
 from forebay.workers.wire.address import parse_address
-from forebay.workers.wire.tls_files import why_no_tls
+from forebay.workers.wire.tls_files import TlsFiles, why_no_tls
 
 if TYPE_CHECKING:
-    from forebay.cluster.directory import Directory, Member
     from forebay.owners.owner_pool import OwnerSlot
     from forebay.types.batch import Done, EntryBatch
-    from forebay.workers.wire.tls_files import TlsFiles
 
 AVOID_S: Final = 1.0
 """How long a member that could not be reached comes after all others."""

@@ -41,16 +41,14 @@ from forebay.types.call import Failure
 from forebay.workers.processes.loop_thread import LoopThread
 from forebay.workers.processes.private_folder import PrivateFolder
 from forebay.workers.wire import frames
-from forebay.workers.wire.address import TcpAddress, UnixAddress, parse_address
+from forebay.workers.wire.address import Address, TcpAddress, UnixAddress, parse_address
 from forebay.workers.wire.redialling import MAX_PAUSE_S, Pauses
 from forebay.workers.wire.shared_secret import read_secret
-from forebay.workers.wire.tls_files import client_tls, server_tls, why_no_tls
+from forebay.workers.wire.tls_files import TlsFiles, client_tls, server_tls, why_no_tls
 from forebay.workers.wire.worker_listener import DoorWords, EncryptedPort, VisitorLimits, WorkerListener
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.registry import Before
-    from forebay.workers.wire.address import Address
-    from forebay.workers.wire.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.cluster")
 

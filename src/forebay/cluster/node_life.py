@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from forebay.cluster.control import ControlSocket
-from forebay.cluster.deployment import read_state
+from forebay.cluster.control import ControlQuestion, ControlSocket
+from forebay.cluster.deployment import ClusterState, read_state
 from forebay.cluster.node_folder import CODE, LOG, STATE, NodeFolder
 from forebay.cluster.node_plan import FRONT, LOOPBACK, plan_of
 from forebay.cluster.node_ports import take_port
@@ -29,10 +29,6 @@ from forebay.machine.children import ChildState
 from forebay.machine.node_process import NodeProcess
 from forebay.observe.logs.log import tell
 from forebay.server.config import HttpConfig
-
-if TYPE_CHECKING:
-    from forebay.cluster.control import ControlQuestion
-    from forebay.cluster.deployment import ClusterState
 
 LOOK_S: Final = 2.0
 """How often a node process looks whether its folder is still there."""

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from forebay.cluster.deployment import PROJECT
+from forebay.cluster.deployment import PROJECT, ClusterState, Owning, PlacedWorker, Run
 from forebay.cluster.node_folder import CODE, SECRET
 from forebay.machine.children import Child
 from forebay.server.config import ProcessConfig
 
 if TYPE_CHECKING:
-    from forebay.cluster.deployment import ClusterState, Owning, PlacedWorker, Run
     from forebay.types.worker_range import WorkerRange
 
 FRONT: Final = "front"

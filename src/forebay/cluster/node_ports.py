@@ -9,13 +9,10 @@ import os
 import secrets
 import socket
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from forebay.cluster.node_folder import folders
+from forebay.cluster.node_folder import NodeFolder, folders
 from forebay.transports.binding import require_free
-
-if TYPE_CHECKING:
-    from forebay.cluster.node_folder import NodeFolder
 
 _FILE: Final = "http-port"
 _FIRST: Final = 20_000

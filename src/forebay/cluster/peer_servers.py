@@ -11,18 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.cluster.directory import MAX_NAME, read_directory
+from forebay.cluster.directory import MAX_NAME, Member, read_directory
 from forebay.errors import ConfigError
 from forebay.owners.owner_link import OwnerLink
-from forebay.owners.shard import Shard
+from forebay.owners.shard import LinkOptions, Shard
 from forebay.workers.wire import frames
-from forebay.workers.wire.address import TcpAddress, UnixAddress, parse_address
+from forebay.workers.wire.address import Address, TcpAddress, UnixAddress, parse_address
 
 if TYPE_CHECKING:
-    from forebay.cluster.directory import Member
     from forebay.cluster.keeper import DirectoryKeeper
-    from forebay.owners.shard import LinkOptions
-    from forebay.workers.wire.address import Address
 
 log = logging.getLogger("forebay.cluster")
 

@@ -12,18 +12,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
+from typing import Any, Final, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
-from forebay.cluster.deployment import newest, read_state
+from forebay.cluster.deployment import ClusterState, newest, read_state
 from forebay.cluster.host import Host, NodeReport
-from forebay.cluster.node_dials import NodeDials
+from forebay.cluster.node_dials import NodeDials, Place
 from forebay.cluster.node_plan import LOOPBACK
 from forebay.cluster.ray_library import ray_library
-
-if TYPE_CHECKING:
-    from forebay.cluster.deployment import ClusterState
-    from forebay.cluster.node_dials import Place
 
 SILENT_S: Final = 2.0
 """How long a host may take to report before it counts as silent."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cluster.call_params import NOT_TAKEN, CallParams
 from forebay.cluster.choice import Tries
-from forebay.errors import Cancelled, DeadlineExceeded, ServingStopped, Unavailable
+from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, ServingStopped, Unavailable
 from forebay.types.batch import EntryBatch
 from forebay.types.call import EMPTY, Failure, Request
 from forebay.types.failures import without_frames
@@ -26,7 +26,6 @@ from forebay.types.failures import without_frames
 if TYPE_CHECKING:
     from forebay.cluster.directory import Directory
     from forebay.cluster.member_links import MemberLinks
-    from forebay.errors import ForebayError
     from forebay.owners.owner_pool import OwnerSlot
     from forebay.serving.nx_serving.stream import Inbox
 

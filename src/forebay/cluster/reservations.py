@@ -12,13 +12,12 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.cluster.deployment import PlacedWorker
+from forebay.cluster.deployment import ClusterState, PlacedWorker
 from forebay.cluster.node_plan import worker_child
 from forebay.cluster.ray_hosts import result, words_of
 from forebay.cluster.ray_library import ray_library
 
 if TYPE_CHECKING:
-    from forebay.cluster.deployment import ClusterState
     from forebay.types.ray_needs import RayNeeds
 
 NAMESPACE: Final = "forebay"

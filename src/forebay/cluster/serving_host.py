@@ -23,14 +23,13 @@ from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.owners.caller_link import Callee, CallerLink
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.nx_serving import registry
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Request
 from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
 from forebay.workers.user_calls.user_code import attempt_async, user_code
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.started_serving import ServingProcess
-    from forebay.types.call import Request
 
 HOOK_THREADS: Final = 32
 """Threads in which pre- and postprocessing run."""

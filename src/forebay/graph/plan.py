@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from forebay.graph.spec import check
-
-if TYPE_CHECKING:
-    from forebay.graph.spec import GraphSpec, NodeSpec
+from forebay.graph.spec import GraphSpec, NodeSpec, check
 
 
 class PlannedStream(msgspec.Struct, eq=False):

@@ -23,10 +23,10 @@ import msgspec
 
 from forebay.errors import BadOutcome, Cancelled, Code, ConfigError, ForebayError, TooLate
 from forebay.graph.forecast import Forecast
-from forebay.graph.plan import Plan
-from forebay.graph.run import GraphRun
+from forebay.graph.plan import Plan, PlannedNode
+from forebay.graph.run import Emission, Firing, GraphRun
 from forebay.graph.values import Outputs, loaded
-from forebay.types.call import Failure, Request
+from forebay.types.call import Failure, Item, Outcome, Request
 from forebay.types.failures import failure_of
 from forebay.workers.pool import CREDIT, Pool, PoolStatistics
 from forebay.workers.user_calls.user_code import attempt, user_code
@@ -35,12 +35,9 @@ from forebay.workers.wire.objects import Packed, open_outcome, pack
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from forebay.graph.plan import PlannedNode
-    from forebay.graph.run import Emission, Firing
     from forebay.graph.spec import GraphSpec
     from forebay.serving.endpoint import Endpoint
     from forebay.types.batch import Done, Entry, EntryBatch, Inside
-    from forebay.types.call import Item, Outcome
     from forebay.workers.memory.landing import Places
 
 log = logging.getLogger("forebay.graph")

@@ -20,17 +20,14 @@ import select
 import signal
 import subprocess
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from forebay.errors import ModelError
 from forebay.machine.lifeline import MAX_BYTES, VARIABLE
-from forebay.workers.processes.supervisor import END_S, Supervisor
+from forebay.workers.processes.supervisor import END_S, End, Supervisor
 from forebay.workers.wire.heartbeat import BEAT_S
-
-if TYPE_CHECKING:
-    from forebay.workers.processes.supervisor import End
 
 log = logging.getLogger("forebay")
 

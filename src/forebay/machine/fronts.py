@@ -7,20 +7,17 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from forebay.machine.children import Child
+from forebay.machine.children import Child, ChildState
 from forebay.machine.lifeline import BETWEEN_LINES
 from forebay.machine.node_process import NodeProcess
 from forebay.machine.part import Part
 from forebay.transports.binding import reserved
 from forebay.transports.signals import LAST_S
 from forebay.workers.processes.private_folder import PrivateFolder
-
-if TYPE_CHECKING:
-    from forebay.machine.children import ChildState
 
 OWNER: Final = "owner"
 """What the child is called that has the queues."""

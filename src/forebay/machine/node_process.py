@@ -20,14 +20,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
-from forebay.machine.children import ChildFailed, RunningChild
+from forebay.machine.children import Child, ChildFailed, ChildState, RunningChild
 from forebay.transports.signals import LAST_S, Signals
-
-if TYPE_CHECKING:
-    from forebay.machine.children import Child, ChildState
 
 log = logging.getLogger("forebay")
 

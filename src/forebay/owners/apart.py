@@ -10,19 +10,15 @@ Before anything of that comes its receiver has heard of it, so that it can say w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from forebay.errors import InvalidRequest
+from forebay.errors import ForebayError, InvalidRequest
 from forebay.types.call import Failure
 from forebay.types.first_use import known
-from forebay.workers.memory.landing import Joining
+from forebay.workers.memory.landing import Joining, Sink
 from forebay.workers.wire import frames
-
-if TYPE_CHECKING:
-    from forebay.errors import ForebayError
-    from forebay.workers.memory.landing import Sink
 
 MAX_FRAME_BYTES: Final = 1 << 22
 """Longest frame, without what follows it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.owners.apart import MAX_FRAME_BYTES, MAX_SEATS, LinkReader
+from forebay.owners.apart import MAX_FRAME_BYTES, MAX_SEATS, BodiesTaker, LinkReader
 from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS, SEES, SERVINGS
 from forebay.owners.wire import (
     CallerHello,
@@ -30,7 +30,6 @@ from forebay.workers.wire import frames
 from forebay.workers.wire.plain_data import require_plain
 
 if TYPE_CHECKING:
-    from forebay.owners.apart import BodiesTaker
     from forebay.transports.state_table import Event, State
 
 MAX_PARAMS: Final = 256

@@ -27,22 +27,22 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
-from forebay.errors import CapacityError, InvalidRequest, TooLarge, Unavailable
+from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.observe.logs.named_requests import id_of
 from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.owners.answer_frames import Answers
-from forebay.owners.apart import refused
+from forebay.owners.apart import Apart, refused
 from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
 from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, ModelRequests, bytes_of
-from forebay.server.byte_budget import SMALL_BYTES
+from forebay.server.byte_budget import SMALL_BYTES, ByteBudget
 from forebay.serving.tensor_face import TENSORS, TensorRequest
-from forebay.types.call import Failure, Media, ReplyToAll, Request
+from forebay.types.call import Failure, Media, Outcome, ReplyToAll, Request
 from forebay.types.server_state import here
-from forebay.types.tenant import Tenants
+from forebay.types.tenant import Tenant, Tenants
 from forebay.workers.memory.landing import Joining, Landing, Places, landed_in, placed
 from forebay.workers.pool import CREDIT
 from forebay.workers.wire import frames
@@ -51,12 +51,7 @@ from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbe
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
-    from forebay.owners.apart import Apart
-    from forebay.server.byte_budget import ByteBudget
     from forebay.transports.state_table import State
-    from forebay.types.call import Outcome
-    from forebay.types.tenant import Tenant
 
 
 TOGETHER: Final = 64

@@ -23,22 +23,19 @@ import msgspec
 from forebay.observe.logs.access_log import HANDED_ON, CallListeners, EndedCall
 from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.owners.apart import follow
-from forebay.owners.caller_link import Callee, CallerLink
-from forebay.owners.model_description import WeighedModel, description_of, problem_of
+from forebay.owners.caller_link import Callee, CallerLink, MemberEntry
+from forebay.owners.model_description import ModelDescription, WeighedModel, description_of, problem_of
 from forebay.owners.owner_pool import OwnerPool
 from forebay.owners.request_form import require_form, require_params
 from forebay.protocols.native import code_of, status_of
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Outcome, Request
 from forebay.types.server_state import here
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
-    from forebay.owners.caller_link import MemberEntry
-    from forebay.owners.model_description import ModelDescription
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.serving.endpoint import Endpoint
-    from forebay.types.call import Outcome, Request
 
 MAX_NUMBERS: Final = 8
 """Numbers of a version that are known: the last ones."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -14,13 +14,10 @@ from forebay.protocols.native import Contract
 from forebay.protocols.openapi import Described, document
 from forebay.server.served import Served, ServedMethod
 from forebay.server.wire_schema import WireSchema, wire_schema_of
-from forebay.serving.endpoint import EndpointConfig
+from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.first_use import known
 from forebay.types.names import endpoint_name, version_name
-
-if TYPE_CHECKING:
-    from forebay.serving.endpoint import Endpoint
 
 MAX_PROBLEM: Final = 500
 """Longest text about why a model cannot answer."""

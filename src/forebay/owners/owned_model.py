@@ -11,12 +11,11 @@ import msgspec
 from forebay.batching.queue import BatchConfig
 from forebay.owners.owner_pool import OwnerPool
 from forebay.serving.endpoint import Endpoint
-from forebay.types.call import ALONE
+from forebay.types.call import ALONE, Request
 
 if TYPE_CHECKING:
     from forebay.owners.model_description import ModelDescription
     from forebay.server.served import Served
-    from forebay.types.call import Request
 
 
 class OwnedModel(msgspec.Struct, eq=False):

@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.owners.owner_link import OwnerLink
-from forebay.owners.shard import Shard
+from forebay.owners.shard import LinkOptions, Shard
 from forebay.owners.shards import MAX_SHARDS, shard_hosts
 from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
-from forebay.workers.wire.address import TcpAddress
+from forebay.workers.wire.address import Address, TcpAddress
 
 if TYPE_CHECKING:
     from forebay.owners.model_description import WeighedModel
-    from forebay.owners.shard import LinkOptions
-    from forebay.workers.wire.address import Address
 
 log = logging.getLogger("forebay.owners")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.owners.apart import MAX_SEATS, LinkReader
+from forebay.owners.apart import MAX_SEATS, BodiesTaker, LinkReader
 from forebay.owners.states import (
     ANSWERS,
     ASKING,
@@ -44,7 +44,6 @@ from forebay.types.first_use import known
 from forebay.workers.wire import frames, shared_secret
 
 if TYPE_CHECKING:
-    from forebay.owners.apart import BodiesTaker
     from forebay.transports.state_table import Event, State
 
 MAX_ELEMENTS: Final = 16_000_000

@@ -9,7 +9,7 @@ import itertools
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from forebay.owners.apart import (
     FRAME_BYTES,
     HEAD_BYTES,
     LYING_BYTES,
+    Apart,
     refused,
     set_apart,
     weight,
@@ -28,7 +29,7 @@ from forebay.owners.caller_conversation import MAX_PARAM_BYTES
 from forebay.owners.in_steps import COPIED_BYTES, InSteps
 from forebay.owners.model_description import read_description
 from forebay.owners.owner_conversation import OwnerConversation
-from forebay.owners.owner_pool import OwnerSlot
+from forebay.owners.owner_pool import LinkPool, OwnerSlot
 from forebay.owners.parts_ahead import PartsAhead
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.wire import (
@@ -41,21 +42,14 @@ from forebay.owners.wire import (
     OwnerOpening,
     bytes_of,
 )
-from forebay.types.call import Failure, Media
+from forebay.types.call import Failure, Media, Origin, Request
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.workers.memory.landing import Joining, landed_in, placed
 from forebay.workers.wire import frames
-from forebay.workers.wire.address import CONNECT_S, UnixAddress, peer_of, stranger_at, tune
+from forebay.workers.wire.address import CONNECT_S, Address, UnixAddress, peer_of, stranger_at, tune
 from forebay.workers.wire.loop_heartbeat import BEAT_FRAME, SILENCE, LoopHeartbeat
-from forebay.workers.wire.tls_files import why_closed, why_no_tls
-
-if TYPE_CHECKING:
-    from forebay.owners.apart import Apart
-    from forebay.owners.owner_pool import LinkPool
-    from forebay.types.call import Origin, Request
-    from forebay.workers.wire.address import Address
-    from forebay.workers.wire.tls_files import TlsFiles
+from forebay.workers.wire.tls_files import TlsFiles, why_closed, why_no_tls
 
 FLAG: Final = "--owner-"
 """How the flags begin that name the TLS files of a front."""

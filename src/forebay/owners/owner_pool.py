@@ -23,7 +23,7 @@ import msgspec
 from forebay.errors import InvalidRequest, QueueFull, Unavailable
 from forebay.owners.request_seats import SEATS, RequestSeats
 from forebay.owners.shards import roomiest
-from forebay.owners.wire import EndedSeat
+from forebay.owners.wire import EndedSeat, ModelAnswers
 from forebay.types.call import Failure
 from forebay.workers.memory.landing import Places
 from forebay.workers.pool import PoolStatistics
@@ -31,7 +31,6 @@ from forebay.workers.pools.slot_pool import SlotPool
 
 if TYPE_CHECKING:
     from forebay.owners.owner_link import OwnerLink
-    from forebay.owners.wire import ModelAnswers
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.types.tenant import Tenant
     from forebay.workers.pools.seating import Sitting

@@ -25,16 +25,14 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.owners.owned_model import OwnedModel, owned_model
-from forebay.owners.owner import Owner
-from forebay.owners.owner_pool import AWAY, MISSING
+from forebay.owners.owner import OwnedVersion, Owner
+from forebay.owners.owner_pool import AWAY, MISSING, OwnerSlot
 from forebay.owners.shard import LinkOptions
 from forebay.owners.shards import agreed
 from forebay.types.did_you_mean import meant
 from forebay.workers.memory.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from forebay.owners.owner import OwnedVersion
-    from forebay.owners.owner_pool import OwnerSlot
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.workers.wire.address import Address

@@ -6,19 +6,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
-from forebay.owners.owner_link import FLAG, dialled
-from forebay.workers.wire.address import UnixAddress
+from forebay.owners.owner_link import FLAG, OwnerLink, dialled
+from forebay.workers.wire.address import Address, UnixAddress
 from forebay.workers.wire.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
-from forebay.workers.wire.tls_files import why_no_tls
-
-if TYPE_CHECKING:
-    from forebay.owners.owner_link import OwnerLink
-    from forebay.workers.wire.address import Address
-    from forebay.workers.wire.tls_files import TlsFiles
+from forebay.workers.wire.tls_files import TlsFiles, why_no_tls
 
 
 class LinkOptions(msgspec.Struct):

@@ -19,14 +19,13 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidRequest
-from forebay.workers.memory.landing import Joining
+from forebay.workers.memory.landing import Joining, Places
 from forebay.workers.memory.memory_file import make_file, open_file
 from forebay.workers.wire.address import process_of
 
 if TYPE_CHECKING:
     import asyncio
 
-    from forebay.workers.memory.landing import Places
 
 STEP_BYTES: Final = 1 << 20
 """How much is copied at once."""

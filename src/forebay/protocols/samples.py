@@ -10,14 +10,13 @@ import msgspec
 
 from forebay.errors import ForebayError, TooLarge, ValidationError
 from forebay.serving.models.sample_errors import refusal
-from forebay.types.element_limits import MAX_TENSOR_ELEMENTS, at_once
+from forebay.types.element_limits import MAX_TENSOR_ELEMENTS, Data, Steps, at_once
 from forebay.types.json_segments import LONG_BYTES, elements
 from forebay.types.msgpack_elements import msgpack_ends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forebay.types.element_limits import Data, Steps
 
 MAX_SAMPLES: Final = 16_384
 """Samples in the array of one request, whatever the queue may hold."""

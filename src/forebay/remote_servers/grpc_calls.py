@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from forebay.errors import RunnerFailed
-from forebay.remote_servers.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, Unreachable, parent
+from forebay.remote_servers.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, ServerAddress, Unreachable, parent
 from forebay.runtimes.library import library
-
-if TYPE_CHECKING:
-    from forebay.remote_servers.servers import ServerAddress
 
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),

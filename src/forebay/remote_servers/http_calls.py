@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import TooLarge
-from forebay.remote_servers.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, Unreachable, parent
+from forebay.remote_servers.servers import CONNECT_S, MAX_ANSWER_BYTES, PARENT, ServerAddress, Unreachable, parent
 from forebay.remote_servers.whole_head import WholeHeadResponse
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-    from forebay.remote_servers.servers import ServerAddress
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -17,11 +17,8 @@ from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, Mo
 from forebay.remote_servers.grpc_calls import GrpcCalls
 from forebay.remote_servers.http_calls import HttpAnswer, HttpCalls
 from forebay.remote_servers.servers import ServerAddress, Servers, Unreachable
-from forebay.runtimes.signature import Signature, Value, Var
+from forebay.runtimes.signature import Feed, Signature, Value, Var
 from forebay.types.datatypes import DATATYPES
-
-if TYPE_CHECKING:
-    from forebay.runtimes.signature import Feed
 
 _BUSY: Final = frozenset({502, 503})
 _PATH: Final = re.compile(r"(?:(?:v2/)?models/)?(?:(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?)?(?:/infer)?")

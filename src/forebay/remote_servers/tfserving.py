@@ -11,11 +11,10 @@ from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import DeadlineExceeded, RunnerFailed, Unavailable, ValidationError
 from forebay.protocols.tfserving.messages import MODELS, PREDICTION, SERVING
 from forebay.remote_servers.grpc_calls import GrpcCalls
-from forebay.remote_servers.servers import Unreachable
+from forebay.remote_servers.servers import ServerAddress, Unreachable
 from forebay.types.tensor_proto import put, tensor_of
 
 if TYPE_CHECKING:
-    from forebay.remote_servers.servers import ServerAddress
     from forebay.runtimes.signature import Array
 
 

@@ -36,7 +36,7 @@ import msgspec
 
 from forebay.errors import ConfigError, Unavailable
 from forebay.repository import own_folder
-from forebay.repository.cache import Cache
+from forebay.repository.cache import Cache, Lease
 from forebay.repository.fetching import Progress, fetch
 from forebay.repository.listing import Revision
 from forebay.repository.tree_rules import misplaced
@@ -44,7 +44,6 @@ from forebay.types.caught import caught
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from forebay.repository.cache import Lease
     from forebay.repository.shelf import ShelfStatistics
     from forebay.repository.source import ModelSource
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import ForebayError, Unavailable
-from forebay.repository.source import SourceFailed
+from forebay.repository.source import ModelSource, SourceFailed
 from forebay.types.caught import caught
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
     from forebay.repository.listing import Revision, StoredFile
-    from forebay.repository.source import ModelSource
 
 PART_BYTES: Final = 8 * 1024 * 1024
 """What is asked for at a time."""

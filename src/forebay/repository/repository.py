@@ -25,20 +25,18 @@ import msgspec
 from forebay.errors import ForebayError, NotFound
 from forebay.repository.cache import Lease
 from forebay.repository.disk import DiskCache
-from forebay.repository.listing import Catalog, Revision, as_one_line
+from forebay.repository.listing import Catalog, Revision, StoredFile, as_one_line
 from forebay.repository.local_source import LocalFolder
 from forebay.repository.look_thread import MAX_PAUSE_S, SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
-from forebay.repository.source import SourceFailed
+from forebay.repository.source import ModelSource, SourceFailed
 from forebay.types.caught import caught
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
 
 if TYPE_CHECKING:
     from forebay.repository.fetching import Progress
-    from forebay.repository.listing import StoredFile
     from forebay.repository.shelf import ShelfStatistics
-    from forebay.repository.source import ModelSource
     from forebay.repository.tree_rules import TreeRules
 
 log = logging.getLogger("forebay.repository")

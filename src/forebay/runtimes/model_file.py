@@ -9,23 +9,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
-from forebay.runtimes.library import RunOptions, accelerator
+from forebay.runtimes.library import RunOptions, Runtime, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
 from forebay.runtimes.saved_model import folder_of, runtime_of
-from forebay.runtimes.signature import Value, named
+from forebay.runtimes.signature import Feed, Signature, Value, Var, named
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, trace_of, words_of
 from forebay.workers.user_calls.user_code import caught
-
-if TYPE_CHECKING:
-    from forebay.runtimes.library import Runtime
-    from forebay.runtimes.signature import Feed, Signature, Var
 
 _MAX_REASON: Final = 2000
 """Characters of what a library says: OpenVINO names a whole graph's worth of operators."""

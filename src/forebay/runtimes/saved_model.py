@@ -7,20 +7,17 @@ import importlib.util
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.runtimes.library import library
+from forebay.runtimes.library import RunOptions, Runtime, library
 from forebay.runtimes.openvino import OpenVino, silent_library
 from forebay.runtimes.signature import Signature, Var, rows_and_sample
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.datatypes import BY_TENSORFLOW
 from forebay.types.tensorflow_messages import TENSORFLOW, TYPE_NAMES
-
-if TYPE_CHECKING:
-    from forebay.runtimes.library import RunOptions, Runtime
 
 FILE: Final = "saved_model.pb"
 """The file by which a folder is a SavedModel."""

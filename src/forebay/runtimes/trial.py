@@ -27,13 +27,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, overload
+from typing import BinaryIO, Final, Protocol, overload
 
 import msgspec
 
 from forebay.errors import ConfigError, ForebayError, Unavailable, revive
 from forebay.runtimes.library import RunOptions
-from forebay.runtimes.model_file import load_with, reason_of
+from forebay.runtimes.model_file import ModelFile, load_with, reason_of
 from forebay.runtimes.onnx_file import files_beside
 from forebay.runtimes.sharing import Sharing, SignaturePlan, sharing_of, untried
 from forebay.types.devices import Device
@@ -41,9 +41,6 @@ from forebay.types.failures import failure_of, text_of
 from forebay.types.first_use import known
 from forebay.workers.processes.parent_death import end_with, end_with_reader
 from forebay.workers.user_calls.user_code import caught
-
-if TYPE_CHECKING:
-    from forebay.runtimes.model_file import ModelFile
 
 LOAD_S: Final = 300.0
 """How long the process may take to load a file."""

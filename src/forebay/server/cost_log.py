@@ -20,11 +20,9 @@ import msgspec
 
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe.metrics.cost_files import CostLine, TooMuch, file_of, lines_since, moment, summed
-from forebay.observe.metrics.tenant_accounts import Accounts, plus
+from forebay.observe.metrics.tenant_accounts import Accounts, Amounts, TenantAccount, plus
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.tenant_accounts import Amounts, TenantAccount
-
     _Line = tuple[TenantAccount, Amounts, bytes]
 
 log = logging.getLogger("forebay")

@@ -9,13 +9,12 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._version import __version__
-from forebay.errors import NotFound, Unavailable, UnknownModel
+from forebay.errors import ForebayError, NotFound, Unavailable, UnknownModel
 from forebay.observe.logs.log import JsonFormatter
 from forebay.observe.traces.timeline import Timeline
 from forebay.serving.tensor_face import TensorFace
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
     from forebay.server.app import App
     from forebay.server.served import Served

@@ -18,11 +18,10 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, NotFound
 from forebay.repository.tree_rules import number_of
 from forebay.repository.version_policy import VersionPolicy
-from forebay.server.stock import LOOK_S, PAUSE_S
+from forebay.server.stock import LOOK_S, PAUSE_S, Stock
 
 if TYPE_CHECKING:
     from forebay.server.app import App
-    from forebay.server.stock import Stock
 
 
 class WantedModel(msgspec.Struct, frozen=True, kw_only=True):

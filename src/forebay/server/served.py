@@ -10,14 +10,13 @@ import msgspec
 
 from forebay.observe.logs.access_log import Answering
 from forebay.protocols.native import Contract
-from forebay.protocols.openapi import PREDICT
+from forebay.protocols.openapi import PREDICT, Described
 
 if TYPE_CHECKING:
     from forebay.batching.queue import BatchConfig
     from forebay.errors import ForebayError
     from forebay.graph.drawing.draw import Drawable
     from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
-    from forebay.protocols.openapi import Described
     from forebay.serving.endpoint import Endpoint, EndpointConfig
     from forebay.serving.tensor_face import TensorFace
     from forebay.types.call import Outcome, Request

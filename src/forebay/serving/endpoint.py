@@ -19,7 +19,7 @@ import msgspec
 
 from forebay.batching.batcher import Batcher
 from forebay.batching.bill import divide
-from forebay.batching.queue import BatchQueue
+from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.errors import (
     Cancelled,
     CapacityError,
@@ -43,21 +43,18 @@ from forebay.serving.single_flight import Flights
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.serving.worker_scaling import WorkerScaling
-from forebay.types.call import EMPTY, Failure, ReplyToAll, Request, Slice
+from forebay.types.call import EMPTY, Failure, Outcome, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.types.settings import Sharing
-from forebay.types.tenant import Tenants
+from forebay.types.tenant import Tenant, Tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from forebay.batching.auto import AutoState
     from forebay.batching.deadlines import Deadlines
-    from forebay.batching.queue import BatchConfig
     from forebay.types.batch import EntryBatch
-    from forebay.types.call import Outcome
-    from forebay.types.tenant import Tenant
     from forebay.workers.memory.landing import Places
     from forebay.workers.pool import Pool
 

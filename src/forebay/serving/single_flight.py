@@ -22,9 +22,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, TooLate
-from forebay.types.call import ALONE, Failure, Media, Request, Slice
+from forebay.types.call import ALONE, Failure, Media, Outcome, Request, Slice
 from forebay.types.context import PARAM
-from forebay.types.fingerprint import content_of, digest_of
+from forebay.types.fingerprint import Content, content_of, digest_of
 from forebay.workers.user_calls.user_code import attempt
 from forebay.workers.wire.objects import Packed
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchQueue
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
-    from forebay.types.call import Outcome
-    from forebay.types.fingerprint import Content
     from forebay.types.settings import Sharing
     from forebay.types.tenant import Tenant
 

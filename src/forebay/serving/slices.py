@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import QueueFull, TooLarge
-from forebay.types.call import Failure, Joint, Request, Slice
+from forebay.types.call import Failure, Joint, Origin, Outcome, Request, Slice
 from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchConfig, BatchQueue
     from forebay.serving.single_flight import Flights
-    from forebay.types.call import Origin, Outcome
 
 
 _NEVER: Final = float("inf")

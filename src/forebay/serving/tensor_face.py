@@ -18,20 +18,17 @@ plain data, which goes to worker processes as everything else does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.arrays.numpy_tensors import raw_in_steps
 from forebay.arrays.tensor_rows import JoinedRows, Rows
 from forebay.errors import BadOutcome, InvalidRequest, ValidationError
-from forebay.types.call import EMPTY, Request
+from forebay.types.call import EMPTY, Joint, Request
 from forebay.types.datatypes import DATATYPES, datatype_of, holds
 from forebay.types.did_you_mean import nearest
 from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements
-
-if TYPE_CHECKING:
-    from forebay.types.call import Joint
 
 MAX_EMPTY_ROWS: Final = 1024
 """Samples of a call that have no data at all; others are bounded by the length of the call."""

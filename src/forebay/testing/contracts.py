@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.testing.memory_client import client
+from forebay.testing.memory_client import Client, client
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.types.file import File
@@ -19,7 +19,6 @@ from forebay.types.file import File
 if TYPE_CHECKING:
     from forebay.serving.models.model import Model
     from forebay.testing.answers import Answer
-    from forebay.testing.memory_client import Client
     from forebay.workers.pool import Pool
 
 MSGPACK: Final = {"content-type": "application/msgpack", "accept": "application/msgpack"}

@@ -18,12 +18,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from forebay.transports.binding import OWN
+from forebay.transports.binding import OWN, ListeningPlace
 from forebay.workers.wire.kept_socket import keep_socket
 
 if TYPE_CHECKING:
-    from forebay.transports.binding import ListeningPlace
-
     Take = Callable[[socket.socket, tuple[str, int]], object]
 
 log = logging.getLogger("forebay")

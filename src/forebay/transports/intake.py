@@ -18,12 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from forebay.transports.body_reader import read_bodies
+from forebay.transports.body_reader import Reads, Scatters, read_bodies
 
 if TYPE_CHECKING:
     import asyncio
 
-    from forebay.transports.body_reader import Reads, Scatters
     from forebay.transports.reading_turns import ReadingTurns
 
 LARGE_READ_BYTES: Final = 64 * 1024

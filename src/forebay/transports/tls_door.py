@@ -14,15 +14,13 @@ import socket
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Final, Protocol
 
-from forebay.errors import InvalidRequest, Unavailable
+from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.transports.acceptor import Acceptor
-from forebay.transports.binding import OWN
+from forebay.transports.binding import OWN, ListeningPlace
 from forebay.workers.wire.peeking import peek
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
     from forebay.server.config import GrpcConfig, HttpConfig
-    from forebay.transports.binding import ListeningPlace
     from forebay.workers.wire.tls_files import TlsFiles
 
 TLS_GOODBYE_S: Final = 1.0

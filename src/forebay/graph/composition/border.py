@@ -23,10 +23,10 @@ from forebay.serving.models.sample_errors import refusal
 from forebay.serving.models.schema import WRITTEN, WireType
 from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.tensor_face import TENSORS
-from forebay.types.call import ROWS, Failure, Media, written_in
+from forebay.types.call import ROWS, Failure, Item, Media, Outcome, Request, written_in
 from forebay.types.failures import trace_of, words_of
 from forebay.types.first_use import known
-from forebay.workers.pool import Pool
+from forebay.workers.pool import Pool, PoolStatistics
 from forebay.workers.user_calls.user_code import attempt, caught
 from forebay.workers.wire.objects import Packed
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from forebay.graph.composition.node_signature import NodeInput
     from forebay.graph.pool import GraphPool
     from forebay.types.batch import Done, Entry, EntryBatch, Inside
-    from forebay.types.call import Item, Outcome, Request
-    from forebay.workers.pool import PoolStatistics
 
 LARGE_BYTES: Final = 64 * 1024
 """From here on a body or a result is decoded or encoded in a thread."""

@@ -11,14 +11,14 @@ import asyncio
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, overload
+from typing import Annotated, Any, Final, Literal, Union, cast, overload
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.composition.node_signature import NodeInput, NodeSignature, signature_of_function, signature_of_model
 from forebay.graph.composition.runner import FirstRunner, NodeRunner, Results, StreamedNodeRunner, model_of
-from forebay.graph.composition.symbols import Edge, Symbol, drawing, edge_of, place
+from forebay.graph.composition.symbols import Drawing, Edge, Symbol, drawing, edge_of, place
 from forebay.graph.composition.types_fit import element_of, fits, spell
 from forebay.graph.spec import OUT
 from forebay.graph.values import SKIP
@@ -27,13 +27,9 @@ from forebay.serving.models.model import Model, settings_of
 from forebay.types.call import Failure
 from forebay.types.did_you_mean import meant
 from forebay.types.settings import Checked, Workers, checked, keywords_of, only_keywords_of
-from forebay.workers.runner import WorkerContext
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.coroutines import is_on_loop
 from forebay.workers.user_calls.joint_streams import Even, JointStreams
-
-if TYPE_CHECKING:
-    from forebay.graph.composition.symbols import Drawing
-    from forebay.workers.runner import Runner
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Kind = Literal["inline", "thread", "process"]

@@ -7,21 +7,18 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.composition.types_fit import element_of, spell
 from forebay.serving.models.annotations import io_types
-from forebay.serving.models.model import settings_of
+from forebay.serving.models.model import Model, settings_of
 from forebay.types.call_signature import as_written, signature_of
 from forebay.types.failures import text_of
 from forebay.types.type_names import expanded
 from forebay.workers.user_calls.user_code import caught
-
-if TYPE_CHECKING:
-    from forebay.serving.models.model import Model
 
 
 class NodeInput(msgspec.Struct, frozen=True, eq=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forebay.errors import BadOutcome
 from forebay.graph.spec import OUT
@@ -14,13 +14,10 @@ from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.model import Model, settings_of
 from forebay.serving.models.model_runner import ModelRunner
 from forebay.serving.models.outputs import Held
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Item, Outcome
 from forebay.types.failures import failure_of
 from forebay.workers.runner import Runner
 from forebay.workers.user_calls.user_code import attempt
-
-if TYPE_CHECKING:
-    from forebay.types.call import Item, Outcome
 
 
 def model_of(function: Callable[..., Any], *, batched: bool) -> type[Model]:

@@ -12,15 +12,12 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
-from forebay.observe.metrics.tenant_accounts import NOTHING, plus
+from forebay.observe.metrics.tenant_accounts import NOTHING, Amounts, plus
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from forebay.observe.metrics.tenant_accounts import Amounts
 
 BEGIN: Final = "costs-"
 END: Final = ".jsonl"

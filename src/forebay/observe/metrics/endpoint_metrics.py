@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.errors import UserCodeError
+from forebay.errors import ForebayError, UserCodeError
 from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
     from forebay.observe.metrics.tenant_accounts import TenantAccount
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from forebay.observe.traces.timeline import BatchListener
+from forebay.observe.traces.timeline import BatchListener, BatchRecord
 from forebay.observe.traces.trace_format import PRE, cost_of
 
 if TYPE_CHECKING:
-    from forebay.observe.traces.timeline import BatchRecord
     from forebay.types.batch import Phase
 
 

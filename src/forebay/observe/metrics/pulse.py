@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
-from forebay.observe.metrics.exposition import SLICE, Source
-from forebay.observe.metrics.histograms import ROWS, SECONDS
-
-if TYPE_CHECKING:
-    from forebay.observe.metrics.endpoint_metrics import FailureReason
-    from forebay.observe.metrics.exposition import Reading
-    from forebay.observe.metrics.histograms import Histogram
+from forebay.observe.metrics.endpoint_metrics import EndpointMetrics, FailureReason
+from forebay.observe.metrics.exposition import SLICE, Reading, Source
+from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
 
 MAX_FAULTS = 50
 """Errors that are told to who begins to watch, the newest."""

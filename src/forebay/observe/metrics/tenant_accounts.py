@@ -7,14 +7,11 @@ the others there, so that sums stay exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakSet
 
 from forebay.observe.metrics.histograms import SECONDS, Histogram
-from forebay.types.tenant import OTHER
-
-if TYPE_CHECKING:
-    from forebay.types.tenant import Tenant
+from forebay.types.tenant import OTHER, Tenant
 
 Amounts = tuple[float, int, int, int]
 """Worker seconds, samples, tokens of prompts and of answers."""

@@ -17,11 +17,10 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from forebay.types.tenant import OTHER
+from forebay.types.tenant import OTHER, Tenants
 
 if TYPE_CHECKING:
     from forebay.observe.metrics.tenant_accounts import Accounts, TenantAccount
-    from forebay.types.tenant import Tenants
 
 STEP_S: Final = 15.0
 """Time between two marks."""

@@ -19,19 +19,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from forebay.errors import ConfigError
-from forebay.observe.logs.access_log import HANDED_ON, CallListeners
-from forebay.observe.traces.timeline import Timeline
+from forebay.observe.logs.access_log import HANDED_ON, CallListeners, EndedCall
+from forebay.observe.traces.timeline import BatchRecord, Step, Timeline
 from forebay.observe.traces.trace_context import TraceContexts
 from forebay.types.caught import caught
 from forebay.types.failures import text_of
 from forebay.types.server_state import here
-
-if TYPE_CHECKING:
-    from forebay.observe.logs.access_log import EndedCall
-    from forebay.observe.traces.timeline import BatchRecord, Step
 
 # The packages need not be installed where this file is type-checked, so what comes from them is `Any`.
 TracerProvider: TypeAlias = Any

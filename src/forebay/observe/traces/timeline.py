@@ -20,11 +20,10 @@ import msgspec
 from forebay.observe.listeners import Listeners
 from forebay.observe.logs.named_requests import id_of
 from forebay.observe.logs.request_ids import next_id
-from forebay.types.batch import Noted, Phase
+from forebay.types.batch import EntryBatch, Noted, Phase
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from forebay.types.batch import EntryBatch
     from forebay.types.call import Request, Slice
 
 MAX_PARTS: Final = 200_000

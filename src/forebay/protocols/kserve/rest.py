@@ -12,11 +12,11 @@ import msgspec
 from forebay.arrays.numpy_tensors import numbers_of, to_array
 from forebay.errors import InvalidRequest, TooLarge, ValidationError
 from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, ModelMetadata, Parameter, TensorMetadata
-from forebay.protocols.kserve.places import place_of, place_wanted
+from forebay.protocols.kserve.places import Place, place_of, place_wanted
 from forebay.types import element_limits
 from forebay.types.call import EMPTY
 from forebay.types.datatypes import datatype_of
-from forebay.types.element_limits import at_once, too_many
+from forebay.types.element_limits import ElementLimits, Steps, at_once, too_many
 from forebay.types.first_use import known
 from forebay.types.json_elements import JsonElements, json_elements, outside_texts, upper_bound
 from forebay.types.json_segments import LONG_BYTES, StepPace, members
@@ -26,9 +26,7 @@ from forebay.types.tensor import Data, Tensor, check_size, elements, join_elemen
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.protocols.kserve.places import Place
     from forebay.serving.tensor_face import TensorFace
-    from forebay.types.element_limits import ElementLimits, Steps
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; raw tensors follow."""

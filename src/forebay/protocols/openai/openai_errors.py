@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from forebay.errors import (
     CapacityError,
     DeadlineExceeded,
+    ForebayError,
     ModelError,
     NotFound,
     QueueFull,
@@ -19,9 +20,6 @@ from forebay.errors import (
 )
 from forebay.protocols import native
 from forebay.types.failures import failure_of
-
-if TYPE_CHECKING:
-    from forebay.errors import ForebayError
 
 _KINDS: Final[list[tuple[type[ForebayError], str, str | None]]] = [
     (ValidationError, "invalid_request_error", "invalid_value"),

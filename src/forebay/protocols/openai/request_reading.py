@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import InvalidRequest, TooLarge, ValidationError
+from forebay.errors import ForebayError, InvalidRequest, TooLarge, ValidationError
 from forebay.openai.request_fields import (
     MAX_CHOICES,
     MAX_INPUTS,
@@ -25,7 +25,6 @@ from forebay.types.first_use import known
 from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
     from forebay.types.tenant import Tenant
 
 CHAT: Final = "chat/completions"

@@ -8,19 +8,15 @@ another), or with as many tokens as were wanted. What may still become a stop se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import BadOutcome
-from forebay.openai import TextPart
+from forebay.openai import Logprob, TextPart, ToolCall
 from forebay.protocols.openai.logprobs import Logprobs, of_chat, of_completion
-from forebay.protocols.openai.request_reading import CHAT
+from forebay.protocols.openai.request_reading import CHAT, Asked
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from forebay.openai import Logprob, ToolCall
-    from forebay.protocols.openai.request_reading import Asked
 
 DONE: Final = b"data: [DONE]\n\n"
 """The last event of a stream."""

@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.protocols.samples import MAX_SAMPLES
-from forebay.protocols.tfserving.examples import with_context
+from forebay.protocols.tfserving.examples import Example, with_context
 from forebay.protocols.tfserving.json_tensors import no_base64, no_bytes, unpacked
 from forebay.protocols.tfserving.odd_numbers import NUMBERS, with_marks
-from forebay.types.element_limits import at_once
+from forebay.types.element_limits import Steps, at_once
 from forebay.types.first_use import known
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import elements
-
-if TYPE_CHECKING:
-    from forebay.protocols.tfserving.examples import Example
-    from forebay.types.element_limits import Steps
 
 MAX_FEATURES: Final = 200_000
 """Features of all examples of a request together."""

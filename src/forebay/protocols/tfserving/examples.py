@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.arrays.numpy_tensors import as_raw, bits_of, from_array, to_array
 from forebay.errors import BadOutcome, InvalidRequest, TooLarge
 from forebay.types.datatypes import datatype_of
-from forebay.types.tensor import Tensor, join_elements
+from forebay.types.tensor import Tensor, TensorMetadata, join_elements
 from forebay.types.tensorflow_messages import TENSORFLOW
 
 if TYPE_CHECKING:
     from forebay.serving.tensor_face import TensorFace
-    from forebay.types.tensor import TensorMetadata
 
 Example = Mapping[str, Sequence[Any]]
 """Features by name: numbers, or bytes."""

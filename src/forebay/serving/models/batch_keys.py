@@ -8,7 +8,7 @@ and whatever it raises is the error of that request alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -18,11 +18,8 @@ from forebay.serving.models.sample_errors import refusal
 from forebay.serving.models.schema import FORMATS, WireType
 from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.tensor_face import TENSORS
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Item
 from forebay.workers.user_calls.user_code import attempt, caught, user_code
-
-if TYPE_CHECKING:
-    from forebay.types.call import Item
 
 
 class SampleKeys:

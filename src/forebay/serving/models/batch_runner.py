@@ -13,31 +13,24 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forebay.errors import BadOutcome
 from forebay.serving.models import isolation
 from forebay.serving.models.function_kinds import awaits, may_await
 from forebay.serving.models.misspelt_names import STEPS
-from forebay.serving.models.model import set_in_vain, takes_context
+from forebay.serving.models.model import Model, ModelSettings, set_in_vain, takes_context
 from forebay.serving.models.padding import Padded, require_numpy
 from forebay.serving.models.sample_times import SampleTimes
 from forebay.serving.models.stream_steps import Stream
-from forebay.types.call import Failure
-from forebay.types.context import PARAM, context_of
+from forebay.types.call import Failure, Item, Outcome
+from forebay.types.context import PARAM, Context, context_of
 from forebay.types.failures import failure_in, failure_of
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.coroutines import Coroutines
-from forebay.workers.user_calls.joint_streams import SideBySide
+from forebay.workers.user_calls.joint_streams import JointStreams, SideBySide
 from forebay.workers.user_calls.phases import lap, needed
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, close, one_each
-
-if TYPE_CHECKING:
-    from forebay.serving.models.model import Model, ModelSettings
-    from forebay.types.call import Item, Outcome
-    from forebay.types.context import Context
-    from forebay.workers.runner import WorkerContext
-    from forebay.workers.user_calls.joint_streams import JointStreams
 
 log = logging.getLogger("forebay.workers")
 

@@ -17,24 +17,19 @@ import msgspec
 from forebay.errors import BadOutcome, ForebayError
 from forebay.serving.models.annotations import io_types, media_in_parts
 from forebay.serving.models.batch_runner import BatchRunner, Samples
-from forebay.serving.models.further_methods import CALL, methods_of
-from forebay.serving.models.model import load_module, models_in, settings_of
+from forebay.serving.models.further_methods import CALL, ModelMethod, methods_of
+from forebay.serving.models.model import Model, load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.sample_errors import FILE_BODY, ONE_BODY, refusal
 from forebay.serving.models.schema import FORMATS, WRITTEN, in_one_line, part_encoder
-from forebay.serving.models.tensor_codec import codec_for
+from forebay.serving.models.tensor_codec import TensorCodec, codec_for
 from forebay.serving.tensor_face import TENSORS
-from forebay.types.call import ROWS, Failure, Last, Media, written_in
+from forebay.types.call import ROWS, Failure, Item, Last, Media, Outcome, written_in
 from forebay.types.failures import failure_of, text_of, trace_of
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from forebay.serving.models.further_methods import ModelMethod
-    from forebay.serving.models.model import Model
-    from forebay.serving.models.tensor_codec import TensorCodec
-    from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
     from forebay.workers.user_calls.joint_streams import JointStreams
 
 

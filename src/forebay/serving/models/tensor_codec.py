@@ -29,9 +29,9 @@ from forebay.arrays.numpy_tensors import as_json, as_raw, from_array, numbers_of
 from forebay.errors import BadOutcome, ValidationError
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.sample_errors import refusal
-from forebay.serving.models.schema import is_union, unwrap
+from forebay.serving.models.schema import WireType, is_union, unwrap
 from forebay.serving.tensor_face import TensorFace, outcome_of
-from forebay.types.call import Media
+from forebay.types.call import Item, Media
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
 from forebay.types.tensor import Tensor, TensorMetadata, elements, join_elements
 from forebay.workers.user_calls.user_code import caught
@@ -39,8 +39,6 @@ from forebay.workers.user_calls.user_code import caught
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from forebay.serving.models.schema import WireType
-    from forebay.types.call import Item
 
 Kind = Literal["array", "plain", "bytes", "json"]
 

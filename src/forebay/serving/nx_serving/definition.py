@@ -13,7 +13,7 @@ from forebay.arrays.trees import concatenate, copy_rows
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.nx_serving import caller
 from forebay.serving.nx_serving.execution import Execution
-from forebay.serving.nx_serving.module import TO_JIT, Function, Jitted, module_of, name_of
+from forebay.serving.nx_serving.module import TO_JIT, Function, Jitted, Kind, module_of, name_of
 from forebay.serving.nx_serving.serving_options import ProcessOptions, ServingSettings, StartOptions, alike
 from forebay.serving.nx_serving.started_serving import ServingProcess
 from forebay.types.failures import text_of
@@ -22,7 +22,6 @@ from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.execution import Executed, Sink
-    from forebay.serving.nx_serving.module import Kind
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -12,12 +12,11 @@ from forebay.arrays.trees import copy_rows, rows, slice_rows
 from forebay.arrays.value_hooks import collecting
 from forebay.errors import BadOutcome, BatchMismatch, BatchResultMismatch, InvalidRequest
 from forebay.observe.spans import span
-from forebay.serving.nx_serving.module import instance_of, name_of
+from forebay.serving.nx_serving.module import Kind, instance_of, name_of
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from forebay.arrays.array_batch import Batch
-    from forebay.serving.nx_serving.module import Kind
 
     Sink = Callable[[str, Any], None]
 

@@ -20,13 +20,12 @@ from forebay.serving.nx_serving.definition import Serving
 from forebay.serving.nx_serving.packed_trees import pack, unpack
 from forebay.serving.nx_serving.serving_options import options_of, partitions_of
 from forebay.types.served_file import TARGET_PREFIX
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.execution import Executed, Execution, Sink
     from forebay.types.call import Item
-    from forebay.workers.runner import WorkerContext
 
 MAX_EVENTS = 16
 """Values of hooks that a running function is ahead of what was sent."""

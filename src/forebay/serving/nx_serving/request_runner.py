@@ -30,22 +30,19 @@ from forebay.serving.models.model import load_module
 from forebay.serving.models.schema import ONLY_AS_KEYS, wrong_key
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.nx_serving import caller
-from forebay.serving.nx_serving.dispatch import Dispatch, Submission
+from forebay.serving.nx_serving.dispatch import Dispatch, Submission, Work
 from forebay.serving.nx_serving.packed_trees import LEARNED
 from forebay.serving.nx_serving.serving_options import options_of, partitions_of
 from forebay.serving.tensor_face import TENSORS, TensorFace, tensors_of
-from forebay.types.call import ROWS, Failure, Media, written_in
-from forebay.workers.runner import Runner
+from forebay.types.call import ROWS, Failure, Item, Media, Outcome, written_in
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import attempt
 
 log = logging.getLogger("forebay.requests")
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.definition import Serving
-    from forebay.serving.nx_serving.dispatch import Work
     from forebay.serving.nx_serving.execution import Execution
-    from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 MUCH_ROOM: Final = 1 << 16
 """Characters that an array of texts may have room for, however few they are."""

@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, ForebayError
-from forebay.surfaces.embedding.targets import read_targets
+from forebay.surfaces.embedding.targets import Target, read_targets
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.app import App
     from forebay.surfaces.contract import Project
-    from forebay.surfaces.embedding.targets import Target
 
 _HTTP: Final = ("max_body_bytes", "api_keys", "cors_origins", "dashboard")
 

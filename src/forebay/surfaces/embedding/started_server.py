@@ -7,15 +7,12 @@ import atexit
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from forebay.errors import ConfigError
-from forebay.surfaces.embedding.targets import read_one, read_targets
+from forebay.surfaces.embedding.targets import Target, read_one, read_targets
 from forebay.surfaces.project_server import server_of
 from forebay.workers.processes.loop_thread import LoopThread
-
-if TYPE_CHECKING:
-    from forebay.surfaces.embedding.targets import Target
 
 
 def start(*targets: Target, drain_s: float = 30.0, **settings: Any) -> StartedServer:

@@ -37,7 +37,7 @@ from forebay.surfaces.native.describe import Description, check, require_no_batc
 from forebay.transports.acceptor import Acceptor
 from forebay.types.call import ROWS, Failure, Media
 from forebay.types.first_use import known
-from forebay.workers.pool import PoolStatistics, StartUp
+from forebay.workers.pool import Pool, PoolStatistics, StartUp
 from forebay.workers.pools.attached_pool import AttachedPool
 from forebay.workers.pools.job_slot import JobSlot
 from forebay.workers.pools.worker_slot import WorkerSlot
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.types.batch import EntryBatch
     from forebay.types.worker_range import WorkerRange
-    from forebay.workers.pool import Pool
 
 log = logging.getLogger("forebay.workers")
 

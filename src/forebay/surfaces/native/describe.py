@@ -21,7 +21,7 @@ from forebay.server.served import Served, ServedMethod, contract_of
 from forebay.server.wire_schema import WireSchema, wire_schema_of
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.further_methods import ModelMethod, check_paths
-from forebay.serving.models.model import ModelSettings, PlainSettings, models_in, settings_of
+from forebay.serving.models.model import Model, ModelSettings, PlainSettings, models_in, settings_of
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.serving.tensor_face import TensorFace
 from forebay.types.first_use import known
@@ -30,7 +30,6 @@ from forebay.workers.processes.parent_death import end_with, end_with_reader
 if TYPE_CHECKING:
     from forebay.protocols.openapi_components import Documented
     from forebay.serving.endpoint import Endpoint
-    from forebay.serving.models.model import Model
 
 
 class DescribedMethod(msgspec.Struct, frozen=True):

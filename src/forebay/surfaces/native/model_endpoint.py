@@ -15,7 +15,7 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.annotations import io_types
 from forebay.serving.models.batch_keys import MethodKeys, SampleKeys
-from forebay.serving.models.model import settings_of
+from forebay.serving.models.model import Model, ModelSettings, settings_of
 from forebay.serving.models.model_runner import runner_for
 from forebay.serving.models.tensor_codec import codec_for
 from forebay.surfaces.native.attached_models import project_pool
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from forebay.runtimes.library import OpenVinoOptions
     from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
-    from forebay.serving.models.model import Model, ModelSettings
     from forebay.serving.models.schema import WireType
     from forebay.workers.pool import Pool
 

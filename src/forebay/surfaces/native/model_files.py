@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.runtimes.library import RunOptions
+from forebay.runtimes.library import OpenVinoOptions, RunOptions
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
-from forebay.runtimes.trial import TrialLimits, tried
+from forebay.runtimes.trial import SharedFile, TrialLimits, tried
 from forebay.serving.models.file_model import FileModel, FilePlan, class_of, unserved
 from forebay.surfaces.native.model_options import devices_of, workers_of
 from forebay.workers.processes.cores import usable_cores
 from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
-    from forebay.runtimes.library import OpenVinoOptions
-    from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
 
 SUFFIXES: Final = (".onnx", ".xml")

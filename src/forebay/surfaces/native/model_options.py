@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from forebay.batching.queue import BatchConfig
+from forebay.batching.queue import BatchConfig, Idle
 from forebay.errors import ConfigError
 from forebay.serving.models.batch_keys import MethodKey
-from forebay.serving.models.model import Model
-from forebay.types.devices import read_devices
+from forebay.serving.models.model import Model, ModelSettings, PlainSettings
+from forebay.types.devices import Device, read_devices
 from forebay.types.worker_range import WorkerRange
 from forebay.workers.processes.device_binding import existing
 
 if TYPE_CHECKING:
-    from forebay.batching.queue import Idle
     from forebay.server.config import Overrides, WorkerKind
-    from forebay.serving.models.model import ModelSettings, PlainSettings
-    from forebay.types.devices import Device
     from forebay.types.settings import Sharing
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
 from forebay.owners.model_description import description_of
-from forebay.owners.owned_model import owned_model
+from forebay.owners.owned_model import OwnedModel, owned_model
 from forebay.owners.owner_link import FLAG
 from forebay.owners.owners import Owners, WantedOwner, names_of
 from forebay.workers.wire.address import UnixAddress, parse_address
 from forebay.workers.wire.tls_files import client_tls
 
 if TYPE_CHECKING:
-    from forebay.owners.owned_model import OwnedModel
     from forebay.server.config import AttachConfig
     from forebay.server.served import Served
     from forebay.surfaces.contract import Options, Project

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.cluster.peer_servers import read_peers
+from forebay.cluster.peer_servers import PeerServers, read_peers
 from forebay.errors import ConfigError, ForebayError, NotFound
 from forebay.repository.local_source import files_of_model
 from forebay.repository.look_thread import Looking, pause_after
@@ -39,7 +39,6 @@ from forebay.types.tenant import Tenants
 from forebay.workers.processes import working_folder
 
 if TYPE_CHECKING:
-    from forebay.cluster.peer_servers import PeerServers
     from forebay.owners.owners import Owners
     from forebay.repository.listing import StoredFile
     from forebay.server.app import App

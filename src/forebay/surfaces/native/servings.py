@@ -20,7 +20,7 @@ from forebay.serving.models.schema import WireType
 from forebay.serving.nx_serving import caller
 from forebay.serving.nx_serving.definition import Serving
 from forebay.serving.nx_serving.request_runner import RequestRunner, face_of, query_key
-from forebay.serving.nx_serving.serving_options import options_of, partitions_of
+from forebay.serving.nx_serving.serving_options import ProcessOptions, options_of, partitions_of
 from forebay.surfaces.native.model_options import devices_of, times_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.types.did_you_mean import nearest
@@ -29,7 +29,6 @@ from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
     from forebay.server.config import Overrides
-    from forebay.serving.nx_serving.serving_options import ProcessOptions
     from forebay.types.call import Request
     from forebay.workers.pool import Pool
 

@@ -12,7 +12,7 @@ from forebay.errors import ConfigError
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.versions import TWO_ALIKE
-from forebay.surfaces.contract import Project, TargetEntry
+from forebay.surfaces.contract import Options, Project, TargetEntry
 from forebay.surfaces.native.attached_models import Lobby
 from forebay.surfaces.native.model_endpoint import endpoint_of
 from forebay.surfaces.native.model_files import is_model_file
@@ -29,7 +29,6 @@ from forebay.surfaces.native.target_models import Built, project_of, serve_targe
 if TYPE_CHECKING:
     from forebay.cluster.deployment import Deployment
     from forebay.surfaces.container.recipe import Recipe
-    from forebay.surfaces.contract import Options
 
 log = logging.getLogger("forebay")
 

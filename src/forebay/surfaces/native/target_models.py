@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from forebay.errors import ConfigError
 from forebay.server import stock_report
 from forebay.server.app import App
-from forebay.server.config import RepositoryConfig
+from forebay.server.config import HttpConfig, Overrides, RepositoryConfig
 from forebay.server.served import Served
-from forebay.serving.models.model import models_in, settings_of
+from forebay.serving.models.model import Model, models_in, settings_of
 from forebay.surfaces.contract import Project
 from forebay.surfaces.native.attached_models import project_pool
 from forebay.surfaces.native.check_line import first_steps, summary
@@ -40,8 +40,6 @@ from forebay.workers.processes.device_binding import doubtful
 
 if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Drawable
-    from forebay.server.config import HttpConfig, Overrides
-    from forebay.serving.models.model import Model
     from forebay.workers.pool import Pool
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.protocols.native import Contract
 from forebay.server.app import App
-from forebay.server.config import grpc_like
+from forebay.server.config import HttpConfig, grpc_like
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint
 from forebay.surfaces.nucleus.project_models import info_of
@@ -22,7 +22,6 @@ from forebay.workers.wire.frames import MAX_FRAME_BYTES
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from forebay.server.config import HttpConfig
     from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.model_store import ModelStore
     from forebay.surfaces.nucleus.project_settings import NucleusConfig

@@ -24,14 +24,13 @@ from forebay.surfaces.nucleus.worker_requests import DeskClient
 from forebay.types.call_signature import signature_of
 from forebay.types.failures import text_of, trace_of
 from forebay.types.first_use import known
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.coroutines import Coroutines
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 MODULE: Final = "cortex_handler"
 ALIASES: Final = {"python_client": "model_client", "module_proto_pb2": "proto_module_pb2"}

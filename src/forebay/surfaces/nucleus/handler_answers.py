@@ -29,12 +29,11 @@ from forebay.types.call import After, Failure
 from forebay.types.caught import answered
 from forebay.types.failures import without_frames
 from forebay.workers.user_calls.cancel import is_cancelled
-from forebay.workers.user_calls.coroutines import ASK_S
+from forebay.workers.user_calls.coroutines import ASK_S, Coroutines
 from forebay.workers.user_calls.user_code import aclose
 
 if TYPE_CHECKING:
     from forebay.surfaces.nucleus.payload import BadPayload
-    from forebay.workers.user_calls.coroutines import Coroutines
 
 Answer = list[Any]
 """`[status, headers, body]`"""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import msgspec
 
 from forebay.errors import Unavailable
-from forebay.repository.cache import Cache
+from forebay.repository.cache import Cache, Lease
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL
 from forebay.surfaces.nucleus.shim import UserRuntimeException
@@ -27,7 +27,6 @@ from forebay.types.caught import answered
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
-    from forebay.repository.cache import Lease
     from forebay.surfaces.nucleus.worker_requests import DeskClient
 
 LATEST: Final = "latest"

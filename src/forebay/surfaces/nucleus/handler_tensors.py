@@ -7,7 +7,7 @@ What it returns is what it would in JSON: the fields of an object are outputs, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -15,10 +15,7 @@ from forebay.errors import ForebayError, InvalidRequest, RunnerFailed
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TENSORS, tensors_of
 from forebay.surfaces.nucleus.payload import BadPayload
-from forebay.types.call import After, Failure
-
-if TYPE_CHECKING:
-    from forebay.types.call import Item, Outcome
+from forebay.types.call import After, Failure, Item, Outcome
 
 _codec: Final = TensorCodec(TensorSide(), TensorSide())
 

@@ -25,7 +25,7 @@ from forebay.errors import (
     WorkerLost,
 )
 from forebay.surfaces.nucleus import handler_answers
-from forebay.surfaces.nucleus.in_flight import TOO_MANY
+from forebay.surfaces.nucleus.in_flight import TOO_MANY, InFlight
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
@@ -35,7 +35,7 @@ from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.reading_turns import in_turns
-from forebay.types.call import ALONE, Failure, Request
+from forebay.types.call import ALONE, Failure, Outcome, Request
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.handler_answers import Answer
-    from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.pages import ServerPages
-    from forebay.types.call import Outcome
 
 POST_KEY: Final = "post"
 """Batch key of posts that are batched; whatever else is asked goes alone."""

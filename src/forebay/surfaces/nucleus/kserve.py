@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Unavailable
 from forebay.protocols.native import Contract
-from forebay.server.served import StandIn
+from forebay.server.served import Served, StandIn
 from forebay.serving.tensor_face import TensorFace
-from forebay.surfaces.nucleus.in_flight import TOO_MANY
+from forebay.surfaces.nucleus.in_flight import TOO_MANY, InFlight
 from forebay.transports.http.kserve_calls import InferRoute
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Outcome, Reply, Request
 
 if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
-    from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.serving.endpoint import Endpoint
-    from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.route import Route
     from forebay.types.batch import EntryBatch
-    from forebay.types.call import Outcome, Reply, Request
 
 FACE: Final = TensorFace(is_open=True, has_rows=False)
 _ASKED: Final[Mapping[str, Any]] = {"verb": "post", "query": b"", "headers": []}

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.datastructures import FormData, Headers
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from forebay.types.element_limits import too_many
+from forebay.types.element_limits import ElementLimits, Steps, too_many
 from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
-    from starlette.datastructures import UploadFile
-
-    from forebay.types.element_limits import ElementLimits, Steps
     from forebay.workers.user_calls.coroutines import Coroutines
 
 MAX_CHECKED_BYTES: Final = 1 << 20

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, UserCodeError
 from forebay.surfaces.nucleus.in_flight import TOO_MANY
-from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.service import Call, Direct, GrpcService, Stream
 from forebay.transports.grpc.statuses import Status
-from forebay.types.call import ALONE, Failure, Request
+from forebay.types.call import ALONE, Failure, Outcome, Request
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.nucleus.inflow import Inflows
     from forebay.surfaces.nucleus.proto import Rpc, UserService
-    from forebay.transports.grpc.service import Call, Direct, Stream
-    from forebay.types.call import Outcome
 
 _NEVER: Final = float("inf")
 

@@ -27,13 +27,12 @@ from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor
 from forebay.surfaces.nucleus.inflow import InflowClient
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
-from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, Aborted, RpcContext
+from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, Aborted, Pairs, RpcContext
 from forebay.types.caught import answered
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
-    from forebay.surfaces.nucleus.rpc_context import Pairs
     from forebay.types.call import Item, Outcome
     from forebay.workers.user_calls.coroutines import Coroutines
 

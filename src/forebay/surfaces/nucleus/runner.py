@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
@@ -20,16 +20,12 @@ from starlette.exceptions import HTTPException
 from forebay.errors import ModelError, NotFound
 from forebay.surfaces.nucleus import handler_answers, handler_tensors
 from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, match, method_parameters, shown
-from forebay.surfaces.nucleus.handler_answers import Streamed
+from forebay.surfaces.nucleus.handler_answers import Answer, Streamed
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.payload import BadPayload, parse
-from forebay.types.call import After, Failure
+from forebay.types.call import After, Failure, Item, Outcome
 from forebay.types.caught import answered
 from forebay.types.failures import text_of, words_of
-
-if TYPE_CHECKING:
-    from forebay.surfaces.nucleus.handler_answers import Answer
-    from forebay.types.call import Item, Outcome
 
 VERBS: Final = ("post", "get", "put", "patch", "delete")
 ABOUT: Final = "about"

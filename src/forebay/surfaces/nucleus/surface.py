@@ -14,7 +14,7 @@ import yaml
 from forebay.batching.queue import BUNDLE_S, BatchConfig
 from forebay.server.config import Overrides
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.contract import Project
+from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.nucleus.app import NucleusApp, grpc_door, http_door
 from forebay.surfaces.nucleus.handler_workers import pool_of, processes_of, spec_of
 from forebay.surfaces.nucleus.project_models import store_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from forebay.surfaces.container.recipe import Recipe
-    from forebay.surfaces.contract import Options
     from forebay.surfaces.nucleus.project_settings import NucleusConfig
     from forebay.surfaces.nucleus.proto import UserService
     from forebay.transports.http.route import Route

@@ -18,17 +18,15 @@ from forebay.runtimes.library import RunOptions, accelerator
 from forebay.runtimes.model_file import load_with
 from forebay.runtimes.signature import Value
 from forebay.surfaces.nucleus.handler_models import AGAIN_S, FIRST_S, LATEST, HandlerModels, ModelRules
-from forebay.surfaces.nucleus.row_batches import RowBatches
+from forebay.surfaces.nucleus.row_batches import Arrays, RowBatches, Run
 from forebay.surfaces.nucleus.shim import UserException
-from forebay.surfaces.nucleus.tensorflow_signatures import SignatureKeys, signature_of
+from forebay.surfaces.nucleus.tensorflow_signatures import KeyedSignature, SignatureKeys, signature_of
 from forebay.surfaces.nucleus.tensorflow_values import arrays_of, flat
 from forebay.types.caught import answered
 
 if TYPE_CHECKING:
     from forebay.repository.cache import Lease
     from forebay.runtimes.signature import Array
-    from forebay.surfaces.nucleus.row_batches import Arrays, Run
-    from forebay.surfaces.nucleus.tensorflow_signatures import KeyedSignature
     from forebay.surfaces.nucleus.worker_requests import DeskClient
 
 TIMEOUT_S: Final = 300.0

@@ -14,29 +14,25 @@ import msgspec
 
 from forebay.errors import ConfigError, ForebayError, NotFound
 from forebay.repository.retries import MAX_PAUSE_S
-from forebay.runtimes.trial import TrialLimits
+from forebay.runtimes.trial import SharedFile, TrialLimits
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.stock_offer import FIRST_PAUSE_S
-from forebay.surfaces.contract import Project
-from forebay.surfaces.ovms.config import file_of, read_target
+from forebay.surfaces.contract import Options, Project
+from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig, file_of, read_target
 from forebay.surfaces.ovms.config_pages import ConfigPages, retired
 from forebay.surfaces.ovms.graph_calls import VERSION
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.model_nodes import SharedModels
-from forebay.surfaces.ovms.model_versions import StoredModels
+from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels
 from forebay.surfaces.ovms.project_reload import LOOK_S, GraphReloading
 from forebay.surfaces.ovms.tensor_checks import misfits
 
 if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Drawable
     from forebay.runtimes.library import OpenVinoOptions
-    from forebay.runtimes.trial import SharedFile
     from forebay.server.config import Overrides
-    from forebay.surfaces.contract import Options
-    from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
     from forebay.surfaces.ovms.linked_graph import GraphLayout, InferenceNode
-    from forebay.surfaces.ovms.model_versions import ModelEntry
 
 ServeFile: TypeAlias = "Callable[[Path, Overrides, SharedFile | None, OpenVinoOptions], Served]"
 """Serves a model file under the name and version that are said, as one that is in memory, if there is one."""

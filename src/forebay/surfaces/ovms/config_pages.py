@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from forebay.transports.http.management import Management
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.routing import BaseRoute
 
     from forebay.server.config import HttpConfig
     from forebay.surfaces.ovms.app import OvmsApp

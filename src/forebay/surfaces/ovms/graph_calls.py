@@ -22,19 +22,17 @@ from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcom
 from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.pyovms_tensor import CONVERTED
 from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_wanted, as_wire
-from forebay.types.call import EMPTY, Failure, Request
+from forebay.types.call import EMPTY, Failure, Item, Outcome, Request
 from forebay.types.datatypes import DATATYPES
 from forebay.types.did_you_mean import listed, nearest
-from forebay.types.tensor import TensorMetadata, check_size, elements
+from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements
 
 if TYPE_CHECKING:
     from forebay.graph.run import Emission
     from forebay.protocols.kserve.places import Parameter
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.ovms.linked_graph import GraphLayout, GraphOutput
-    from forebay.types.call import Item, Outcome
     from forebay.types.tenant import Tenant
-    from forebay.types.tensor import Tensor
 
 TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
 WANTS_FINAL: Final = "triton_enable_empty_final_response"

@@ -19,9 +19,9 @@ from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.ovms.graph_calls import VERSION, GraphCalls, GraphStream, face_of
 from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
-from forebay.surfaces.ovms.linked_graph import GraphLayout
+from forebay.surfaces.ovms.linked_graph import GraphLayout, InferenceNode
 from forebay.surfaces.ovms.linker import read_layout
-from forebay.surfaces.ovms.model_nodes import InferenceRunner
+from forebay.surfaces.ovms.model_nodes import InferenceRunner, SharedModels
 from forebay.surfaces.ovms.model_versions import ModelEntry
 from forebay.surfaces.ovms.passing import PassingRunner
 from forebay.workers.pools.threads import ThreadPool
@@ -30,8 +30,6 @@ from forebay.workers.runner import Runner, RunnerSpec
 if TYPE_CHECKING:
     from forebay.server.config import Overrides
     from forebay.surfaces.ovms.config import GraphEntry
-    from forebay.surfaces.ovms.linked_graph import InferenceNode
-    from forebay.surfaces.ovms.model_nodes import SharedModels
 
 THREADS: Final = 8
 """Threads that call one handler at a time, if nobody says."""

@@ -29,12 +29,11 @@ from forebay.surfaces.ovms.pyovms_tensor import PyTensor, check_numbers, check_w
 from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_python, wants_in_json
 from forebay.types.caught import answered
 from forebay.types.failures import failure_of, text_of, trace_of
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import attempt, caught, close
 
 if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 log = logging.getLogger("forebay.ovms")
 

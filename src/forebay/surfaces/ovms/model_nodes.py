@@ -11,28 +11,24 @@ from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError, InvalidRequest, ModelError, RunnerFailed
 from forebay.graph.values import Outputs
-from forebay.runtimes.library import RunOptions, accelerator
+from forebay.runtimes.library import OpenVinoOptions, RunOptions, accelerator
 from forebay.runtimes.model_file import ModelFile, reason_of
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
-from forebay.runtimes.trial import TrialLimits, tried
+from forebay.runtimes.trial import SharedFile, Trial, TrialLimits, tried
 from forebay.server.config import Overrides
-from forebay.surfaces.ovms.model_versions import StoredModels
+from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels
 from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_array
 from forebay.surfaces.ovms.tensor_checks import Ports, bound
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import attempt, caught
 
 if TYPE_CHECKING:
     from forebay.repository.cache import Lease
     from forebay.repository.listing import StoredFile
-    from forebay.runtimes.library import OpenVinoOptions
-    from forebay.runtimes.trial import SharedFile, Trial
     from forebay.surfaces.ovms.linked_graph import InferenceNode
-    from forebay.surfaces.ovms.model_versions import ModelEntry
     from forebay.types.call import Item, Outcome
     from forebay.types.devices import Device
-    from forebay.workers.runner import WorkerContext
 
 
 _Key: TypeAlias = "tuple[Path, str, OpenVinoOptions, tuple[StoredFile, ...]]"

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import ConfigError
 from forebay.repository.look_thread import Looking, pause_after
 from forebay.repository.settling import Settling
-from forebay.surfaces.ovms.config import read_target
+from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig, read_target
 from forebay.surfaces.ovms.linker import handlers_of
 from forebay.surfaces.ovms.model_versions import versions_in
 
 if TYPE_CHECKING:
     from forebay.surfaces.ovms.app import OvmsApp
-    from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
 
 log = logging.getLogger("forebay")
 

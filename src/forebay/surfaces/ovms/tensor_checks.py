@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from forebay.errors import ForebayError
 from forebay.runtimes.model_file import reason_of
 from forebay.runtimes.openvino import read_signature
-from forebay.runtimes.signature import Signature
+from forebay.runtimes.signature import Signature, Var
 from forebay.serving.models.file_model import unserved
 from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from forebay.runtimes.signature import Var
     from forebay.surfaces.ovms.config import OvmsConfig
     from forebay.surfaces.ovms.linked_graph import InferenceNode, TensorName
     from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels

@@ -22,7 +22,7 @@ from forebay.server.served import Served
 from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.pipeline import logs, running_servers
 from forebay.surfaces.pipeline import script as scripts
-from forebay.surfaces.pipeline.config import LAST_PORT, masked
+from forebay.surfaces.pipeline.config import LAST_PORT, PipelineConfig, masked
 from forebay.surfaces.pipeline.dag import served_graph
 from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
@@ -35,7 +35,6 @@ from forebay.transports.grpc.listener import GrpcListener
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.script import Script
     from forebay.surfaces.pipeline.server import PipelineServer

@@ -6,15 +6,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline import script
-from forebay.surfaces.pipeline.config import read
+from forebay.surfaces.pipeline.config import PipelineConfig, read
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
-
-if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.config import PipelineConfig
 
 
 class PipelineServer:

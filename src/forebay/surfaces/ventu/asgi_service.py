@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, LimitReached, QueueFull, Unavailable
-from forebay.surfaces.ventu.service_pages import Action, Reply, broken, problem, too_large
+from forebay.surfaces.ventu.service_pages import Action, Reply, ServicePages, broken, problem, too_large
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from forebay.serving.endpoint import Endpoint
-    from forebay.surfaces.ventu.service_pages import ServicePages
 
 log = logging.getLogger("forebay.requests")
 

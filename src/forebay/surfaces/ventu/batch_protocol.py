@@ -15,16 +15,13 @@ import signal
 import socket
 import threading
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.errors import InvalidRequest
 from forebay.surfaces.ventu.handover import hand_over
-from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, UnfitResult
+from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, Inference, UnfitResult
 from forebay.types.failures import without_frames
 from forebay.workers.wire.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
-
-if TYPE_CHECKING:
-    from forebay.surfaces.ventu.inference import Inference
 
 log = logging.getLogger("ventu.protocol")
 

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 import msgspec
 
 from forebay.errors import BadOutcome
-from forebay.surfaces.ventu.media import Unreadable
-from forebay.surfaces.ventu.schema import Invalid
+from forebay.surfaces.ventu.media import Serialisation, Unreadable
+from forebay.surfaces.ventu.schema import Invalid, Schema
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from prometheus_client import Summary
 
     from forebay.surfaces.ventu.config import Config
-    from forebay.surfaces.ventu.media import Serialisation
     from forebay.surfaces.ventu.metrics import Metrics
-    from forebay.surfaces.ventu.schema import Schema
 
 
 class Answered(msgspec.Struct, frozen=True):

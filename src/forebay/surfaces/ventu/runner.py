@@ -17,13 +17,12 @@ from forebay.surfaces.ventu.service_pages import reply_to
 from forebay.types.call_signature import signature_of
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of, text_of, trace_of
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.ventu.model import Ventu
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 FACTORIES = ("create_model", "create_app")
 """Functions that are called when a file holds no Ventu object."""

@@ -8,17 +8,15 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from forebay.surfaces.ventu.inference import HookFailed, Inference, ModelHooks, Steps
-from forebay.surfaces.ventu.media import Json, MsgPack
+from forebay.surfaces.ventu.media import Json, MsgPack, Serialisation
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
-from forebay.surfaces.ventu.service_pages import reply_to
+from forebay.surfaces.ventu.service_pages import Reply, reply_to
 from forebay.types.failures import without_frames, words_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from forebay.surfaces.ventu.media import Serialisation
     from forebay.surfaces.ventu.schema import Schema
-    from forebay.surfaces.ventu.service_pages import Reply
 
 log = logging.getLogger("ventu.service")
 

@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, UnfitResult
-from forebay.surfaces.ventu.media import JSON
+from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, Outcome, UnfitResult
+from forebay.surfaces.ventu.media import JSON, Serialisation
 from forebay.transports.http.page_headers import API_PAGE, NOT_GUESSED
-
-if TYPE_CHECKING:
-    from forebay.surfaces.ventu.inference import Outcome
-    from forebay.surfaces.ventu.media import Serialisation
 
 
 class Action(Enum):

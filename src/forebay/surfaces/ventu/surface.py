@@ -15,7 +15,7 @@ from forebay.errors import ConfigError
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
-from forebay.surfaces.contract import Project
+from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.imported_names import imported_in
 from forebay.surfaces.ventu.asgi_service import VentuHttp
 from forebay.surfaces.ventu.media import Json, MsgPack
@@ -29,7 +29,6 @@ from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
     from forebay.surfaces.container.recipe import Recipe
-    from forebay.surfaces.contract import Options
 
 log = logging.getLogger("forebay")
 

@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import CapacityError, ForebayError, QueueFull, TooLate
-from forebay.observe.logs.access_log import COST, EndedCall
+from forebay.observe.logs.access_log import COST, Answering, EndedCall
 from forebay.observe.logs.request_ids import next_id
 from forebay.transports.grpc import frames, refusals, statuses
 from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuffer, Unpacking
-from forebay.transports.grpc.service import named_in, parent_in
-from forebay.transports.grpc.states import CALLS, DECIDE, END_STREAM, HALF_CLOSED, RECEIVING
+from forebay.transports.grpc.service import Piece, named_in, parent_in
+from forebay.transports.grpc.states import CALLS, DECIDE, END_STREAM, HALF_CLOSED, RECEIVING, CallState
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.grpc.windows import STREAM_WINDOW
 from forebay.transports.rate_limit_fields import rate_limit_fields
@@ -25,13 +25,10 @@ from forebay.transports.rate_limit_fields import rate_limit_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from forebay.observe.logs.access_log import Answering
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
     from forebay.transports.grpc.refusals import CallRefusal
     from forebay.transports.grpc.sending import Outgoing
-    from forebay.transports.grpc.service import Piece
-    from forebay.transports.grpc.states import CallState
     from forebay.types.call import Request
     from forebay.types.tenant import Tenant
 

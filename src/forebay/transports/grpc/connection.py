@@ -34,7 +34,17 @@ from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.receiving import Receiver
 from forebay.transports.grpc.sending import Outgoing, Sender
 from forebay.transports.grpc.slow_clients import Patience
-from forebay.transports.grpc.states import CONNECTIONS, DECIDED, GONE, HALF_CLOSED, LEAVING, LINGER, OPEN, WARNED
+from forebay.transports.grpc.states import (
+    CONNECTIONS,
+    DECIDED,
+    GONE,
+    HALF_CLOSED,
+    LEAVING,
+    LINGER,
+    OPEN,
+    WARNED,
+    GrpcState,
+)
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES, Intake
 from forebay.transports.rate_limit_fields import is_limited
@@ -47,7 +57,6 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.service import Piece
-    from forebay.transports.grpc.states import GrpcState
 
 log = logging.getLogger("forebay")
 

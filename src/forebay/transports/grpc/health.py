@@ -6,16 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from forebay.errors import InvalidRequest, NotFound, Unavailable
-from forebay.transports.grpc.service import GrpcService
-
-if TYPE_CHECKING:
-    from forebay.transports.grpc.service import Call
+from forebay.transports.grpc.service import Call, GrpcService
 
 SERVICE: Final = "grpc.health.v1.Health"
 LOOK_AGAIN_S: Final = 0.5

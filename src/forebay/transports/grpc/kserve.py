@@ -24,19 +24,16 @@ from forebay.server.kserve_facts import (
     trace_settings,
     unchangeable,
 )
-from forebay.server.shared_regions import CudaRegions, Region
+from forebay.server.shared_regions import CudaRegions, Region, SharedRegions
 from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_infer import InferMethods
-from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.service import Call, Direct, GrpcService, Unary
 from forebay.transports.grpc.statuses import MayNotManage, NotOffered
 from forebay.transports.grpc.tensor_calls import STATUSES
-from forebay.workers.memory.landing import HERE
+from forebay.workers.memory.landing import HERE, Places
 
 if TYPE_CHECKING:
     from forebay.server.app import App
-    from forebay.server.shared_regions import SharedRegions
-    from forebay.transports.grpc.service import Call, Direct, Unary
-    from forebay.workers.memory.landing import Places
 
 _NAME_FIRST: Final = 0x0A
 """How a call of a model begins that names it first: the tag of that field; its length comes next."""

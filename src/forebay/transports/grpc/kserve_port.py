@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.server.config import grpc_like
-from forebay.transports.binding import OWN
+from forebay.server.config import GrpcConfig, HttpConfig, grpc_like
+from forebay.transports.binding import OWN, ListeningPlace
 from forebay.transports.grpc.listener import GrpcListener, not_installed
 
 if TYPE_CHECKING:
     from forebay.server.app import App
-    from forebay.server.config import GrpcConfig, HttpConfig
-    from forebay.transports.binding import ListeningPlace
     from forebay.transports.grpc.forwarding import GrpcForwarding
 
 log = logging.getLogger("forebay")

@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from forebay.errors import Unavailable
+from forebay.errors import ForebayError, Unavailable
 from forebay.transports.grpc.call_tasks import run_beside
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
     from forebay.server.app import App
     from forebay.server.served import Served
     from forebay.transports.grpc.service import Call, Direct

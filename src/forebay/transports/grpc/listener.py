@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
-from forebay.transports.binding import OWN, why_not
+from forebay.transports.binding import OWN, ListeningPlace, why_not
 from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
@@ -22,7 +22,6 @@ from forebay.workers.wire.tls_files import server_tls
 if TYPE_CHECKING:
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import GrpcConfig
-    from forebay.transports.binding import ListeningPlace
     from forebay.transports.grpc.forwarding import GrpcForwarding
 from forebay.transports.grpc.service import GrpcService
 

@@ -10,11 +10,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from forebay.transports.grpc.statuses import Status
-from forebay.workers.memory.landing import LANDING_BYTES, Landing
+from forebay.workers.memory.landing import LANDING_BYTES, Landing, Places
 
 if TYPE_CHECKING:
-    from forebay.workers.memory.landing import Places
-
     PlacesOf = Callable[[memoryview], Places]
 
 PREFIX_BYTES: Final = 5

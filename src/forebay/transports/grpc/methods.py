@@ -8,19 +8,17 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import QueueFull, ShareUsed, TooLarge
+from forebay.errors import ForebayError, QueueFull, ShareUsed, TooLarge
 from forebay.transports.grpc.heads import Method
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.reading_turns import in_turns
-from forebay.types.element_limits import DEFAULT
+from forebay.types.element_limits import DEFAULT, ElementLimits, Steps
 from forebay.types.proto_elements import message_elements
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.service import Direct, GrpcService, Stream, Unary
-    from forebay.types.element_limits import ElementLimits, Steps
 
     Own = Mapping[type[ForebayError], Status]
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.protocols.tfserving.messages import SERVING, UNCUT
 from forebay.transports.grpc.call_tasks import run_beside
-from forebay.transports.grpc.service import Call
+from forebay.transports.grpc.service import Call, Direct
 from forebay.transports.grpc.tensor_calls import STATUSES
 from forebay.transports.reading_turns import in_turns
 from forebay.types.element_limits import ElementLimits
 from forebay.types.proto_elements import message_elements
 from forebay.types.tensorflow_messages import CLASSIFY, REGRESS
-
-if TYPE_CHECKING:
-    from forebay.transports.grpc.service import Direct
 
 _MOST: Final = ElementLimits(elsewhere=10_000, tensors=10_000)
 """How many elements a message has beside its examples. A model has some signatures, and each is asked once."""

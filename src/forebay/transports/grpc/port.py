@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe.logs.access_log import CallListeners
+from forebay.observe.logs.access_log import CallListeners, EndedCall
 from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
-from forebay.transports.grpc.calls import NEVER
+from forebay.transports.grpc.calls import NEVER, OpenCall
 from forebay.transports.grpc.even_frames import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
-from forebay.transports.grpc.heads import MAX_GUESSES
+from forebay.transports.grpc.heads import MAX_GUESSES, HeadReader
 from forebay.transports.grpc.http1_refusals import NEEDS_TLS
 from forebay.transports.grpc.messages import PREFIX_BYTES
 from forebay.transports.grpc.statuses import Status
@@ -28,11 +28,8 @@ from forebay.types.server_state import here
 
 if TYPE_CHECKING:
     from forebay.errors import ForebayError
-    from forebay.observe.logs.access_log import EndedCall
     from forebay.server.config import GrpcConfig
-    from forebay.transports.grpc.calls import OpenCall
     from forebay.transports.grpc.connection import GrpcConnection
-    from forebay.transports.grpc.heads import HeadReader
     from forebay.transports.grpc.refusals import CallRefusal
 
 log = logging.getLogger("forebay.requests")

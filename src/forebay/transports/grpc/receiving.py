@@ -14,7 +14,7 @@ from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, ended
 from forebay.transports.grpc.control_frames import ControlFrames
 from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
-from forebay.transports.grpc.heads import Malformed, check_trailers
+from forebay.transports.grpc.heads import CallHead, Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.http1_refusals import NEEDS_HTTP_2
 from forebay.transports.grpc.messages import PREFIX_BYTES
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.abuse_limits import Manners
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.even_frames import FrameRooms
-    from forebay.transports.grpc.heads import CallHead
     from forebay.transports.grpc.sending import Sender
 
 MAX_PIECES: Final = 64

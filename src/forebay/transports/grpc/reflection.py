@@ -7,18 +7,15 @@ Its two versions differ only in their package, so the messages of one serve for 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
 
 from forebay.errors import InvalidRequest
-from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.service import Call, GrpcService
 from forebay.transports.grpc.statuses import Status
-
-if TYPE_CHECKING:
-    from forebay.transports.grpc.service import Call
 
 VERSIONS: Final = ("v1alpha", "v1")
 

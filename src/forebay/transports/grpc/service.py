@@ -10,14 +10,13 @@ import msgspec
 
 from forebay.errors import ForebayError
 from forebay.observe.logs.request_ids import request_id_of
-from forebay.transports.grpc.statuses import NONE
+from forebay.transports.grpc.statuses import NONE, Status
 
 if TYPE_CHECKING:
     from forebay.observe.logs.access_log import Answering
     from forebay.serving.endpoint import Endpoint
     from forebay.transports.grpc.heads import Metadata
     from forebay.transports.grpc.messages import PlacesOf
-    from forebay.transports.grpc.statuses import Status
     from forebay.types.call import Request
     from forebay.types.tenant import Tenant
 

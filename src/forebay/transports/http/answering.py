@@ -37,7 +37,7 @@ from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.transports.intake import PIPELINE, Intake
 from forebay.transports.rate_limit_fields import rate_limit_fields
-from forebay.types.call import Failure, Request
+from forebay.types.call import Failure, Outcome, Request
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Route
-    from forebay.types.call import Outcome
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
 

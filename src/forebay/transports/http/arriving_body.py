@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.workers.memory.landing import Joining, Landing
+from forebay.workers.memory.landing import Joining, Landing, Sink
 
 if TYPE_CHECKING:
     from forebay.server.byte_budget import ByteAccount, Holder
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
-    from forebay.workers.memory.landing import Sink
 
 
 class ArrivingBody:

@@ -36,7 +36,7 @@ from forebay.transports.http.kserve_pages import InferencePages
 from forebay.transports.http.model_routes import routes_of
 from forebay.transports.http.openai import fault, unspoken
 from forebay.transports.http.pages import ServerPages, response_of
-from forebay.transports.http.route import whole_number
+from forebay.transports.http.route import Route, whole_number
 from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.transports.http.route import Route
 
     Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
     """What writes errors: status, headers and body."""

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from forebay.errors import CapacityError, UserCodeError
+from forebay.errors import CapacityError, ForebayError, UserCodeError
 from forebay.observe.logs.access_log import CALLED_OFF, COST, Answering, EndedCall
 from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.logs.request_ids import next_id, request_id_of
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from forebay.errors import ForebayError
     from forebay.types.call import Request
 
 log = logging.getLogger("forebay.requests")

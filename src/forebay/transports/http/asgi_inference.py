@@ -16,20 +16,18 @@ from forebay.protocols import native
 from forebay.transports.http.asgi_calls import HELD, TOLD, failed, id_of
 from forebay.transports.http.bodies import BodyTooLong, CountedReceive, left, read_body
 from forebay.transports.http.error_answers import error_answer
-from forebay.transports.http.forms_and_gzip import packed
+from forebay.transports.http.forms_and_gzip import Staged, packed
 from forebay.transports.http.http_errors import ForeignPage, MethodNotAllowed
 from forebay.transports.reading_turns import in_turns
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Origin, Request
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from forebay.observe.logs.access_log import EndedCall
-    from forebay.transports.http.forms_and_gzip import Staged
     from forebay.transports.http.head import Head
     from forebay.transports.http.route import Route
-    from forebay.types.call import Origin, Request
 
     Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
     """What writes errors: status, headers and body."""

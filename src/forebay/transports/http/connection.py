@@ -28,9 +28,9 @@ from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.answering import nowhere
 from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT
-from forebay.transports.http.head import UNREAD
+from forebay.transports.http.head import UNREAD, HeadMemory
 from forebay.transports.http.http_errors import TooSlow
-from forebay.transports.http.port import SWEEP_S
+from forebay.transports.http.port import SWEEP_S, HttpPort
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES
 from forebay.transports.tls_writing import TlsWriter
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from forebay.transports.http.head import HeadMemory
-    from forebay.transports.http.port import HttpPort
 
 PROBE_S: Final = 0.02
 """After this time a client nearby has answered a probe; others are looked at with each sweep."""

@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from forebay.errors import QueueFull, Unavailable
+from forebay.errors import ForebayError, QueueFull, Unavailable
 from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
 from forebay.transports.http.http_errors import MethodNotAllowed, Unauthorized, UnsupportedEncoding
-
-if TYPE_CHECKING:
-    from forebay.errors import ForebayError
 
 
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forebay.errors import ConfigError
 from forebay.transports.acceptor import Acceptor, adopting
-from forebay.transports.binding import OWN, why_not
+from forebay.transports.binding import OWN, ListeningPlace, why_not
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
 from forebay.transports.tls_door import TlsDoor
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import HttpConfig
-    from forebay.transports.binding import ListeningPlace
     from forebay.transports.http.route import Route
 
 log = logging.getLogger("forebay")

@@ -19,30 +19,25 @@ from forebay.observe.logs.request_ids import next_id
 from forebay.observe.traces import timeline
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import joined_vectors, openai_errors, request_reading
-from forebay.protocols.openai.request_reading import EMBEDDINGS, PATHS
-from forebay.protocols.openai.texts import COST, Texts
+from forebay.protocols.openai.request_reading import EMBEDDINGS, PATHS, Asked
+from forebay.protocols.openai.texts import COST, Choice, Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
-from forebay.serving.endpoint import EndpointConfig
+from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.models.further_methods import CALL
 from forebay.transports.http.error_answers import error_headers
-from forebay.transports.http.head import NEVER
+from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.route import Route
-from forebay.types.call import Failure, Request
+from forebay.types.call import Failure, Outcome, Request
 from forebay.types.context import PARAM, told
 from forebay.types.did_you_mean import listed, nearest
 from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
-    from forebay.protocols.openai.request_reading import Asked
-    from forebay.protocols.openai.texts import Choice
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-    from forebay.serving.endpoint import Endpoint
     from forebay.transports.http.forms_and_gzip import Staging
-    from forebay.transports.http.head import Head
     from forebay.types.batch import EntryBatch
-    from forebay.types.call import Outcome
     from forebay.types.element_limits import Steps
     from forebay.types.tenant import Tenant
 

@@ -13,8 +13,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
-from forebay.errors import CapacityError, InternalError
-from forebay.observe.logs.access_log import CallListeners
+from forebay.errors import CapacityError, ForebayError, InternalError
+from forebay.observe.logs.access_log import CallListeners, EndedCall
 from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.protocols import native
@@ -22,7 +22,7 @@ from forebay.server.byte_budget import ByteBudget
 from forebay.transports.api_keys import KeyHolders
 from forebay.transports.http.asgi_calls import telling
 from forebay.transports.http.error_answers import error_answer
-from forebay.transports.http.head import HeadMemory
+from forebay.transports.http.head import Head, HeadMemory
 from forebay.transports.http.host_names import Hosts
 from forebay.transports.http.http_errors import NotHttp
 from forebay.transports.http.same_turn import Mailbox, SameTurn, TakesMany
@@ -36,11 +36,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from forebay.errors import ForebayError
-    from forebay.observe.logs.access_log import EndedCall
     from forebay.server.config import HttpConfig
     from forebay.transports.http.connection import HttpConnection
-    from forebay.transports.http.head import Head
     from forebay.transports.http.route import Route
 
 log = logging.getLogger("forebay.refusals")

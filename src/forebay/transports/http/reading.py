@@ -26,7 +26,7 @@ from forebay.transports.http.connection_state import (
     SHUT,
     check_framing,
 )
-from forebay.transports.http.head import Head
+from forebay.transports.http.head import Head, HeadMemory
 from forebay.transports.http.http_errors import NotHttp
 from forebay.transports.http.parsers import (
     new_parser,
@@ -40,7 +40,6 @@ from forebay.transports.http.route import whole_number
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
-    from forebay.transports.http.head import HeadMemory
     from forebay.transports.http.port import HttpPort
 
 MAX_HEAD_BYTES: Final = 2048

@@ -19,12 +19,12 @@ from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
 from forebay.transports.api_keys import KeyHolders, key_is_known
 from forebay.transports.http.error_answers import error_answer
-from forebay.transports.http.forms_and_gzip import PACKINGS
+from forebay.transports.http.forms_and_gzip import PACKINGS, Staged, Staging
 from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.http_errors import ForeignPage, Unauthorized, UnsupportedEncoding
-from forebay.types.call import Media, Request
+from forebay.types.call import Media, Origin, Reply, Request
 from forebay.types.context import PARAM, told
-from forebay.types.element_limits import DEFAULT
+from forebay.types.element_limits import DEFAULT, ElementLimits, Steps
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import LONG_BYTES
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.served import AskedEndpoint, Served, StandIn
-    from forebay.transports.http.forms_and_gzip import Staged, Staging
-    from forebay.types.call import Origin, Reply
-    from forebay.types.element_limits import ElementLimits, Steps
     from forebay.types.tensor import Data
 
 _MAX_DIGITS: Final = 20

@@ -20,7 +20,7 @@ from forebay.errors import milliseconds_until
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.connection_state import DUE, IDLE
 from forebay.transports.refusal_pacing import tell_each
-from forebay.types.call import ReplyToAll, Request
+from forebay.types.call import Outcome, ReplyToAll, Request
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import EndpointConfig
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Route
-    from forebay.types.call import Outcome
 
 SEPARATE_BYTES: Final = 32 * 1024
 """Answers of this size and more are written after their head instead of being joined with it."""

@@ -28,8 +28,8 @@ from forebay.server.kserve_facts import find_served
 from forebay.serving.models.further_methods import CALL
 from forebay.serving.tensor_face import JoinedTensors, TensorFace, TensorRequest, tensors_of
 from forebay.transports.http.kserve_calls import JSON, InferenceRoute
-from forebay.types.call import ROWS, Media, Request
-from forebay.types.element_limits import at_once
+from forebay.types.call import ROWS, Media, Origin, Outcome, Reply, Request
+from forebay.types.element_limits import Steps, at_once
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import LONG_BYTES
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.forms_and_gzip import Staging
     from forebay.transports.http.head import Head
     from forebay.transports.http.route import Route
-    from forebay.types.call import Origin, Outcome, Reply
-    from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data, Tensor
 
 _SAMPLES: Final = {"in": "json", "out": "json", ROWS: "1"}

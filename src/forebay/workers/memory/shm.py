@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.errors import InvalidRequest
-from forebay.workers.memory.landing import landed_in
+from forebay.workers.memory.landing import Places, landed_in
 from forebay.workers.memory.memory_file import make_file, open_file
 from forebay.workers.wire.frames import landed, shared
-
-if TYPE_CHECKING:
-    from forebay.workers.memory.landing import Places
 
 THRESHOLD_BYTES = 64 * 1024
 """Bodies of this size and more go through the arena; a smaller one is cheaper inside the frame."""

@@ -19,7 +19,7 @@ from forebay.workers.memory.freed_memory import keep_freed_memory
 from forebay.workers.memory.landing import HERE
 from forebay.workers.pool import Pool, PoolStatistics, not_opened
 from forebay.workers.pools.inline_streams import CANCEL_S, MAX_LEFT, InlineStreams, has_begun
-from forebay.workers.runner import WorkerContext
+from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import Laps, lap, needed, note
 from forebay.workers.user_calls.user_code import (
@@ -35,7 +35,6 @@ from forebay.workers.user_calls.user_code import (
 if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
-    from forebay.workers.runner import Runner, RunnerSpec
 
 
 log = logging.getLogger("forebay.workers")

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import Unavailable
 from forebay.observe.logs.model_log import LocalOrigin, Voice, origin
 from forebay.types.call import Failure
-from forebay.workers.pools.seating import Seating
-from forebay.workers.pools.seats import Seats
+from forebay.workers.pools.seating import Seating, Sitting
+from forebay.workers.pools.seats import Round, Seats
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import lap
 
 if TYPE_CHECKING:
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
-    from forebay.workers.pools.seating import Sitting
-    from forebay.workers.pools.seats import Round
 
 log = logging.getLogger("forebay.workers")
 

@@ -29,19 +29,17 @@ from forebay.types.server_state import here
 from forebay.workers.memory import shm
 from forebay.workers.memory.landing import Places
 from forebay.workers.pool import STUCK_S, PoolStatistics, StartUp, not_opened, require_slots
-from forebay.workers.pools.slot_pool import SlotPool, running
+from forebay.workers.pools.slot_pool import Rebuke, SlotPool, running
 from forebay.workers.pools.worker_slot import WorkerSlot
 from forebay.workers.processes.device_binding import environment_on
 from forebay.workers.processes.private_socket import PrivateSocket
-from forebay.workers.processes.supervisor import END_S, LAST_S, LIVED_S, Supervisor, start_worker
+from forebay.workers.processes.supervisor import END_S, LAST_S, LIVED_S, End, Supervisor, start_worker
 from forebay.workers.user_calls.os_threads import require_os_waits
 
 if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch
     from forebay.types.devices import Device
     from forebay.types.worker_range import WorkerRange
-    from forebay.workers.pools.slot_pool import Rebuke
-    from forebay.workers.processes.supervisor import End
     from forebay.workers.runner import RunnerSpec
     from forebay.workers.wire.conversation import Shared
 

@@ -26,18 +26,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Outcome
 from forebay.workers.pool import CREDIT
-from forebay.workers.user_calls.joint_streams import Even, JointStreams, SideBySide
+from forebay.workers.user_calls.joint_streams import Even, JointStreams, SideBySide, Stepped, Watch
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, settled
-
-if TYPE_CHECKING:
-    from forebay.types.call import Outcome
-    from forebay.workers.user_calls.joint_streams import Stepped, Watch
 
 ROUND_S: Final = 0.001
 """A round in which so much time was spent on generators is told before all of them had their turn."""

@@ -21,17 +21,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from forebay.errors import Unavailable, WorkerLost
+from forebay.errors import ForebayError, Unavailable, WorkerLost
 from forebay.observe.metrics.author_metrics import MetricStore
 from forebay.observe.metrics.tenant_accounts import Accounts
-from forebay.types.batch import EntryBatch
+from forebay.types.batch import Done, Entry, EntryBatch
 from forebay.types.call import Failure
 from forebay.types.server_state import here
 from forebay.workers.pool import Pool
 
 if TYPE_CHECKING:
-    from forebay.errors import ForebayError
-    from forebay.types.batch import Done, Entry
     from forebay.workers.pools.seating import Seating
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.workers.pools.seating import Seating
-from forebay.workers.pools.seats import Seats, follow
+from forebay.workers.pools.seating import Seating, Sitting
+from forebay.workers.pools.seats import Round, Seats, follow
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import lap
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from forebay.observe.logs.model_log import LocalOrigin
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
-    from forebay.workers.pools.seating import Sitting
-    from forebay.workers.pools.seats import Round
     from forebay.workers.runner import Runner
 
 

@@ -25,7 +25,7 @@ from forebay.workers.memory.landing import HERE
 from forebay.workers.pool import MAX_LEFT, STUCK_S, Pool, PoolStatistics, not_opened, require_slots
 from forebay.workers.pools.thread_slot import ThreadSlot
 from forebay.workers.processes.device_binding import run_on
-from forebay.workers.runner import WorkerContext
+from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import Laps, lap, needed, note
 from forebay.workers.user_calls.user_code import answered, caught, close_runner, do_after, user_code
@@ -33,7 +33,6 @@ from forebay.workers.user_calls.user_code import answered, caught, close_runner,
 if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.seating import Sitting
-    from forebay.workers.runner import Runner, RunnerSpec
 
 log = logging.getLogger("forebay.workers")
 

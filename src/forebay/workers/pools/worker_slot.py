@@ -19,13 +19,14 @@ from forebay.errors import ForebayError, InvalidRequest
 from forebay.observe.logs.model_log import Voice
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
-from forebay.workers.pools.slot_pool import running
+from forebay.workers.pools.slot_pool import Rebuke, running
 from forebay.workers.wire import frames
 from forebay.workers.wire.address import peer_of
-from forebay.workers.wire.conversation import Conversation
+from forebay.workers.wire.conversation import Conversation, Shared
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 from forebay.workers.wire.worker_events import (
     Counted,
+    Event,
     Failed,
     Heard,
     Hello,
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.seating import Seating
-    from forebay.workers.pools.slot_pool import Rebuke
-    from forebay.workers.wire.conversation import Shared
-    from forebay.workers.wire.worker_events import Event
 
 MAX_UNREAD = 3
 """Workers that may die before they have read a batch; from then on the batch itself is likely what ends them."""

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -28,21 +28,16 @@ from forebay.observe.metrics.author_metrics import MetricReporter
 from forebay.types.call import Failure, Media
 from forebay.workers.memory.freed_memory import keep_freed_memory
 from forebay.workers.pool import CREDIT
-from forebay.workers.pools.seats import Seats, follow
+from forebay.workers.pools.seats import Round, Seats, follow
 from forebay.workers.processes import sigterm
 from forebay.workers.processes.device_binding import device_in, run_on
 from forebay.workers.processes.parent_death import end_with
-from forebay.workers.runner import RunnerSpec, WorkerContext
+from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import Laps, lap, needed, phases_of
 from forebay.workers.user_calls.user_code import answered, caught, close_runner, do_after, settled, user_code
-from forebay.workers.wire.address import parse_address
+from forebay.workers.wire.address import Address, parse_address
 from forebay.workers.wire.worker_connection import WorkerConnection, calls_off
-
-if TYPE_CHECKING:
-    from forebay.workers.pools.seats import Round
-    from forebay.workers.runner import Runner
-    from forebay.workers.wire.address import Address
 
 
 class ReceivedItem(msgspec.Struct, gc=False):

@@ -26,18 +26,15 @@ from forebay.workers.memory.freed_memory import keep_freed_memory
 from forebay.workers.processes import sigterm
 from forebay.workers.processes.child import serve, wire_error
 from forebay.workers.processes.device_binding import device_in
-from forebay.workers.processes.health_file import BEAT_S
-from forebay.workers.runner import WorkerContext
+from forebay.workers.processes.health_file import BEAT_S, HealthFile
+from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.user_code import close_runner, user_code
 from forebay.workers.wire.address import AddressFile
 from forebay.workers.wire.redialling import MAX_PAUSE_S, Pauses
 from forebay.workers.wire.tls_files import why_closed
-from forebay.workers.wire.worker_connection import WorkerRefused
+from forebay.workers.wire.worker_connection import DialledServer, WorkerConnection, WorkerRefused
 
 if TYPE_CHECKING:
-    from forebay.workers.processes.health_file import HealthFile
-    from forebay.workers.runner import Runner, RunnerSpec
-    from forebay.workers.wire.worker_connection import DialledServer, WorkerConnection
     from forebay.workers.wire.worker_pulse import WorkerPulse
 
 log = logging.getLogger("forebay.workers")

@@ -8,16 +8,13 @@ import contextvars
 import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Outcome
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.user_code import aclose, attempt, attempt_async, settled
-
-if TYPE_CHECKING:
-    from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.workers")
 

@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from forebay.observe.logs.model_log import MAX_TEXT
+from forebay.observe.logs.model_log import MAX_TEXT, Voice
 
 if TYPE_CHECKING:
     import subprocess
 
-    from forebay.observe.logs.model_log import Voice
 
 _READ_BYTES: Final = 1 << 16
 

@@ -17,17 +17,14 @@ import logging
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from forebay.errors import BadOutcome, Unavailable
-from forebay.types.call import After, Failure
+from forebay.types.call import After, Failure, Outcome
 from forebay.types.caught import caught, is_ours
 from forebay.types.failures import failure_in, failure_of, words_of
 from forebay.types.plurals import counted
 from forebay.workers.user_calls.cancel import is_cancelled
-
-if TYPE_CHECKING:
-    from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.workers")
 

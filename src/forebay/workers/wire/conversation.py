@@ -26,9 +26,9 @@ from forebay.types.call import Failure, Media
 from forebay.types.failures import MAX_MESSAGE, clean
 from forebay.types.first_use import known
 from forebay.types.log_line import LogLine
-from forebay.workers.pools.seating import Seating, names
+from forebay.workers.pools.seating import Seating, Sitting, names
 from forebay.workers.wire import frames
-from forebay.workers.wire.conversation_state import BEGIN, CLOSE, TABLE, UNREADY
+from forebay.workers.wire.conversation_state import BEGIN, CLOSE, TABLE, UNREADY, Act, State
 from forebay.workers.wire.worker_events import (
     Counted,
     Event,
@@ -45,8 +45,6 @@ from forebay.workers.wire.worker_events import (
 
 if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch, Phase
-    from forebay.workers.pools.seating import Sitting
-    from forebay.workers.wire.conversation_state import Act, State
 
 T = TypeVar("T")
 

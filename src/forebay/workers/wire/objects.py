@@ -18,21 +18,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 import msgspec
 
 from forebay.errors import BadOutcome, RunnerFailed
-from forebay.types.call import After, Failure, Item
+from forebay.types.call import After, Failure, Item, Outcome
 from forebay.types.failures import text_of, trace_of, words_of
 from forebay.types.first_use import known
 from forebay.workers.memory.shm import THRESHOLD_BYTES
-from forebay.workers.runner import Runner, RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.user_code import attempt, caught, checked
-
-if TYPE_CHECKING:
-    from forebay.types.call import Outcome
-    from forebay.workers.runner import WorkerContext
 
 Buffer: TypeAlias = bytes | memoryview
 

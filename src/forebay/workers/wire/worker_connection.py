@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from forebay.errors import BadOutcome, ConfigError, InvalidRequest
 from forebay.observe.logs.model_log import DROPPING, LineBudget, line_of, told_dropped
 from forebay.workers.memory.landing import LandedFiles
-from forebay.workers.memory.shm import open_arenas
+from forebay.workers.memory.shm import ArenaReader, ArenaWriter, open_arenas
 from forebay.workers.wire import frames, shared_secret
-from forebay.workers.wire.address import AddressFile, UnixAddress, dial, stranger_at
-from forebay.workers.wire.tls_files import why_no_tls
+from forebay.workers.wire.address import Address, AddressFile, UnixAddress, dial, stranger_at
+from forebay.workers.wire.tls_files import TlsFiles, why_no_tls
 
 if TYPE_CHECKING:
-    from forebay.workers.memory.shm import ArenaReader, ArenaWriter
-    from forebay.workers.wire.address import Address
     from forebay.workers.wire.objects import Buffer
-    from forebay.workers.wire.tls_files import TlsFiles
 
 
 log = logging.getLogger(DROPPING)

@@ -30,7 +30,7 @@ from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.types.first_use import known
 from forebay.workers.memory import shm
 from forebay.workers.wire import frames, shared_secret
-from forebay.workers.wire.address import TcpAddress, UnixAddress, bind_unix, peer_of, tune
+from forebay.workers.wire.address import Address, TcpAddress, UnixAddress, bind_unix, peer_of, tune
 from forebay.workers.wire.kept_socket import keep_socket
 from forebay.workers.wire.peeking import peek
 from forebay.workers.wire.plain_data import require_plain
@@ -38,7 +38,6 @@ from forebay.workers.wire.plain_data import require_plain
 if TYPE_CHECKING:
     import socket
 
-    from forebay.workers.wire.address import Address
     from forebay.workers.wire.tls_files import TlsFiles
 
 log = logging.getLogger("forebay.workers")

@@ -16,7 +16,7 @@ import itertools
 import logging
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -27,29 +27,25 @@ from forebay.surfaces.pipeline import script as scripts
 from forebay.surfaces.pipeline.dag.op_workers import built, captured
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
 from forebay.surfaces.pipeline.dag.served_graph import HANDOVER_S, ServedGraph, endpoint_of
-from forebay.surfaces.pipeline.dag.wiring import inside_of, slots_of
+from forebay.surfaces.pipeline.dag.wiring import Dag, inside_of, slots_of
 from forebay.surfaces.pipeline.figures.observers import Outlets
 from forebay.surfaces.pipeline.figures.reports import Reports
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Item, Outcome, Request
 from forebay.workers.pools.process_pool import ProcessPool
-from forebay.workers.runner import Runner, RunnerSpec
+from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.cancel import is_cancelled
 from forebay.workers.user_calls.user_code import attempt_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.tracer import Tracer
     from forebay.surfaces.pipeline.script import Script
     from forebay.surfaces.pipeline.server import PipelineServer
     from forebay.types.batch import Done, EntryBatch
-    from forebay.types.call import Item, Outcome, Request
     from forebay.workers.pools.worker_slot import WorkerSlot
-    from forebay.workers.runner import WorkerContext
 
 log = logging.getLogger("forebay.pipeline")
 

@@ -12,7 +12,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline import script as scripts
-from forebay.surfaces.pipeline.dag.wiring import wire
+from forebay.surfaces.pipeline.dag.wiring import Dag, wire
 from forebay.surfaces.pipeline.ops.op_store import OpStore
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun, OpRunner
 from forebay.surfaces.pipeline.predictors.client_watching import watch_of
@@ -22,7 +22,6 @@ from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.server import PipelineServer
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, ForebayError, InternalError, QueueFull, Unavailable, UserCodeError
 from forebay.surfaces.pipeline import codes, logs
-from forebay.surfaces.pipeline.figures.profile import CallTimes
+from forebay.surfaces.pipeline.figures.profile import CallTimes, RequestProfile
 from forebay.surfaces.pipeline.ops import packing
-from forebay.types.call import Request
+from forebay.types.call import Outcome, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import ErrorCodes, PipelineConfig
-    from forebay.surfaces.pipeline.figures.profile import RequestProfile
-    from forebay.types.call import Outcome
     from forebay.types.tenant import Tenant
     from forebay.workers.user_calls.hanging_calls import LoopCall
 

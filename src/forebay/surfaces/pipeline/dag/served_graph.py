@@ -14,7 +14,7 @@ from forebay.graph.pool import GraphPool, Node
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.dag import op_workers
 from forebay.surfaces.pipeline.dag.service import PipelineService
-from forebay.surfaces.pipeline.dag.wiring import NEVER_S, slots_of
+from forebay.surfaces.pipeline.dag.wiring import NEVER_S, Dag, slots_of
 from forebay.surfaces.pipeline.figures.observers import Observers
 from forebay.surfaces.pipeline.store.store import Storage, StoreConfig, open_store
 from forebay.workers.pools.process_pool import ProcessPool
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import itertools
 
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.dag.wiring import Dag
     from forebay.surfaces.pipeline.figures.profile import CallTimes
     from forebay.surfaces.pipeline.figures.reports import Reporter
     from forebay.surfaces.pipeline.script import Script

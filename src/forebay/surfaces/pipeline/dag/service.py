@@ -26,13 +26,13 @@ from forebay.observe.traces import timeline
 from forebay.remote_servers.servers import PARENT
 from forebay.surfaces.pipeline import codes
 from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions, log_call, stopped
-from forebay.surfaces.pipeline.dag.wiring import RESULT
-from forebay.surfaces.pipeline.figures.profile import KEY, RequestProfile, take_wish
+from forebay.surfaces.pipeline.dag.wiring import RESULT, Dag
+from forebay.surfaces.pipeline.figures.profile import KEY, CallTimes, Profile, RequestProfile, take_wish
 from forebay.surfaces.pipeline.ops import hooks, packing
 from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
-from forebay.types.call import Failure, Request
+from forebay.types.call import Failure, Outcome, Request
 from forebay.types.caught import caught
 from forebay.types.failures import trace_of, without_frames, words_of
 from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.dag.wiring import Dag
-    from forebay.surfaces.pipeline.figures.profile import CallTimes, Profile
-    from forebay.types.call import Outcome
 
 log = logging.getLogger("forebay.pipeline")
 

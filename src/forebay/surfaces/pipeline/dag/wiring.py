@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.errors import ConfigError
 from forebay.graph.spec import OUT, GraphSpec, NodeSpec, check
-from forebay.surfaces.pipeline.config import settle
+from forebay.surfaces.pipeline.config import PipelineConfig, settle
 from forebay.surfaces.pipeline.dag.input_order import input_order
 from forebay.surfaces.pipeline.ops import hooks
 from forebay.surfaces.pipeline.ops.op import REQUEST, Op, RequestOp, ResponseOp
 from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
 from forebay.types.did_you_mean import listed, meant
-
-if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.config import PipelineConfig
 
 RESULT: Final = "result"
 """The one output of the graph."""

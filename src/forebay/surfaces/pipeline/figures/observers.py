@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from forebay.observe.metrics.node_totals import NodeListener
 from forebay.observe.traces.timeline import Timeline
 from forebay.surfaces.pipeline import logs
-from forebay.surfaces.pipeline.figures.profile import Profile, ProfileWriter
+from forebay.surfaces.pipeline.figures.profile import CallTimes, Profile, ProfileWriter
 from forebay.surfaces.pipeline.figures.reports import Reporter
 from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S, MetricsPort, Tracer, TracerFile
 from forebay.types.server_state import here
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag
-    from forebay.surfaces.pipeline.figures.profile import CallTimes
 
 
 class Outlets:

@@ -14,15 +14,12 @@ import re
 import sys
 import time
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from forebay.observe.metrics.node_totals import runs_of
-from forebay.observe.traces.timeline import BatchListener, Timeline
-
-if TYPE_CHECKING:
-    from forebay.observe.traces.timeline import BatchRecord
+from forebay.observe.traces.timeline import BatchListener, BatchRecord, Timeline
 
 KEY: Final = "pipeline.profile"
 """Key by which a client asks for the lines of its request, and under which they stand in the answer."""

@@ -10,7 +10,7 @@ same routes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,12 +27,10 @@ from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.http_errors import Unauthorized
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.http.route import Route
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Origin, Outcome, Reply, Request
 from forebay.types.json_elements import json_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.config import HttpConfig
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.pages import ServerPages
     from forebay.types.batch import EntryBatch
-    from forebay.types.call import Origin, Outcome, Reply, Request
     from forebay.types.element_limits import Steps
     from forebay.types.tenant import Tenant
 

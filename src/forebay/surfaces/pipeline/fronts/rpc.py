@@ -11,11 +11,10 @@ from forebay.errors import ForebayError, InvalidRequest
 from forebay.remote_servers.servers import PARENT
 from forebay.surfaces.pipeline.protocol import sniff
 from forebay.surfaces.pipeline.protocol.messages import METHOD, SERVICE, Request
-from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.service import Call, GrpcService
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
-    from forebay.transports.grpc.service import Call
 
 
 def services(inference: Predictions) -> list[GrpcService]:

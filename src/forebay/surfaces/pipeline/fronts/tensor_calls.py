@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from forebay.errors import InvalidRequest
-from forebay.server.served import StandIn
+from forebay.server.served import Served, StandIn
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TensorFace, tensors_of
 from forebay.surfaces.pipeline.codes import error_answered
@@ -21,17 +21,15 @@ from forebay.surfaces.pipeline.protocol import tensors as wire
 from forebay.surfaces.pipeline.protocol.literal import parse
 from forebay.surfaces.pipeline.protocol.messages import Request as Asking
 from forebay.transports.http.kserve_calls import InferRoute
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Outcome
 from forebay.types.failures import failure_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
-    from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
     from forebay.surfaces.pipeline.dag.predictions import Predictions
     from forebay.transports.http.route import Route
-    from forebay.types.call import Outcome
 
 _QUICK_BYTES: Final = 4 * 1024
 _codec: Final = TensorCodec(TensorSide(), TensorSide(), has_rows=False)

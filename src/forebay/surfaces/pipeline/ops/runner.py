@@ -29,17 +29,15 @@ from forebay.surfaces.pipeline.ops.op_store import OpStore, batch_runs
 from forebay.surfaces.pipeline.predictors.client_watching import one_version
 from forebay.surfaces.pipeline.script import not_imported
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
-from forebay.types.call import After, Failure
+from forebay.types.call import After, Failure, Item, Outcome
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.hanging_calls import BoundedCalls, Late
 from forebay.workers.user_calls.phases import needed
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.ops.op import Op
-    from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 ClientFactory = Callable[[int | None], Any]
 """Makes the client of one worker, given the number of its process; None in threads."""

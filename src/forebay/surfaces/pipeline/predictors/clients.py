@@ -10,18 +10,16 @@ from forebay.errors import ConfigError
 from forebay.remote_servers.kserve import KServeBackend
 from forebay.remote_servers.servers import ServerAddress
 from forebay.surfaces.pipeline.predictors.chained import ChainedClient
-from forebay.surfaces.pipeline.predictors.client_watching import watched_client
+from forebay.surfaces.pipeline.predictors.client_watching import ModelWatch, watched_client
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.general_servers import GeneralModelBackend
 from forebay.surfaces.pipeline.predictors.local_models import is_reference
-from forebay.surfaces.pipeline.predictors.model_client import ModelClient, require_wanted
+from forebay.surfaces.pipeline.predictors.model_client import ModelClient, Predictor, require_wanted
 from forebay.surfaces.pipeline.predictors.model_processes import HostedClient
 
 if TYPE_CHECKING:
     from forebay.runtimes.model_file import Backend
     from forebay.runtimes.signature import Signature
-    from forebay.surfaces.pipeline.predictors.client_watching import ModelWatch
-    from forebay.surfaces.pipeline.predictors.model_client import Predictor
     from forebay.surfaces.pipeline.predictors.model_settings import PredictorSettings
 
 

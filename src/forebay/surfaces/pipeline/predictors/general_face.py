@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -14,11 +14,8 @@ from forebay.remote_servers.servers import MAX_ANSWER_BYTES
 from forebay.runtimes.signature import LOD
 from forebay.surfaces.pipeline.codes import err_of
 from forebay.surfaces.pipeline.predictors import general_calls
-from forebay.surfaces.pipeline.predictors.model_client import numbered
+from forebay.surfaces.pipeline.predictors.model_client import Predictor, numbered
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Predictor
 
 
 class GeneralModelFace(ThreadingHTTPServer):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +11,7 @@ from forebay.errors import RunnerFailed
 from forebay.remote_servers.grpc_calls import GrpcCalls
 from forebay.remote_servers.http_calls import HttpCalls
 from forebay.remote_servers.servers import ServerAddress, Servers, Unreachable
-from forebay.runtimes.signature import Var
+from forebay.runtimes.signature import Feed, Signature, Value, Var
 from forebay.surfaces.pipeline.predictors.general_calls import (
     PATH,
     GeneralRequest,
@@ -23,9 +22,6 @@ from forebay.surfaces.pipeline.predictors.general_calls import (
     unpack,
 )
 from forebay.types.first_use import known
-
-if TYPE_CHECKING:
-    from forebay.runtimes.signature import Feed, Signature, Value
 
 
 class GeneralModelBackend:

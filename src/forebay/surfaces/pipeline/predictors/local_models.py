@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.runtimes.library import PaddleOptions, RunOptions, tell
@@ -15,12 +15,9 @@ from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.surfaces.pipeline.predictors.descriptions import describe
 from forebay.surfaces.pipeline.predictors.function import FunctionClient
-from forebay.surfaces.pipeline.predictors.model_client import ModelClient
+from forebay.surfaces.pipeline.predictors.model_client import ModelClient, Predictor
 from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 from forebay.types.devices import Device
-
-if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Predictor
 
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DEVICES: Final = {-1: "gpu", 1: "gpu", 2: "tensorrt", 4: "xpu", 5: "Ascend", 6: "Ascend", 7: "IPU"}

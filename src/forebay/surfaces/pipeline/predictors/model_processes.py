@@ -18,8 +18,8 @@ import msgspec
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, ForebayError, ModelError
-from forebay.repository.cache import Cache
-from forebay.runtimes.signature import LOD, Value, named
+from forebay.repository.cache import Cache, Lease
+from forebay.runtimes.signature import LOD, Feed, Value, Var, named
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.pipeline.predictors import prediction_runner
 from forebay.surfaces.pipeline.predictors.descriptions import describe
@@ -31,8 +31,6 @@ from forebay.workers.runner import RunnerSpec
 from forebay.workers.wire import objects
 
 if TYPE_CHECKING:
-    from forebay.repository.cache import Lease
-    from forebay.runtimes.signature import Feed, Var
     from forebay.surfaces.pipeline.predictors.model_settings import LocalConf, PredictorSettings
 
 FIRST_S: Final = 300.0

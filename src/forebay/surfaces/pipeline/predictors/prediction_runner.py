@@ -12,16 +12,14 @@ from forebay.errors import ForebayError, RunnerFailed
 from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.codes import err_of
 from forebay.surfaces.pipeline.predictors.client_watching import watch_of, watched_client
-from forebay.surfaces.pipeline.predictors.model_client import numbered
+from forebay.surfaces.pipeline.predictors.model_client import Predictor, numbered
 from forebay.surfaces.pipeline.predictors.model_settings import LocalConf
 from forebay.types.first_use import known
-from forebay.workers.runner import Runner
+from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import attempt
 
 if TYPE_CHECKING:
-    from forebay.surfaces.pipeline.predictors.model_client import Predictor
     from forebay.types.call import Item, Outcome
-    from forebay.workers.runner import WorkerContext
 
 
 class PredictionRunner(Runner):

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from forebay._version import __version__
 from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
-from forebay.observe.metrics.exposition import SLICE, finish_in_turns
+from forebay.observe.metrics.exposition import SLICE, Reading, finish_in_turns
 from forebay.observe.metrics.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
@@ -32,7 +32,6 @@ from forebay.types.loopback import is_loopback
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from forebay.observe.metrics.exposition import Reading
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
     from forebay.serving.endpoint import Endpoint

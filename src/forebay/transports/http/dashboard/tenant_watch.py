@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from forebay.observe.metrics.exposition import finish_in_turns
 from forebay.observe.metrics.tenant_accounts import Accounts
-from forebay.observe.metrics.tenant_history import STEP_S, TenantHistory
+from forebay.observe.metrics.tenant_history import STEP_S, TenantHistory, TenantRow
 from forebay.types.tenant import Tenants
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.tenant_history import TenantRow
     from forebay.server.app import App
 
 
