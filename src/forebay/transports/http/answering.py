@@ -164,6 +164,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self._stand_alone()
         self.talk.waiting.clear()
         self._active_bytes = 0
+        self.refusal = None  # whose frames hold the request, which the garbage collector does not look at
         self._body.close()
         if self._working is not None:  # uvicorn tells the cycle that was begun last, which may be one that waits
             self._working.disconnected = True

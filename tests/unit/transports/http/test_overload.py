@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A full queue: what a request is told late is what it would be told at once, in its turn, and it holds nothing."""
 
+import gc
 import random
 import re
+import weakref
 
 import pytest
 from tests.unit.transports.http.driven import Door, request
@@ -60,6 +62,28 @@ def doors():
     yield make
     for each in opened:
         each.close()
+
+
+def refuse(asked):
+    """Refuses a request as an endpoint does: the error knows the frames, which know the request."""
+    try:
+        raise QueueFull("there is no room")
+    except QueueFull as error:
+        asked.reply(asked, Failure(error))
+
+
+def test_nothing_is_kept_of_a_client_that_leaves_before_it_is_told(doors):
+    door = doors(room=100)
+    client = door.connect().send(request("alpha", b"x"))
+    refuse(door.alpha.asked.pop())
+    gone = weakref.ref(client.connection)
+    client.connection.connection_lost(None)
+    door.lane.refusals.tell()
+    door.alpha.gone.clear()
+    door.clients.remove(client)
+    del client
+    gc.collect()
+    assert gone() is None
 
 
 def without_ids(answer):
