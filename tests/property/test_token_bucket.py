@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A token bucket gives no more than its limit in any period, whatever the clock does, and no less to who waits."""
 
+import heapq
 import math
+import random
 from fractions import Fraction
 
 import pytest
@@ -59,6 +61,25 @@ def test_whoever_is_refused_is_told_a_moment_that_is_neither_too_early_nor_far_b
             continue
         told = bucket.retry_at(tokens, tokens, now)
         assert now + wait_s - ROUNDING_S <= told <= now + wait_s + MOST_S
+
+
+# F45: clients that obey Retry-After
+@pytest.mark.parametrize("rate, burst, clients", [(100, 200, 64), (10, 10, 100), (1, 1, 20)])
+def test_clients_that_come_when_they_are_told_to_are_seldom_refused_twice_and_use_the_whole_rate(rate, burst, clients):
+    draw, bucket, answers = random.Random(1), TokenBucket(rate, burst), 0
+    coming = [draw.random() / 100 for _ in range(clients)]
+    heapq.heapify(coming)
+    tries = 0
+    while (now := coming[0]) < 60.0:
+        tries += 1
+        if bucket.wait_s(1, now):
+            back = bucket.retry_at(1, 1, now)
+        else:
+            bucket.take(1, now)
+            answers, back = answers + 1, now + 0.005
+        heapq.heapreplace(coming, back + 0.001 + draw.random() / 1000)
+    assert tries <= 3.5 * answers  # those told one moment needed as many tries as there are clients
+    assert answers >= 0.97 * rate * 60
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 4096), st.integers(1, 50))))

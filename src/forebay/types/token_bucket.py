@@ -17,7 +17,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.types.retry_tickets import RetryTickets
+from forebay.types.retry_tickets import MOST_S, RetryTickets
+
+EARLY: Final = 0.1
+"""A client that lacks no more than this part of what it takes keeps its turn: the one before it came a little late."""
 
 ROUNDING_S: Final = 1e-6
 """A token that comes this soon is there: a client that waited for exactly as long as it was told gets it."""
@@ -37,7 +40,7 @@ class TokenBucket:
         self.rate = rate
         self.burst = burst
         self._full_at = self._ticket = float("-inf")
-        self._tickets = RetryTickets(burst)
+        self._tickets = RetryTickets(MOST_S * rate)  # its rate is known: tickets may be as far ahead as any
 
     def left(self, now: float) -> float:
         """Return the tokens that are there; less than none if more were taken than there were."""
@@ -54,9 +57,10 @@ class TokenBucket:
 
     def retry_at(self, tokens: float, size: float, now: float) -> float:
         """Return when a client that is refused now should try again, which needs so many tokens and takes `size`."""
-        ready = now + self.wait_s(tokens, now)
-        if self._ticket < ready:
-            self._ticket = ready
+        wait_s = self.wait_s(tokens, now)
+        ready = now + wait_s
+        if self._ticket < ready or wait_s * self.rate <= EARLY * size:
+            self._ticket = max(self._ticket, ready)
             return ready
         self._ticket, told = self._tickets.next(self._ticket, size, 1 / self.rate, ready)
         return told
