@@ -144,6 +144,17 @@ def test_what_is_ahead_and_what_that_takes_says_what_is_too_late():
     assert known.queue.waiting == 1
 
 
+def test_a_worker_that_starts_is_ahead_of_everything_where_none_is_up():
+    known = Known(slots=4)
+    known.deadlines.awaited = lambda now: (max(3.0 - now, 0.0), 1)  # the one that comes, at 3.0
+    known.now = 2.0
+    known.offer(10, 1.0205)
+    assert known.refused(1.0395)  # one slot of the four comes: 20 ms for those that wait, 20 ms for its own batch
+    assert not known.refused(1.0405)
+    known.deadlines.awaited = lambda _: None
+    assert not known.refused(0.050)
+
+
 def test_nothing_is_learned_from_a_batch_that_was_called_off_and_never_ended():
     known = Known()
     before_s = known.deadlines.lasts_s(1)

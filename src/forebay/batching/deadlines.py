@@ -26,7 +26,7 @@ from forebay.batching.policies import Policy
 from forebay.errors import TooLate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from forebay.batching.fair import FairShares
     from forebay.batching.fair_lines import Flow
@@ -57,12 +57,15 @@ class Deadlines(Policy):
     Attributes:
         rows: Samples that wait and are sorted, by the bucket of their times.
         inside: What entries go through once they have left; None where a batch runs in one worker.
+        awaited: Tells in how many seconds a worker is up, and the slots that come then; None if one is, or nobody
+            knows.
     """
 
     def __init__(self, queue: BatchQueue, fair: FairShares) -> None:
         """Begin without having seen a batch."""
         self.rows: dict[int, int] = {}
         self.inside: Inside | None = None
+        self.awaited: Callable[[float], tuple[float, int] | None] = lambda _: None
         self._queue = queue
         self._fair = fair
         self._runs: dict[EntryBatch, tuple[float, float]] = {}
@@ -199,6 +202,9 @@ class Deadlines(Policy):
         """Return when the last of so many rows would leave, of all that wait then, and how long its batch takes."""
         queue, slots = self._queue, self._queue.slots
         most = queue.most_rows
+        if not self._runs and (awaited := self.awaited(now)) is not None:
+            up_s, slots = awaited
+            now += up_s
         ends = sorted(end if end > now else now + OVERDUE * (now - taken) for end, taken in self._runs.values())
         free = [now] * (slots - len(ends)) + ends[-slots:]
         rounds, slot = divmod(-(-ahead // most) - 1, slots)

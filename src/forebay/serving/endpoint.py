@@ -257,7 +257,8 @@ class Endpoint:
         if self._queue.deadlines is None and not self.pool.answers_apart and not self.pool.is_elsewhere:
             if self._queue.fair is None:
                 self._share(here(Tenants))
-            self._queue.keep_deadlines().inside = self.pool.inside()
+            deadlines = self._queue.keep_deadlines()
+            deadlines.inside, deadlines.awaited = self.pool.inside(), self.pool.awaited
         return self._queue.deadlines
 
     def _together(self, entry: Any) -> Sequence[Any]:

@@ -166,6 +166,10 @@ class Pool:
         """Return how far the starts of workers are; see `bounds`."""
         raise NotImplementedError
 
+    def awaited(self, now: float) -> tuple[float, int] | None:
+        """Return in how many seconds a worker is up, and the slots that come then; None if one is, or nobody knows."""
+        return None
+
     def rest(self, seconds: float) -> None:
         """Block until a worker has something to say, but no longer than this; see `can_rest`."""
         raise NotImplementedError

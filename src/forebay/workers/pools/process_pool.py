@@ -317,6 +317,13 @@ class ProcessPool(SlotPool[WorkerSlot]):
         begun = [worker.begun_at for worker in kept if not worker.is_ready]
         return StartUp(len(kept) - len(begun), len(begun), now - min(begun, default=now), self._start_s)
 
+    def awaited(self, now: float) -> tuple[float, int] | None:
+        """Return in how many seconds a worker is up, by how long a start took so far; see `Pool`."""
+        start = None if self.idle else self.start_up(now)
+        if start is None or start.up or not start.start_s:
+            return None
+        return max(start.start_s - start.since_s, 0.0), max(start.starting, 1) * self.slots_each
+
     def _kept(self) -> list[Worker]:
         """Return the workers that run, or are to, and are not about to leave."""
         return [worker for worker in self._workers if worker.supervisor is not None and not worker.is_leaving]
