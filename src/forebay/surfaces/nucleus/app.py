@@ -80,6 +80,7 @@ def http_door(
     from forebay.surfaces.nucleus.in_flight import InFlight
     from forebay.transports.http.asgi import beside_dashboard
     from forebay.transports.http.asgi_inference import Predict
+    from forebay.transports.http.kserve_calls import routes_alone
     from forebay.transports.http.kserve_pages import InferencePages
     from forebay.transports.http.management import Management
     from forebay.transports.http.pages import ServerPages
@@ -93,7 +94,7 @@ def http_door(
     routes: Mapping[bytes, Route] = {}
     if options.extra_routes:
         pages = ServerPages(app, http)
-        routes = kserve.routes_of(served, http, lambda: app.shared_regions)
+        routes = routes_alone(served, http, lambda: app.shared_regions)
         protocol = InferencePages(app, routes, Management(app, http), Predict)
     face = NucleusHttp(
         app.endpoint,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Unavailable
@@ -11,17 +11,12 @@ from forebay.protocols.native import Contract
 from forebay.server.served import Served, StandIn
 from forebay.serving.tensor_face import TensorFace
 from forebay.surfaces.nucleus.in_flight import TOO_MANY, InFlight
-from forebay.transports.http.kserve_calls import InferRoute
 from forebay.types.call import Failure, Outcome, Reply, Request
 
 if TYPE_CHECKING:
-    from forebay.server.config import HttpConfig
-    from forebay.server.shared_regions import SharedRegions
     from forebay.serving.endpoint import Endpoint
-    from forebay.transports.http.route import Route
     from forebay.types.batch import EntryBatch
 
-FACE: Final = TensorFace(is_open=True, has_rows=False)
 _ASKED: Final[Mapping[str, Any]] = {"verb": "post", "query": b"", "headers": []}
 _CONTRACT: Final = Contract(raw_input=True, raw_output=True, batchable=False, streams=False)
 """What a handler streams is no tensor, and is told so."""
@@ -34,15 +29,8 @@ def let_in(served: Served, key: Hashable, in_flight: InFlight) -> None:
         key: The batch key of its posts.
         in_flight: Requests in flight, and how many may be.
     """
-    served.tensors = FACE
+    served.tensors = TensorFace(is_open=True, has_rows=False)
     served.stand_in = StandIn(_AskedAsPost(served.endpoint, key, in_flight), _CONTRACT)
-
-
-def routes_of(served: Served, config: HttpConfig, regions: Callable[[], SharedRegions | None]) -> dict[bytes, Route]:
-    """Return the routes of the protocol, by target."""
-    route = InferRoute(served, FACE, config, regions)
-    name, version = served.endpoint.name, served.endpoint.config.version
-    return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
 
 
 class _AskedAsPost:

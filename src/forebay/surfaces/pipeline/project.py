@@ -28,10 +28,11 @@ from forebay.surfaces.pipeline.dag.each_worker import EachWorker
 from forebay.surfaces.pipeline.dag.op_workers import built
 from forebay.surfaces.pipeline.fronts.http import Gateway, PipelineHttp
 from forebay.surfaces.pipeline.fronts.rpc import services
-from forebay.surfaces.pipeline.fronts.tensor_calls import let_in, routes_in_tensors
+from forebay.surfaces.pipeline.fronts.tensor_calls import let_in
 from forebay.transports.binding import require_free
 from forebay.transports.grpc.kserve import KServe
 from forebay.transports.grpc.listener import GrpcListener
+from forebay.transports.http.kserve_calls import routes_alone
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     pages = ServerPages(app, http) if options.extra_routes else None
     protocol = None
     if options.extra_routes:
-        gateway.others = routes_in_tensors(app.served[app.name], http, lambda: app.shared_regions)
+        gateway.others = routes_alone(app.served[app.name], http, lambda: app.shared_regions)
     if gateway.others:
         protocol = InferencePages(app, gateway.others, Management(app, http), Predict)
     face = beside_dashboard(PipelineHttp(gateway, http, pages, protocol), pages, http)

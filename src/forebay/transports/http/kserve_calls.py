@@ -249,6 +249,15 @@ def routes_for(
     return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, regions, staging)}
 
 
+def routes_alone(served: Served, config: HttpConfig, regions: Callable[[], SharedRegions | None]) -> dict[bytes, Route]:
+    """Return the routes of the only model of a server, by target: with its version and without."""
+    if served.tensors is None:
+        return {}
+    route = InferRoute(served, served.tensors, config, regions)
+    name, version = quote(served.endpoint.name, safe=""), quote(served.endpoint.config.version, safe="")
+    return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
+
+
 def fault_of(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return status, headers and body of an error in the protocol's form."""
     message = error.message

@@ -7,9 +7,8 @@ texts. What the pipeline answers under a key is an output: an array, or else its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 from forebay.errors import InvalidRequest
 from forebay.server.served import Served, StandIn
@@ -20,16 +19,12 @@ from forebay.surfaces.pipeline.fronts.http import AskedPipeline
 from forebay.surfaces.pipeline.protocol import tensors as wire
 from forebay.surfaces.pipeline.protocol.literal import parse
 from forebay.surfaces.pipeline.protocol.messages import Request as Asking
-from forebay.transports.http.kserve_calls import InferRoute
 from forebay.types.call import Failure, Outcome
 from forebay.types.failures import failure_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from forebay.server.config import HttpConfig
-    from forebay.server.shared_regions import SharedRegions
     from forebay.surfaces.pipeline.dag.predictions import Predictions
-    from forebay.transports.http.route import Route
 
 _QUICK_BYTES: Final = 4 * 1024
 _codec: Final = TensorCodec(TensorSide(), TensorSide(), has_rows=False)
@@ -40,17 +35,6 @@ def let_in(served: Served, inference: Predictions) -> None:
     if inference.request_class is Asking:
         served.tensors = TensorFace(is_open=True, has_rows=False)
         served.stand_in = StandIn(_AskedInTensors(inference, served.endpoint.name, ""), served.contract)
-
-
-def routes_in_tensors(
-    served: Served, config: HttpConfig, regions: Callable[[], SharedRegions | None]
-) -> dict[bytes, Route]:
-    """Return the routes of the protocol, by target."""
-    if served.tensors is None:
-        return {}
-    route = InferRoute(served, served.tensors, config, regions)
-    name, version = quote(served.endpoint.name, safe=""), quote(served.endpoint.config.version, safe="")
-    return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
 
 
 class _AskedInTensors(AskedPipeline):
