@@ -252,8 +252,11 @@ class Eviction:
         for entry in latest:
             if id(entry) not in planned and (ended := self.together(entry)):
                 victims.append(entry)
-                planned.update(map(id, ended))
-                return sum(one.size for one in ended if not one.taken)
+                freed = 0
+                for one in ended:
+                    planned.add(id(one))
+                    freed += 0 if one.taken else one.size
+                return freed
         return 0
 
     def _latest(self, key: Flow, most: int = 0) -> Iterator[Entry]:

@@ -502,13 +502,11 @@ class FairShares(Policy):
                     flow.begin_at(key.served)
                 children[key] = min(children.get(key, NEVER), flow.time)
             seconds = rows * (fixed_s + flow.row.seconds)
-            charge = charges.get(flow)
-            if charge is None:
-                charges[flow] = Charge(rows, seconds)
-            else:  # several tenants share a flow
-                charge.rows += rows
-                charge.seconds += seconds
             flow.charge(seconds)
+            if flow in charges:
+                charges[flow].add(rows, seconds)
+            else:
+                charges[flow] = Charge(rows, seconds)
         self.serve(first, least)
         for key, time in children.items():
             key.served = max(key.served, time)

@@ -118,8 +118,13 @@ class Flow:
 class Charge(Struct, eq=False):
     """What a flow has in a batch: rows, and the seconds that were charged for them when it was taken."""
 
-    rows: int = 0
-    seconds: float = 0.0
+    rows: int
+    seconds: float
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Add what comes in a further turn, or of another tenant that shares the flow."""
+        self.rows += rows
+        self.seconds += seconds
 
 
 class Lane(deque["Entry"]):
@@ -539,12 +544,12 @@ class FairLine(Lanes, Line):
             fair.left(flow, rows + late)
             if is_late and deadlines is None:
                 rows -= sum(entry.size for entry in taken[begun:] if entry.deadline <= now)
-            charge = charges.get(flow)
-            if charge is None:
-                charge = charges[flow] = Charge()
-            charge.rows += rows
-            charge.seconds += rows * row_s
-            flow.charge(rows * row_s)
+            seconds = rows * row_s
+            flow.charge(seconds)
+            if flow in charges:
+                charges[flow].add(rows, seconds)
+            else:
+                charges[flow] = Charge(rows, seconds)
         fair.charged = charges
         if gone == self.rows:
             self._clear()

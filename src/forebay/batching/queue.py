@@ -255,13 +255,12 @@ class BatchQueue:
             self._alone.append(entry)
             return
         line = self._lines.get(key)
-        is_new = line is None
         if line is None:
             line = self._lines[key] = self._line_of(key)
         line.entries.append(entry)
         rows = line.rows
         line.rows = rows + size
-        if is_new or rows < self._max_size <= rows + size or (self.auto is not None and len(self._lines) > 1):
+        if not rows or rows < self._max_size <= rows + size or (self.auto is not None and len(self._lines) > 1):
             self._grown(line, rows, now)
 
     def admit(self, entry: Entry, now: float) -> None:
