@@ -11,6 +11,7 @@ import msgspec
 from forebay.arrays.json_lists import values_in_parts
 from forebay.errors import InvalidRequest, ValidationError
 from forebay.types.datatypes import BY_NUMPY, DataType, datatype_of
+from forebay.types.element_limits import at_once
 from forebay.types.json_segments import joined
 from forebay.types.tensor import Data, Tensor, check_size, elements, join_elements, split_elements
 
@@ -91,12 +92,7 @@ def as_raw(tensor: Tensor) -> Tensor:
     Raises:
         ValidationError: If it is none of the tensor's type and shape.
     """
-    steps = raw_in_steps(tensor)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return at_once(raw_in_steps(tensor))
 
 
 def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:

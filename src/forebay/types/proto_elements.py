@@ -69,7 +69,7 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
             tag = data[at]
             at += 1
             if tag >= 0x80:
-                tag, at = _varint(data, start, end)
+                tag, at = read_varint(data, start, end)
             if not 0 < tag >> 3 < _END_OF_NUMBERS:  # no parser goes on
                 break
             wire, tag_bytes = tag & 7, at - start
@@ -81,7 +81,7 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
                 size = data[at]
                 at += 1
                 if size >= 0x80:
-                    size, at = _varint(data, at - 1, end)
+                    size, at = read_varint(data, at - 1, end)
                 stop = at + size
                 if stop > end:
                     break
@@ -103,7 +103,7 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
                 elif at < end and data[at] < 0x80:
                     at += 1
                 else:
-                    at = _varint(data, at, end)[1]
+                    at = read_varint(data, at, end)[1]
                 if at < end and data[at] == data[start]:
                     count, at = _same_numbers(data, start, at, end, wire)
             elif wire == _GROUP:
@@ -172,7 +172,7 @@ def _siblings(data: Data, at: int, tag_bytes: int, end: int, limit: int) -> Step
         size = data[at + tag_bytes]
         at += tag_bytes + 1
         if size >= 0x80:
-            size, at = _varint(data, at - 1, end)
+            size, at = read_varint(data, at - 1, end)
         at += size
         count += 2 if size else 1
         turn += 1
@@ -191,7 +191,7 @@ def _varints(data: Data, at: int, end: int) -> Steps[int]:
     return count
 
 
-def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: Data, at: int, end: int) -> tuple[int, int]:
     """Read a varint; returns it, and where it ends, which is beyond the end of the data if it breaks off."""
     value = 0
     for shift in range(0, 70, 7):

@@ -11,6 +11,8 @@ import re
 from functools import cache
 from typing import Final
 
+from forebay.types.proto_elements import read_varint
+
 _TAG_AND_LENGTH: Final = 2
 _TINY: Final = 3
 """Texts up to this length are copied in runs."""
@@ -68,7 +70,7 @@ def _copy(message: bytes, at: int, end: int, into: bytearray) -> tuple[int, int]
         if size < 0x80:
             parts.append(_LENGTHS[size] if start + size <= end else b"")
         else:
-            size, start = _varint(message, at + 1, end)
+            size, start = read_varint(message, at + 1, end)
             parts.append(size.to_bytes(4, "little") if size < 1 << 32 else b"")
         if start + size > end or not parts[-1]:
             del parts[-1]
@@ -81,33 +83,20 @@ def _copy(message: bytes, at: int, end: int, into: bytearray) -> tuple[int, int]
 
 def _after(message: bytes, at: int, end: int) -> int:
     """Return where a field ends; where it begins if it breaks off, or is none that is passed over."""
-    tag, stop = _varint(message, at, end)
+    tag, stop = read_varint(message, at, end)
     wire = tag & 7
     if wire == 0:
-        _, stop = _varint(message, stop, end)
+        _, stop = read_varint(message, stop, end)
     elif wire == 1:
         stop += 8
     elif wire == 2:
-        size, stop = _varint(message, stop, end)
+        size, stop = read_varint(message, stop, end)
         stop += size
     elif wire == 5:
         stop += 4
     else:
         return at
     return stop if stop <= end else at
-
-
-def _varint(message: bytes, at: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= end:
-            break
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    return 0, end + 1
 
 
 @cache

@@ -23,7 +23,6 @@ from forebay.observe.metrics.exposition import (
     SLICE,
     Exposition,
     Reading,
-    finish,
     pieces,
 )
 from forebay.protocols.native import Contract
@@ -34,6 +33,7 @@ from forebay.server.served import Served
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.testing import ManualPool
 from forebay.transports.http.asgi import asgi_app
+from forebay.types.element_limits import at_once
 
 PLAIN = "text/plain"
 
@@ -76,7 +76,7 @@ class Counted(Exposition):
             found.append(self.reads - before)
 
     def shown(self):
-        text = b"".join(pieces(finish(self.write()), PLAIN)).decode()
+        text = b"".join(pieces(at_once(self.write()), PLAIN)).decode()
         families = {family.name: family.samples for family in text_string_to_metric_families(text)}
         names = {sample.labels["endpoint"] for sample in families["forebay_requests"]}
         return names, families[LEFT_OUT][0].value
@@ -117,7 +117,7 @@ def test_the_busiest_are_shown_and_stay(monkeypatch):  # F71
 
 
 def test_what_was_never_counted_is_left_out():  # F71
-    page = b"".join(pieces(finish(Counted([One(0)]).write()), PLAIN))
+    page = b"".join(pieces(at_once(Counted([One(0)]).write()), PLAIN))
     assert b"_bucket" not in page
     assert b'forebay_requests_total{code="ok",endpoint="model 00000",version="1"} 0.0' in page
     assert page.count(b"\n") < 40
@@ -133,11 +133,11 @@ def test_the_text_of_what_did_not_change_is_kept(monkeypatch):  # F71
         "_histogram",
         lambda self, name, histogram: written.append(name) or plain(self, name, histogram),
     )
-    first = b"".join(pieces(finish(counted.write()), PLAIN))
+    first = b"".join(pieces(at_once(counted.write()), PLAIN))
     assert written == ["forebay_request_seconds"] * 20
-    assert b"".join(pieces(finish(counted.write()), PLAIN)) == first
+    assert b"".join(pieces(at_once(counted.write()), PLAIN)) == first
     ones[7].call()
-    assert b"".join(pieces(finish(counted.write()), PLAIN)) != first
+    assert b"".join(pieces(at_once(counted.write()), PLAIN)) != first
     assert len(written) == 21
 
 

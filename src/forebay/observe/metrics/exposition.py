@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from forebay.observe.metrics.tenant_families import FAMILIES, tenant_lines
+from forebay.types.element_limits import at_once
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -173,7 +174,7 @@ class Exposition(Generic[S]):
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the whole page at once, and its media type."""
-        columns = finish(self.write())
+        columns = at_once(self.write())
         rest, media_type = self.others(accept)
         return b"".join([*pieces(columns, media_type), rest]), media_type
 
@@ -262,15 +263,6 @@ def pieces(columns: list[list[bytes]], media_type: str) -> Iterator[bytes]:
         family = f"{name}_total" if kind == "counter" and not media_type.startswith(OPEN_METRICS) else name
         if lines or (name, kind, told) not in FAMILIES:
             yield b"".join([f"# HELP {family} {told}\n# TYPE {family} {kind}\n".encode(), *lines])
-
-
-def finish(turns: Generator[None, None, list[list[bytes]]]) -> list[list[bytes]]:
-    """Do all turns at once; return what comes of them."""
-    while True:
-        try:
-            next(turns)
-        except StopIteration as end:
-            return end.value
 
 
 async def finish_in_turns(turns: Generator[None, None, T]) -> T:
