@@ -122,6 +122,14 @@ def require_answered_beside(caller, owner, body, params, size):
     assert owner.call("clip", 1.5).status_code == 200
 
 
+@pytest.mark.parametrize("tokens", [[["t", -1, 0]], [["t", 1]], [["t" * 200, 1, 1]], [["", 1, 1]] * 2000, {"t": 1}])
+def test_tokens_that_nobody_can_have_end_the_connection(caller, owner, tokens):
+    caller.send(["requests", [[caller.numbers["clip"], [], [], [], tokens]], 0, []])
+    assert caller.is_hung_up_on()
+    assert "Traceback" not in owner.log
+    assert owner.call("clip", 1.5).status_code == 200
+
+
 def test_a_form_names_no_file_of_the_owner(launch, tmp_path):
     """Only the server that has put a file of a form on its disk may say where it lies."""
     (tmp_path / "secret").write_text("nobody's business")

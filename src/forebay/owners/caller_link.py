@@ -683,7 +683,7 @@ class CallerLink(asyncio.Protocol):
                 desk.allow(seat, room)
             if bundle.tokens:
                 self._charge_tokens(bundle)
-            yield count + 1
+            yield count + 1 + len(bundle.tokens)
         if self._coming or self._lying:
             self._coming, self._lying = {}, {}
 

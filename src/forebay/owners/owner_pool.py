@@ -23,8 +23,9 @@ import msgspec
 from forebay.errors import InvalidRequest, QueueFull, Unavailable
 from forebay.owners.request_seats import SEATS, RequestSeats
 from forebay.owners.shards import roomiest
-from forebay.owners.wire import EndedSeat, ModelAnswers
+from forebay.owners.wire import MAX_CHARGED, EndedSeat, ModelAnswers
 from forebay.types.call import Failure
+from forebay.types.tenant import OTHER, Tenant
 from forebay.workers.memory.landing import Places
 from forebay.workers.pool import PoolStatistics
 from forebay.workers.pools.slot_pool import SlotPool
@@ -32,7 +33,6 @@ from forebay.workers.pools.slot_pool import SlotPool
 if TYPE_CHECKING:
     from forebay.owners.owner_link import OwnerLink
     from forebay.types.batch import Done, Entry, EntryBatch
-    from forebay.types.tenant import Tenant
     from forebay.workers.pools.seating import Sitting
 
 AWAY: Final = "is away"
@@ -168,7 +168,9 @@ class OwnerSlot:
             done(batch, its)
 
     def hand_on_tokens(self, tenant: str, prompt: int, completion: int) -> None:
-        """Have the owner charge tokens to a tenant."""
+        """Have the owner charge tokens to a tenant; those of too many tenants in one turn are charged together."""
+        if len(self.tokens) >= MAX_CHARGED - 1 and tenant not in self.tokens:
+            tenant = OTHER
         before = self.tokens.get(tenant, (0, 0))
         self.tokens[tenant] = before[0] + prompt, before[1] + completion
         self._link.speak(self)

@@ -13,7 +13,7 @@ import pytest
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull
 from forebay.owners.owner_pool import OwnerPool, OwnerSlot
-from forebay.owners.wire import ModelAnswers
+from forebay.owners.wire import MAX_CHARGED, ModelAnswers
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.call import Failure, Request
 
@@ -189,3 +189,13 @@ def test_what_is_left_of_a_bundle_goes_to_the_next_link(is_lost):
         answer(other, second.names("abd"))
 
     played(story)
+
+
+def test_the_tokens_of_very_many_tenants_in_one_turn_are_charged_and_fit_into_a_bundle():
+    link: Any = SimpleNamespace(speak=lambda slot: None)
+    slot = OwnerSlot(link, 1, link, 8)
+    for number in range(3000):
+        slot.hand_on_tokens(f"t{number % 2000}", 1, 2)
+    assert len(slot.tokens) == MAX_CHARGED
+    assert slot.tokens["t7"] == (2, 4)
+    assert sum(prompt for prompt, _ in slot.tokens.values()) == 3000
