@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from forebay.types.element_limits import Data, ElementLimits, Steps, too_many
+from forebay.types.proto_numbers import read_varint
 
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _WIDTHS: Final = {_FIXED64: 8, _FIXED32: 4}
@@ -189,20 +190,6 @@ def _varints(data: Data, at: int, end: int) -> Steps[int]:
         if end - begin > _RUN_BYTES:
             yield
     return count
-
-
-def read_varint(data: Data, at: int, end: int) -> tuple[int, int]:
-    """Read a varint; returns it, and where it ends, which is beyond the end of the data if it breaks off."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= end:
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    return 0, end + 1
 
 
 @cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that repeat in a message of protobuf, as an array, a part at a time: each is a Python object for a moment."""
+"""Numbers of protobuf: varints, and those that repeat as an array, a part at a time, each an object for a moment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from forebay.types.element_limits import Data
 
 _PART: Final = 16 * 1024
 
@@ -24,3 +26,33 @@ def array_in_parts(values: Sequence[Any], kind: str) -> npt.NDArray[Any]:
     for at in range(0, len(values), _PART):
         array[at : at + _PART] = values[at : at + _PART]
     return array
+
+
+def read_varint(data: Data, at: int, end: int) -> tuple[int, int]:
+    """Read a varint; returns it, and where it ends, which is beyond the end of the data if it breaks off."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    return 0, end + 1
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it; one below 0 as its 64 bits."""
+    if 0 <= value < 0x80:
+        return _SHORT[value]
+    found = bytearray()
+    value &= 0xFFFFFFFFFFFFFFFF
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+_SHORT: Final = [bytes([value]) for value in range(0x80)]

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Final
 
-from forebay.types.proto_elements import read_varint
+from forebay.types.proto_numbers import read_varint
 
 _TAG_AND_LENGTH: Final = 2
 _TINY: Final = 3

@@ -16,7 +16,7 @@ import msgspec
 
 from forebay.errors import ValidationError
 from forebay.types.datatypes import BY_TENSORFLOW, DataType, datatype_of
-from forebay.types.proto_numbers import array_in_parts
+from forebay.types.proto_numbers import array_in_parts, varint
 from forebay.types.proto_texts import split_texts
 from forebay.types.tensor import Tensor, check_size, element_ends, elements, join_elements, split_elements
 from forebay.types.tensorflow_messages import TENSORFLOW, TYPE_NAMES
@@ -116,7 +116,7 @@ def put(into: Any, tensor: Tensor) -> None:
         into.tensor_shape.dim.add(size=axis)
     field = _FIELDS[datatype.name]
     if begin := _AS_IN_MEMORY.get(datatype.name):
-        into.MergeFromString(b"".join((begin, _varint(len(tensor.data)), tensor.data)))
+        into.MergeFromString(b"".join((begin, varint(len(tensor.data)), tensor.data)))
     elif datatype.size:
         bits = "uint16" if field == "half_val" else datatype.numpy
         getattr(into, field).extend(np.frombuffer(tensor.data, bits).tolist())
@@ -194,12 +194,3 @@ def _written(field: str, values: Any) -> memoryview:
     while data and data[at] >= 0x80:  # their length
         at += 1
     return data[at + 1 :]
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay.types.proto_numbers import varint
 from forebay.types.tensor import Data
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ def response(said: InferResponse, places: Mapping[str, Mapping[str, Parameter]] 
         size += len(tensor.data)
     if size <= JOINED_BYTES:
         for tensor in outputs:
-            head += b"\x32" + _varint(len(tensor.data))
+            head += b"\x32" + varint(len(tensor.data))
             head += tensor.data
         return bytes(head)
     pieces: list[Data] = []
     for tensor in outputs:
-        head += b"\x32" + _varint(len(tensor.data))
+        head += b"\x32" + varint(len(tensor.data))
         if len(tensor.data) <= JOINED_BYTES:
             head += tensor.data
         else:
@@ -67,8 +68,8 @@ def response(said: InferResponse, places: Mapping[str, Mapping[str, Parameter]] 
 def stream_response(pieces: Written) -> Written:
     """Write a response as one of `ModelStreamInfer`."""
     if isinstance(pieces, bytes):
-        return b"\x12" + _varint(len(pieces)) + pieces
-    return [b"\x12" + _varint(sum(map(len, pieces))), *pieces]
+        return b"\x12" + varint(len(pieces)) + pieces
+    return [b"\x12" + varint(sum(map(len, pieces))), *pieces]
 
 
 def stream_error(text: str, id: str = "") -> bytes:
@@ -98,7 +99,7 @@ def _announced(
     about, found = bytearray(), bytearray()
     _put(about, 1, name.encode())
     _put(about, 2, datatype.encode())
-    _put(about, 3, b"".join(map(_varint, shape)))
+    _put(about, 3, b"".join(map(varint, shape)))
     for key, value in parameters.items():
         _put_parameter(about, 4, key, value)
     _put(found, 5, about, always=True)
@@ -110,27 +111,11 @@ def _usual(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     return _announced(name, datatype, shape, _NONE)
 
 
-def _varint(value: int) -> bytes:
-    """Return a number as protobuf writes it."""
-    if 0 <= value < 0x80:
-        return _SHORT[value]
-    found = bytearray()
-    value &= 0xFFFFFFFFFFFFFFFF
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
-
-
-_SHORT: Final = [bytes([value]) for value in range(0x80)]
-
-
 def _put(into: bytearray, field: int, content: bytes | bytearray, *, always: bool = False) -> None:
     """Write a field with a length, or nothing if it is empty, which is how protobuf writes that."""
     if content or always:
         into.append(field << 3 | 2)
-        into += _varint(len(content))
+        into += varint(len(content))
         into += content
 
 
@@ -141,7 +126,7 @@ def _put_parameter(into: bytearray, field: int, name: str, value: Parameter) -> 
         about += bytes([1 << 3, value])
     elif isinstance(value, int):
         about += b"\x10" if value < 1 << 63 else b"\x28"
-        about += _varint(value)
+        about += varint(value)
     elif isinstance(value, float):
         about += b"\x21" + _DOUBLE.pack(value)
     else:

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from forebay.errors import InvalidRequest
 from forebay.surfaces.pipeline.protocol.messages import OldRequest, Request
+from forebay.types.proto_numbers import read_varint
 
 MAX_FIELDS: Final = 50_000
 """Fields that are looked at; a frame that has not told by then is of the present layout."""
@@ -106,13 +107,13 @@ class _Malformed(Exception):
 
 def _field(data: bytes, position: int, limit: int) -> tuple[int, int, int, int]:
     """Return number and wire type of the field at a position, and where its content starts and ends."""
-    tag, position = _varint(data, position, limit)
+    tag, position = read_varint(data, position, limit)
     kind = tag & 7
     if kind == _LENGTH:
-        length, position = _varint(data, position, limit)
+        length, position = read_varint(data, position, limit)
         end = position + length
     elif kind == _VARINT:
-        _, end = _varint(data, position, limit)
+        _, end = read_varint(data, position, limit)
     elif kind == _FIXED64:
         end = position + 8
     elif kind == _FIXED32:
@@ -122,19 +123,6 @@ def _field(data: bytes, position: int, limit: int) -> tuple[int, int, int, int]:
     if end > limit or not tag >> 3:
         raise _Malformed
     return tag >> 3, kind, position, end
-
-
-def _varint(data: bytes, position: int, limit: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= limit:
-            raise _Malformed
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise _Malformed
 
 
 def _is_tensor(data: bytes, start: int, end: int) -> bool:
