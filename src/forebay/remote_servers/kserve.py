@@ -12,8 +12,9 @@ import msgspec
 
 from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import ConfigError, InvalidRequest, RunnerFailed, ValidationError
-from forebay.protocols.kserve import rest, rpc
+from forebay.protocols.kserve import rest_client, rpc
 from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, ModelMetadata, TensorMetadata
+from forebay.protocols.kserve.rest import LENGTH_HEADER
 from forebay.remote_servers.grpc_calls import GrpcCalls
 from forebay.remote_servers.http_calls import HttpAnswer, HttpCalls
 from forebay.remote_servers.servers import ServerAddress, Servers, Unreachable
@@ -111,12 +112,12 @@ class _Grpc:
 class _Http:
     def __init__(self, endpoint: ServerAddress, model: str, version: str) -> None:
         self._calls = HttpCalls(endpoint)
-        self._path = rest.model_path(model, version)
+        self._path = rest_client.model_path(model, version)
         self._takes_binary: bool | None = None
 
     def metadata(self, deadline: float) -> ModelMetadata:
         answer = self._accepted(self._calls.call("GET", self._path, deadline))
-        return _read(lambda: rest.decode_metadata(answer.body))
+        return _read(lambda: rest_client.decode_metadata(answer.body))
 
     def infer(self, request: InferRequest, deadline: float) -> InferResponse:
         # Binary tensors are an extension that no server announces: one that refuses them is asked in JSON from then on.
@@ -135,19 +136,19 @@ class _Http:
 
     def _post(self, request: InferRequest, deadline: float, *, binary: bool) -> HttpAnswer:
         try:
-            body, headers = rest.encode_request(request, binary=binary)
+            body, headers = rest_client.encode_request(request, binary=binary)
         except ValidationError as problem:
             raise RunnerFailed(f"this server takes no binary tensors, and {problem.message}") from problem
         return self._calls.call("POST", f"{self._path}/infer", deadline, body, headers)
 
     def _response(self, answer: HttpAnswer) -> InferResponse:
-        body, length = self._accepted(answer).body, answer.headers.get(rest.LENGTH_HEADER)
-        return _read(lambda: rest.decode_response(body, length))
+        body, length = self._accepted(answer).body, answer.headers.get(LENGTH_HEADER)
+        return _read(lambda: rest_client.decode_response(body, length))
 
     def _accepted(self, answer: HttpAnswer) -> HttpAnswer:
         if answer.status < 400:
             return answer
-        said = rest.error_text(answer.body)
+        said = rest_client.error_text(answer.body)
         if answer.status in _BUSY:
             raise Unreachable(f"it answers {answer.status}: {said}")
         text = f"the model server {self._calls.endpoint.address} refuses the call: {said} (HTTP {answer.status})"

@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S
 
 from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import ConfigError, DeadlineExceeded, ForebayError
-from forebay.protocols.kserve import rest, rpc
+from forebay.protocols.kserve import rest, rest_client, rpc
 from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.remote_servers import servers
 from forebay.remote_servers.grpc_calls import GrpcCalls
@@ -811,13 +811,13 @@ def test_a_kserve_server_reads_raw_and_typed_contents(kserve, raw):  # P112
 @pytest.mark.parametrize("outputs", [(), ("y",)])
 def test_a_kserve_server_reads_json_and_binary_tensors(kserve, binary, outputs):  # P112
     request = InferRequest(model="twice", id="a", inputs=[from_array("x", X)], outputs=outputs)
-    body, headers = rest.encode_request(request, binary=binary)
-    url = f"http://127.0.0.1:{kserve[0]}{rest.model_path('twice')}/infer"
+    body, headers = rest_client.encode_request(request, binary=binary)
+    url = f"http://127.0.0.1:{kserve[0]}{rest_client.model_path('twice')}/infer"
     response = httpx.post(url, content=body, headers=headers, timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     length = response.headers.get(rest.LENGTH_HEADER)
     assert (length is not None) is binary
-    answer = rest.decode_response(response.content, length)
+    answer = rest_client.decode_response(response.content, length)
     np.testing.assert_array_equal(to_array(answer.outputs[0]), 2 * X)
     assert answer.id == "a"
 

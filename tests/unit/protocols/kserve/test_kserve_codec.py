@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from forebay.arrays.numpy_tensors import from_array, to_array
 from forebay.errors import TooLarge, ValidationError
-from forebay.protocols.kserve import rest, rpc
+from forebay.protocols.kserve import rest, rest_client, rpc
 from forebay.protocols.kserve.contents import FIELDS
 from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.protocols.kserve.messages import messages
@@ -58,7 +58,8 @@ def test_arrays_of_every_type_come_back_as_they_were(dtype):
     if dtype in TYPED:
         answers.append(rpc.decode_response(echoed_by_rpc(rpc.encode_request(request, raw=False))))
     answers += [
-        rest.decode_response(*echoed_by_rest(*rest.encode_request(request, binary=way))) for way in (True, False)
+        rest_client.decode_response(*echoed_by_rest(*rest_client.encode_request(request, binary=way)))
+        for way in (True, False)
     ]
     for answer in answers:
         assert answer.id == "7"
@@ -79,7 +80,7 @@ def test_any_array_survives_bit_by_bit_where_its_bytes_are_sent(array):
     request = InferRequest(model="m", inputs=[from_array("x", array)])
     for answer in (
         rpc.decode_response(echoed_by_rpc(rpc.encode_request(request))),
-        rest.decode_response(*echoed_by_rest(*rest.encode_request(request))),
+        rest_client.decode_response(*echoed_by_rest(*rest_client.encode_request(request))),
     ):
         found = to_array(answer.outputs[0])
         assert (found.shape, found.dtype, found.tobytes()) == (array.shape, array.dtype, array.tobytes())
@@ -93,12 +94,15 @@ def test_bytes_survive_with_any_content(values):
     request = InferRequest(model="m", inputs=[from_array("x", array)])
     for data in (rpc.encode_request(request), rpc.encode_request(request, raw=False)):
         assert to_array(rpc.decode_response(echoed_by_rpc(data)).outputs[0]).tolist() == values
-    assert to_array(rest.decode_response(*echoed_by_rest(*rest.encode_request(request))).outputs[0]).tolist() == values
+    assert (
+        to_array(rest_client.decode_response(*echoed_by_rest(*rest_client.encode_request(request))).outputs[0]).tolist()
+        == values
+    )
 
 
 def test_texts_are_bytes_and_json_says_them_as_texts():
     request = InferRequest(model="m", inputs=[from_array("x", np.array([["a", "bé"]]))])
-    body, _ = rest.encode_request(request, binary=False)
+    body, _ = rest_client.encode_request(request, binary=False)
     assert json.loads(body)["inputs"][0] == {"name": "x", "datatype": "BYTES", "shape": [1, 2], "data": ["a", "bé"]}
     assert to_array(request.inputs[0]).tolist() == [[b"a", "bé".encode()]]
 
@@ -114,10 +118,10 @@ def test_bf16_is_sixteen_bits_in_binary_and_a_number_in_json():
     bits = np.array([0x3F80, 0xC000], np.uint16)  # 1 and -2
     tensor = from_array("x", bits, "BF16")
     request = InferRequest(model="m", inputs=[tensor])
-    body, headers = rest.encode_request(request, binary=False)
+    body, headers = rest_client.encode_request(request, binary=False)
     assert json.loads(body)["inputs"][0]["data"] == [1.0, -2.0]
     for answer in (
-        rest.decode_response(*echoed_by_rest(body, headers)),
+        rest_client.decode_response(*echoed_by_rest(body, headers)),
         rpc.decode_response(echoed_by_rpc(rpc.encode_request(request))),
     ):
         np.testing.assert_array_equal(to_array(answer.outputs[0]), bits)
@@ -127,7 +131,7 @@ def test_parameters_keep_their_kinds():
     said = {"a": True, "b": -3, "c": 0.5, "d": "x"}
     request = InferRequest(model="m", inputs=[], parameters=said)
     assert rpc.decode_response(echoed_by_rpc(rpc.encode_request(request))).parameters == said
-    body, _ = rest.encode_request(request, binary=False)
+    body, _ = rest_client.encode_request(request, binary=False)
     assert json.loads(body)["parameters"] == said
     with_input = {**json.loads(body), "inputs": [INPUT]}
     assert rest.decode_request(json.dumps(with_input).encode()).parameters == said
@@ -135,12 +139,12 @@ def test_parameters_keep_their_kinds():
 
 def test_outputs_are_asked_for_by_name_and_raw_where_the_request_is():
     request = InferRequest(model="m", inputs=[], outputs=["y"])
-    assert json.loads(rest.encode_request(request)[0])["outputs"] == [
+    assert json.loads(rest_client.encode_request(request)[0])["outputs"] == [
         {"name": "y", "parameters": {"binary_data": True}}
     ]
-    assert json.loads(rest.encode_request(request, binary=False)[0])["outputs"] == [{"name": "y"}]
+    assert json.loads(rest_client.encode_request(request, binary=False)[0])["outputs"] == [{"name": "y"}]
     everything = InferRequest(model="m", inputs=[])
-    assert json.loads(rest.encode_request(everything)[0])["parameters"] == {"binary_data_output": True}
+    assert json.loads(rest_client.encode_request(everything)[0])["parameters"] == {"binary_data_output": True}
     assert messages().ModelInferRequest.FromString(rpc.encode_request(request)).outputs[0].name == "y"
 
 
@@ -154,7 +158,10 @@ def test_metadata_over_both_faces():
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 13]}],
         "outputs": [{"name": "y", "datatype": "BYTES", "shape": [-1]}],
     }
-    for found in (rpc.decode_metadata(told.SerializeToString()), rest.decode_metadata(json.dumps(body).encode())):
+    for found in (
+        rpc.decode_metadata(told.SerializeToString()),
+        rest_client.decode_metadata(json.dumps(body).encode()),
+    ):
         assert [(one.name, one.datatype, one.shape) for one in (*found.inputs, *found.outputs)] == [
             ("x", "FP32", (-1, 13)),
             ("y", "BYTES", (-1,)),
@@ -178,7 +185,7 @@ def test_a_request_without_an_id_has_an_empty_one():
 
 
 def test_the_path_of_a_model_is_quoted():
-    assert rest.model_path("a/b", "1") == "/v2/models/a%2Fb/versions/1"
+    assert rest_client.model_path("a/b", "1") == "/v2/models/a%2Fb/versions/1"
 
 
 def test_the_messages_leave_the_common_pool_alone():
@@ -219,7 +226,7 @@ def test_what_json_cannot_say_is_refused_with_the_cure():
     for array in (np.array([np.nan]), np.array([np.inf], np.float16), np.array([b"\xff"], object)):
         request = InferRequest(model="m", inputs=[from_array("x", array)])
         with pytest.raises(ValidationError, match="send it as binary"):
-            rest.encode_request(request, binary=False)
+            rest_client.encode_request(request, binary=False)
 
 
 def test_what_has_no_typed_contents_is_refused_with_the_cure():
@@ -253,7 +260,7 @@ def test_arrays_the_protocol_has_no_type_for(value):
 )
 def test_a_broken_answer_over_http_is_told(body, length):
     with pytest.raises(ValidationError):
-        list(map(to_array, rest.decode_response(body, length).outputs))
+        list(map(to_array, rest_client.decode_response(body, length).outputs))
 
 
 def test_a_broken_answer_over_grpc_is_told():
@@ -269,8 +276,8 @@ def test_a_broken_answer_over_grpc_is_told():
 
 
 def test_the_text_of_an_error():
-    assert rest.error_text(b'{"error":"no such model"}') == "no such model"
-    assert rest.error_text(b"<html>") == "<html>"
+    assert rest_client.error_text(b'{"error":"no such model"}') == "no such model"
+    assert rest_client.error_text(b"<html>") == "<html>"
 
 
 INPUT = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["a"]}
