@@ -8,16 +8,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from forebay.errors import InvalidRequest
-from forebay.protocols.kserve.infer_calls import InferResponse, in_class, timeout_of
+from forebay.protocols.kserve.infer_calls import InferResponse, Parameter, in_class, timeout_of
 from forebay.serving.tensor_face import parameters_of, tensors_of
-from forebay.types.call import EMPTY
+from forebay.types.call import EMPTY, Outcome, Request
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.infer_calls import Parameter
     from forebay.protocols.kserve.places import Place
     from forebay.server.shared_regions import SharedRegions
     from forebay.serving.endpoint import EndpointConfig
-    from forebay.types.call import Outcome, Request
 
 
 def wish(request: Request, parameters: Mapping[str, Parameter]) -> None:

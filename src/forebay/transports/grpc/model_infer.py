@@ -19,8 +19,8 @@ import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, NotFound, UnknownModel
 from forebay.protocols.kserve import response_bytes
-from forebay.protocols.kserve.infer_calls import timeout_of
-from forebay.protocols.kserve.request_layouts import RequestLayouts, id_of
+from forebay.protocols.kserve.infer_calls import Parameter, timeout_of
+from forebay.protocols.kserve.request_layouts import RequestLayout, RequestLayouts, Span, id_of
 from forebay.protocols.kserve.response_bytes import Written
 from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.kserve_facts import in_tritons_words
@@ -29,17 +29,13 @@ from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_stream_infer import InferStream
 from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete
-from forebay.types.call import EMPTY, Failure
-from forebay.types.tensor import Tensor
+from forebay.types.call import EMPTY, Failure, Outcome, Request
+from forebay.types.tensor import Data, Tensor
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.infer_calls import Parameter
-    from forebay.protocols.kserve.request_layouts import RequestLayout, Span
     from forebay.server.app import App
     from forebay.server.served import Served, StandIn
     from forebay.transports.grpc.service import Call
-    from forebay.types.call import Outcome, Request
-    from forebay.types.tensor import Data
 
 SHORT_BYTES: Final = 4 * 1024
 """Data is cut out of messages up to this; of longer ones it is seen where it lies."""

@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.protocols.kserve import response_bytes
 from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
 from forebay.transports.grpc.statuses import of_error
-from forebay.types.call import EMPTY, Failure
+from forebay.types.call import EMPTY, Failure, Outcome, Request
 
 if TYPE_CHECKING:
     from forebay.protocols.kserve.request_layouts import RequestLayout
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from forebay.server.served import Served, Session
     from forebay.transports.grpc.model_infer import BegunInfer, InferMethods
     from forebay.transports.grpc.service import Call
-    from forebay.types.call import Outcome, Request
     from forebay.types.tensor import Data, Tensor
 
 MAX_IN_FLIGHT: Final = 256

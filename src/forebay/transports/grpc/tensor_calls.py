@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple
 
 from forebay.errors import ForebayError, QueueFull, ShareUsed, TooLarge
 from forebay.observe.logs.request_ids import next_id
-from forebay.transports.grpc.service import parent_in
+from forebay.transports.grpc.service import Call, parent_in
 from forebay.transports.grpc.statuses import Status
 from forebay.types.context import PARAM, told
 
 if TYPE_CHECKING:
     from forebay.protocols.native import Contract
     from forebay.server.served import AskedEndpoint
-    from forebay.transports.grpc.service import Call
     from forebay.types.call import Request
 
 T = TypeVar("T")

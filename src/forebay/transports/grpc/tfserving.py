@@ -21,14 +21,14 @@ from forebay.protocols.tfserving.predict_bodies import MAX_INPUTS
 from forebay.repository.version_policy import VersionPolicy
 from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
-from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorRequest, tensors_of
+from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorFace, TensorRequest, tensors_of
 from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.multi_inference import multi_inference
-from forebay.transports.grpc.service import GrpcService
+from forebay.transports.grpc.service import Call, Direct, GrpcService
 from forebay.transports.grpc.statuses import MayNotManage
 from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete
-from forebay.types.call import Failure
+from forebay.types.call import Failure, Outcome, Request
 from forebay.types.tensor_proto import Room, put, tensor_in, tensor_of
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from forebay.server.app import App
     from forebay.server.served import Served
-    from forebay.serving.tensor_face import TensorFace
-    from forebay.transports.grpc.service import Call, Direct
-    from forebay.types.call import Outcome, Request
     from forebay.types.tensor import Tensor
 
 _SIGNATURES: Final = "signature_def"

@@ -21,21 +21,18 @@ from forebay.protocols import native
 from forebay.protocols.kserve import rest
 from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.server.infer_exchange import offered, response_to, wish
-from forebay.server.served import StandIn
-from forebay.serving.tensor_face import TensorRequest
+from forebay.server.served import Served, StandIn
+from forebay.serving.tensor_face import TensorFace, TensorRequest
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import Head
 from forebay.transports.http.route import Route
-from forebay.types.call import Request
+from forebay.types.call import Origin, Outcome, Reply, Request
 
 if TYPE_CHECKING:
     from forebay.protocols.kserve.places import Place
     from forebay.server.config import HttpConfig
-    from forebay.server.served import Served
     from forebay.server.shared_regions import SharedRegions
-    from forebay.serving.tensor_face import TensorFace
     from forebay.transports.http.forms_and_gzip import Staging
-    from forebay.types.call import Origin, Outcome, Reply
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
 

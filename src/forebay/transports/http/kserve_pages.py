@@ -23,7 +23,7 @@ from forebay.server.kserve_facts import (
     trace_settings,
     unchangeable,
 )
-from forebay.server.shared_regions import CudaRegions, Region
+from forebay.server.shared_regions import CudaRegions, Region, SharedRegions
 from forebay.transports.http.asgi_calls import failed, id_of, path_of_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.http_errors import MethodNotAllowed
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from forebay.server.app import App
-    from forebay.server.shared_regions import SharedRegions
     from forebay.transports.http.management import Management
     from forebay.transports.http.route import Route
 
