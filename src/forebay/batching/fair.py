@@ -26,23 +26,21 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.deadlines import Deadlines
 from forebay.batching.eviction import Eviction
 from forebay.batching.fair_lines import Charge, FairAlone, FairLine, Flow, Lane, RankedLane
 from forebay.batching.gather import Curve
-from forebay.batching.lines import NEVER
+from forebay.batching.lines import NEVER, Line
 from forebay.batching.policies import Policy
 from forebay.batching.row_costs import SHOWN, RowCosts
 from forebay.types.call import ALONE
 from forebay.types.tenant import LEAST_URGENT, NOBODY, Tenant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-
     from forebay.batching.due_lane import DueLane
-    from forebay.batching.lines import Line
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry, EntryBatch
 

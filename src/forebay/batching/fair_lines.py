@@ -13,6 +13,7 @@ import heapq
 import itertools
 import operator
 from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -22,8 +23,6 @@ from forebay.batching.lines import NEVER, Line, RankedEntries, put_by_rank
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-
     from forebay.batching.deadlines import Deadlines
     from forebay.batching.eviction import Fullest
     from forebay.batching.fair import FairShares

@@ -19,6 +19,7 @@ Sans-I/O: no clock, no loop. `queue.py` calls it, every step takes `now` in seco
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from forebay.batching.lines import NEVER
@@ -26,8 +27,6 @@ from forebay.batching.policies import Policy
 from forebay.types.call import ALONE, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import Entry, EntryBatch
 

@@ -35,19 +35,17 @@ import msgspec
 from forebay.batching.auto import Auto
 from forebay.batching.fair import FairShares
 from forebay.batching.fair_lines import FairAlone, FairLine, is_over
-from forebay.batching.gather import Curve, Gather
+from forebay.batching.gather import Curve, Gather, GatherRule
 from forebay.batching.lines import NEVER, Line, LineOrder, RankedLine
 from forebay.batching.policies import Bundles, LongestWait, MostRunning, Policy, SizeOfKey
 from forebay.batching.shares import Shares
 from forebay.batching.tickets import Tickets
 from forebay.errors import QueueFull, TooLarge
-from forebay.types.batch import EntryBatch
+from forebay.types.batch import Entry, EntryBatch
 from forebay.types.call import ALONE
 
 if TYPE_CHECKING:
     from forebay.batching.deadlines import Deadlines
-    from forebay.batching.gather import GatherRule
-    from forebay.types.batch import Entry
     from forebay.types.tenant import Tenant
 
 LOOKED_AT: Final = 64

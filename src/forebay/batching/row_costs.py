@@ -16,10 +16,8 @@ Sans-I/O: no clock, no loop.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from collections.abc import Collection
+from typing import Final, Protocol
 
 NOISE: Final = 0.05
 """Usual difference between the time of a batch and what is expected, as a part of that."""

@@ -7,15 +7,13 @@ import argparse
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 from urllib.parse import quote
 
 from forebay.cli.request_head import add_key_flag
 from forebay.cli.server_page import PageMissing, page_of
 from forebay.observe.logs.noted_refusals import RefusalReport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DESCRIPTION = """\
 Print why a server refused a request: which limit, what was ahead of it, what was predicted. REQUEST_ID is the

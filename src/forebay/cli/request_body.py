@@ -9,13 +9,11 @@ import mimetypes
 import re
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from forebay.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HELP: Final = """\
   '{"x": [1, 2]}'    JSON, sent as it is

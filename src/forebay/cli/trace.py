@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,8 +24,6 @@ from forebay.cli.request_head import add_key_flag, key_header, url_of
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.observe.traces.trace_summary import NodeSummary, Summary, Times
 
 _AGAIN_S: Final = 0.5

@@ -12,13 +12,12 @@ A node of which nothing is known takes no time, so that nothing is refused on it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from forebay.batching.tickets import UNKNOWN_ROW_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.batching.deadlines import Deadlines
     from forebay.graph.plan import Plan, PlannedNode
     from forebay.types.batch import Entry

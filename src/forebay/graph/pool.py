@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -33,8 +34,6 @@ from forebay.workers.user_calls.user_code import attempt, user_code
 from forebay.workers.wire.objects import Packed, open_outcome, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
     from forebay.graph.spec import GraphSpec
     from forebay.serving.endpoint import Endpoint
     from forebay.types.batch import Done, Entry, EntryBatch, Inside

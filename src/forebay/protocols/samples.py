@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -13,10 +14,6 @@ from forebay.serving.models.sample_errors import refusal
 from forebay.types.element_limits import MAX_TENSOR_ELEMENTS, Data, Steps, at_once
 from forebay.types.json_segments import LONG_BYTES, elements
 from forebay.types.msgpack_elements import msgpack_ends
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 MAX_SAMPLES: Final = 16_384
 """Samples in the array of one request, whatever the queue may hold."""

@@ -32,7 +32,7 @@ from forebay.repository.shelf import Full
 from forebay.repository.source import SourceChanged
 from forebay.repository.tree_rules import number_of
 from forebay.server.stock_memory import Key, StockMemory, StockStatistics
-from forebay.server.stock_offer import StockOffer
+from forebay.server.stock_offer import Stocked, StockOffer
 from forebay.server.version_loading import beside
 from forebay.types.failures import failure_of
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from forebay.repository.version_policy import VersionPolicy
     from forebay.server.app import App
     from forebay.server.served import Served
-    from forebay.server.stock_offer import Stocked
 
 log = logging.getLogger("forebay.repository")
 

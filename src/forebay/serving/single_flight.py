@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import ForebayError, TooLate
@@ -29,8 +30,6 @@ from forebay.workers.user_calls.user_code import attempt
 from forebay.workers.wire.objects import Packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.batching.batcher import Batcher
     from forebay.batching.queue import BatchQueue
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -10,8 +11,6 @@ import msgspec
 from forebay.errors import ConfigError, ForebayError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, Entry, EntryBatch, Inside
     from forebay.types.tenant import Tenant

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -31,8 +32,6 @@ from forebay.workers.user_calls.user_code import attempt, caught
 from forebay.workers.wire.objects import Packed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.graph.composition.compose import Composition
     from forebay.graph.composition.node_signature import NodeInput
     from forebay.graph.pool import GraphPool

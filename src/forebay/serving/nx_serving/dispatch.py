@@ -24,18 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.arrays.array_batch import Batch
 from forebay.arrays.trees import concatenate
-from forebay.batching.queue import BatchQueue
-from forebay.errors import QueueFull, ShareUsed
-from forebay.types.call import EMPTY
+from forebay.batching.queue import BatchConfig, BatchQueue
+from forebay.errors import ForebayError, QueueFull, ShareUsed
+from forebay.types.call import EMPTY, Origin
 from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from forebay.arrays.template import Template
-    from forebay.batching.queue import BatchConfig
-    from forebay.errors import ForebayError
     from forebay.serving.nx_serving.execution import Executed
     from forebay.types.batch import Entry, EntryBatch
-    from forebay.types.call import Origin
     from forebay.types.tenant import Tenant
 
 NEVER: Final = float("inf")

@@ -37,6 +37,7 @@ from forebay.arrays.trees import copy_rows
 from forebay.errors import (
     BadOutcome,
     BatchMismatch,
+    ForebayError,
     InternalError,
     InvalidRequest,
     ServingCrashed,
@@ -44,7 +45,7 @@ from forebay.errors import (
     ServingStopped,
 )
 from forebay.observe.metrics.serving_metrics import KeyMetrics
-from forebay.serving.nx_serving.dispatch import Dispatch
+from forebay.serving.nx_serving.dispatch import Dispatch, Submission, Work
 from forebay.serving.nx_serving.waiters import wake
 from forebay.types.failures import text_of
 from forebay.workers.pool import MAX_LEFT, STUCK_S
@@ -54,8 +55,6 @@ from forebay.workers.user_calls.user_code import caught
 if TYPE_CHECKING:
     from forebay.arrays.array_batch import Batch
     from forebay.batching.queue import BatchConfig
-    from forebay.errors import ForebayError
-    from forebay.serving.nx_serving.dispatch import Submission, Work
     from forebay.serving.nx_serving.execution import Executed, Execution, Sink
 
 

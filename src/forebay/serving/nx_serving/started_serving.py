@@ -23,16 +23,14 @@ from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from forebay.observe.metrics.serving_metrics import KeyMetrics, ServingReading
 from forebay.serving.nx_serving import caller, registry
 from forebay.serving.nx_serving.dispatch import NEVER, Submission
-from forebay.serving.nx_serving.partitions import ThreadPartitions
-from forebay.serving.nx_serving.serving_options import options_of, partitions_of, tenants_of
+from forebay.serving.nx_serving.partitions import Partitions, ThreadPartitions
+from forebay.serving.nx_serving.serving_options import ServingSettings, options_of, partitions_of, tenants_of
 from forebay.serving.nx_serving.stream import AHEAD, stream, stream_async
 from forebay.types.did_you_mean import listed
 from forebay.types.tenant import ALL, Tenant
 
 if TYPE_CHECKING:
     from forebay.serving.nx_serving.definition import Serving
-    from forebay.serving.nx_serving.partitions import Partitions
-    from forebay.serving.nx_serving.serving_options import ServingSettings
 
 MakeCall: TypeAlias = "Callable[..., Submission]"
 """Makes a call of a batch, a waiter and a deadline."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,20 +21,16 @@ from forebay.repository.bucket_listing import USUAL, ListingLimits
 from forebay.repository.disk import DiskCache
 from forebay.repository.repository import Repository
 from forebay.repository.repository_address import source_of
-from forebay.repository.source import SourceChanged
+from forebay.repository.source import ModelSource, SourceChanged
 from forebay.repository.tree_rules import TreeRules
 from forebay.server.stock import opened
-from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL
+from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL, Models
 from forebay.types.failures import text_of
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from forebay.repository.cache import Lease
     from forebay.repository.listing import Revision, StoredFile
-    from forebay.repository.source import ModelSource
     from forebay.server.config import RepositoryConfig
-    from forebay.surfaces.nucleus.project_settings import Models
     from forebay.surfaces.nucleus.tfs_models import TfsModels
     from forebay.surfaces.nucleus.worker_requests import Desk, DeskVisitor
 

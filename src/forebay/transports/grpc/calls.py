@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import CapacityError, ForebayError, QueueFull, TooLate
@@ -23,8 +24,6 @@ from forebay.transports.grpc.windows import STREAM_WINDOW
 from forebay.transports.rate_limit_fields import rate_limit_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-
     from forebay.transports.grpc.connection import GrpcConnection
     from forebay.transports.grpc.heads import CallHead, Metadata
     from forebay.transports.grpc.refusals import CallRefusal

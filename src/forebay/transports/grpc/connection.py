@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
@@ -51,8 +52,6 @@ from forebay.transports.rate_limit_fields import is_limited
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.errors import Unavailable
     from forebay.transports.grpc.even_frames import FrameRooms
     from forebay.transports.grpc.port import GrpcPort

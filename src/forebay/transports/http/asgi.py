@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -40,8 +41,6 @@ from forebay.transports.http.route import Route, whole_number
 from forebay.types.did_you_mean import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forebay.server.app import App

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
@@ -16,8 +17,6 @@ from forebay.protocols import native
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from forebay.types.call import Request

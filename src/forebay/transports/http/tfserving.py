@@ -12,6 +12,7 @@ tensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -35,8 +36,6 @@ from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import LONG_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from forebay.protocols.native import Contract
     from forebay.server.app import App
     from forebay.server.config import HttpConfig

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +18,6 @@ from forebay.surfaces.pipeline.figures.tracer import SHORTEST_S, MetricsPort, Tr
 from forebay.types.server_state import here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.dag.wiring import Dag

@@ -12,6 +12,8 @@ import logging
 import random
 import time
 from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -21,9 +23,6 @@ from forebay.surfaces.pipeline import logs
 from forebay.surfaces.pipeline.figures.profile import token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from prometheus_client import Metric
 
 SHORTEST_S: Final = 1.0
