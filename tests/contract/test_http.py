@@ -929,7 +929,7 @@ def test_a_client_that_stops_reading_a_stream_and_leaves_frees_the_worker(way):
 @pytest.mark.parametrize("wish", ["raise", "too many", "none", "unsendable"])
 def test_a_failing_model_is_500_and_its_traceback_stays_in_the_log(way, wish):
     request_id = f"{way.name}-{wish.replace(' ', '-')}"
-    answer = way.call("failing", wish, x_request_id=request_id)
+    answer = way.call("failing", wish, x_request_id=request_id, via="1.1 proxy")
     assert answer.status_code == 500
     assert answer.json()["error"]["request_id"] == request_id == answer.headers["x-request-id"]
     assert answer.json()["error"]["code"] == "internal"
@@ -940,6 +940,20 @@ def test_a_failing_model_is_500_and_its_traceback_stays_in_the_log(way, wish):
     if wish == "raise":
         assert "attack at dawn" in found[0]["trace"]
         assert "zoo.py" in found[0]["trace"]
+
+
+@pytest.mark.parametrize("header", [None, "forwarded", "x_forwarded_for", "x_forwarded_proto", "x_real_ip", "via"])
+def test_a_failing_model_says_what_it_raised_to_its_author_only(way, header):
+    answer = way.call("failing", "raise", **({header: "10.0.0.1"} if header else {}))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "internal")
+    if header is not None:
+        assert "detail" not in error
+        assert error["message"] == "the model failed; the server's log has the details under this request id"
+        return
+    assert error["message"].startswith("the model failed: ")
+    assert "attack at dawn" in error["message"]
+    assert [re.sub(r".*/|:\d+", "", frame) for frame in error["detail"]["frames"]] == ["zoo.py in predict"]
 
 
 def test_a_model_may_refuse_a_sample_with_an_error_of_its_choice(way):

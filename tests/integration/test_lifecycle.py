@@ -305,3 +305,32 @@ def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stoppin
     eventually(started.exists)
     server.process.terminate()
     assert server.process.wait(PATIENCE_S) == 0
+
+
+FAILING = """
+import forebay
+
+class Failing(forebay.Model):
+    def predict(self, batch):
+        raise RuntimeError("attack at dawn")
+"""
+
+
+@pytest.mark.parametrize(
+    "options,is_shown",
+    [
+        ((), True),
+        (("--no-show-failures",), False),
+        (("--api-key", "k"), False),
+        (("--api-key", "k", "--reload"), True),
+        (("--api-key", "k", "--show-failures"), True),
+        (("--reload", "--no-show-failures"), False),
+    ],
+)
+def test_what_a_model_raised_is_shown_where_it_is_developed(serve, tmp_path, options, is_shown):
+    (tmp_path / "failing.py").write_text(FAILING)
+    server = serve(tmp_path / "failing.py", "--worker-kind", "thread", *options)
+    answer = server.call("failing", 1, x_api_key="k")
+    assert answer.status_code == 500
+    assert ("attack at dawn" in answer.text) is is_shown
+    assert ("failing.py:6 in predict" in answer.text) is is_shown

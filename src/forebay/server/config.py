@@ -195,6 +195,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         worker_second_price: What a second of a worker costs, in any currency; the dashboard shows what tenants come to.
         manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
         dashboard: Whether `/ui` shows what the server does.
+        show_failures: Whether a 500 says what the model raised and where in your own files; else only the log does.
+            Default: to everybody with `reload`; otherwise to programs on this machine, where no key is needed and no
+            proxy asks for others.
         shared_memory: Whether clients may name POSIX shared memory for tensors (KServe v2). They can then read and
             write all of it that this server may, also what other programs on this machine have made.
     """
@@ -232,6 +235,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker_second_price: Annotated[Annotated[float, Meta(gt=0.0)] | None, Written("--worker-second-price", "P")] = None
     manage: Annotated[bool | None, Written("--manage", usual="on where requests need a key")] = None
     dashboard: Annotated[bool, Written("--dashboard")] = True
+    show_failures: Annotated[bool | None, Written("--show-failures", usual="for this machine")] = None
     shared_memory: Annotated[bool, Written("--shared-memory")] = False
 
     @property

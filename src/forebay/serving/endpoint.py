@@ -43,6 +43,7 @@ from forebay.serving.single_flight import Flights
 from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.serving.worker_scaling import WorkerScaling
+from forebay.types.author_view import own_frames
 from forebay.types.call import EMPTY, Failure, Outcome, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
@@ -838,7 +839,8 @@ class Endpoint:
         error.is_logged = True
         ids = [id_of(request) for request in requests]
         extra = {"endpoint": self.config.name, "request_ids": ids, "trace": error.trace}
-        log.error("%s: %s", error.kind, error.message, extra=extra)
+        place = next(reversed(own_frames(error.trace)), "")
+        log.error("%s: %s%s", error.kind, error.message, f", at {place}" if place else "", extra=extra)
 
     def _arm(self, due: float, now: float) -> None:
         assert self._loop is not None

@@ -82,6 +82,8 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         where = teller(HttpConfig, "tenant_header")
         raise ConfigError(f"{where}: a header names children of tenants, and no API key has a name; see --api-key-file")
     http["api_keys"] = ApiKeys(keys, tenants, header or "")
+    if told[ProcessConfig].get("reload"):
+        http.setdefault("show_failures", True)
     attach["secret"] = read_secret(attach.get("secret"), teller(AttachConfig, "secret"))
     rest = None if found is not None else target
     entries: list[TargetEntry] = []

@@ -503,8 +503,11 @@ class AnsweringConnection(HttpToolsProtocol):
             assert head.route is not None
             self._end_stream(head.route, request, head.route.last_part(error, self._request_id))
         else:
-            tell = error_answer if head.route is None else head.route.fault
-            status, headers, body = tell(error, self._request_id)
+            if head.route is None:
+                status, headers, body = error_answer(error, self._request_id)
+            else:
+                seen = head.route.seen_by(self.client, error, is_forwarded=head.is_forwarded)
+                status, headers, body = head.route.fault(seen, self._request_id)
             self._write(status, [*headers, *self._accounts(head, request)], [body], head)
         self._lane.note_refusal(error, self._request_id)
         self._answered(head, status, request, native.code_of(error))

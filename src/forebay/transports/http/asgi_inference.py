@@ -85,7 +85,8 @@ class Predict:
                 route.endpoint.reject(error, tenant=head.tenant)
             request_id = (head.id if answer is None else answer.id) or next_id()
             failed(scope, error, request_id)
-            await send_answer(send, *route.fault(error, request_id))
+            seen = route.seen_by(scope.get("client"), error, is_forwarded=head.is_forwarded)
+            await send_answer(send, *route.fault(seen, request_id))
             without_frames(error)  # its frames hold the outcome that it is
         finally:
             if answer is not None:

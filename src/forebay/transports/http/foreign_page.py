@@ -13,6 +13,10 @@ from typing import Final
 from forebay.transports.http.http_errors import ForeignPage
 
 HEADER: Final = "x-forebay-page"
+FORWARDED: Final = (
+    *(b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"),
+)
+"""Headers by which a proxy says that it asks for somebody else."""
 
 
 def refuse_foreign_page(headers: Mapping[str, str]) -> None:

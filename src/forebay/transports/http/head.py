@@ -38,6 +38,7 @@ class Head(msgspec.Struct, eq=False):
         chunked: Whether a streamed answer may be sent in chunks (HTTP/1.1).
         problem: Why the request is refused, if that is known before its body was read.
         length: Content-Length, -1 if not given.
+        is_forwarded: Whether a proxy says that it asks for somebody else.
         texts: The headers as texts, for models that ask.
         tenant: Whose key it shows, where keys have names.
         packing: What the body is packed with, if it has to be unpacked.
@@ -65,6 +66,7 @@ class Head(msgspec.Struct, eq=False):
     chunked: bool = True
     problem: ForebayError | None = None
     length: int = -1
+    is_forwarded: bool = False
     texts: Mapping[str, str] | None = None
     tenant: Tenant | None = None
     packing: bytes = b""

@@ -131,7 +131,7 @@ class ModelRoutes:
             served = msgspec.structs.replace(served, contract=served.contracts[path])
         config = self._config
         limit, keys, origins = config.max_body_bytes, config.api_keys, config.cors_origins
-        return Route(
+        route = Route(
             served,
             limit,
             keys,
@@ -140,6 +140,8 @@ class ModelRoutes:
             elements=config.elements,
             is_one_of_several=is_one_of_several,
         )
+        route.show_failures = config.show_failures
+        return route
 
     def _paths(self, served: Served) -> list[str]:
         return [path for path, contract in served.contracts.items() if self._verbs & set(contract.verbs)]

@@ -13,21 +13,24 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable
+from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, TooLarge, Unavailable, UserCodeError
 from forebay.observe.logs.request_ids import next_id, request_id_of
 from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
 from forebay.transports.api_keys import KeyHolders, key_is_known
 from forebay.transports.http.error_answers import error_answer
+from forebay.transports.http.foreign_page import FORWARDED
 from forebay.transports.http.forms_and_gzip import PACKINGS, Staged, Staging
 from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.http_errors import ForeignPage, Unauthorized, UnsupportedEncoding
+from forebay.types.author_view import for_author
 from forebay.types.call import Media, Origin, Reply, Request
 from forebay.types.context import PARAM, told
 from forebay.types.element_limits import DEFAULT, ElementLimits, Steps
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import LONG_BYTES
+from forebay.types.loopback import is_loopback
 from forebay.types.msgpack_elements import msgpack_elements
 
 if TYPE_CHECKING:
@@ -60,10 +63,12 @@ class Route:
         head_class: What `read_head` makes.
         elements: How many elements a body may have.
         passes_bytes: A body of this length cannot have more of them.
+        show_failures: Whether clients are told what a model raised; None for those that may be its author.
         unpacks: Whether packed bodies are unpacked; who takes any bytes gets them as they come.
     """
 
     head_class: ClassVar[type[Head]] = Head
+    show_failures: bool | None = False
 
     def __init__(
         self,
@@ -161,6 +166,8 @@ class Route:
                 host = value
             elif wanted == _PARENT:
                 head.parent = value
+            elif wanted == _FORWARDED:
+                head.is_forwarded = True
             elif wanted != _CONNECTION or value.lower() != b"keep-alive":
                 head.is_usual = False
                 if wanted == _REQUEST_ID_HEADER:
@@ -313,6 +320,17 @@ class Route:
         """Write an error that ends a stream."""
         return native.error_event(native.error_body(error, request_id))
 
+    def seen_by(self, client: tuple[str, int] | None, error: ForebayError, *, is_forwarded: bool) -> ForebayError:
+        """Return an error as a client may see it: what a model raised is for its author alone.
+
+        Whoever develops is taken for the author: a program on the machine of a server without keys, if no proxy speaks
+        for others; anybody where the server is told so.
+        """
+        if not isinstance(error, UserCodeError) or self.show_failures is False:
+            return error
+        is_near = client is not None and is_loopback(client[0]) and not is_forwarded and not self._api_keys
+        return for_author(error) if self.show_failures or is_near else error
+
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""
         return error_answer(error, request_id)
@@ -394,7 +412,7 @@ class SharedRoute(Route):
 
 
 (_CONTENT_TYPE, _CONTENT_LENGTH, _ACCEPT, _REQUEST_ID_HEADER, _TIMEOUT, _EXPECT, _KEY, _CONNECTION, _UNUSUAL) = range(9)
-_HOST, _ORIGIN, _ENCODING, _PARENT, _TIMEOUT_S = range(9, 14)
+_HOST, _ORIGIN, _ENCODING, _PARENT, _TIMEOUT_S, _FORWARDED = range(9, 15)
 _HEADERS: Final = {
     b"content-type": _CONTENT_TYPE,
     b"content-length": _CONTENT_LENGTH,
@@ -412,6 +430,7 @@ _HEADERS: Final = {
     b"host": _HOST,
     b"traceparent": _PARENT,
     b"content-encoding": _ENCODING,
+    **dict.fromkeys(FORWARDED, _FORWARDED),
 }
 
 

@@ -25,7 +25,7 @@ from forebay.observe.metrics.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
 from forebay.transports.http.dashboard.tenant_watch import TenantWatch
-from forebay.transports.http.foreign_page import refuse_foreign_page
+from forebay.transports.http.foreign_page import FORWARDED, refuse_foreign_page
 from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
 from forebay.types.loopback import is_loopback
 
@@ -232,7 +232,7 @@ def _event(kind: str, data: Any) -> bytes:
 
 def _is_from_here(request: Request) -> bool:
     """Tell whether a program on this machine asks for itself, and does not relay for another machine."""
-    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")):
+    if any(name.decode() in request.headers for name in FORWARDED):
         return False
     named = request.url.hostname or ""
     asking = request.client.host if request.client is not None else ""
