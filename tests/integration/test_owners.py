@@ -92,7 +92,7 @@ def test_a_model_is_described_as_its_owner_does(front, owner, path):
 
 @pytest.mark.parametrize("sample", ["refuse", "break"])
 def test_an_error_is_that_of_the_owner(front, owner, sample):
-    ours, theirs = (server.call("fails", sample, x_request_id="of-the-test") for server in (front, owner))
+    ours, theirs = (server.call("fails", sample, x_request_id="of-the-test", via="a") for server in (front, owner))
     assert ours.status_code == theirs.status_code != 200
     assert ours.content == theirs.content
 

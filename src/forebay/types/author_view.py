@@ -28,4 +28,5 @@ def own_frames(trace: str) -> list[str]:
 
 def for_author(error: UserCodeError) -> InternalError:
     """Return the error that tells a client what the author's code raised, and where."""
-    return InternalError(f"the model failed: {error.message}", detail={"frames": own_frames(error.trace)})
+    frames = own_frames(error.trace)  # of an error that another server tells there are none
+    return InternalError(f"the model failed: {error.message}", detail={"frames": frames} if frames else None)
