@@ -114,7 +114,7 @@ def test_what_a_node_refuses_is_the_answer(scans):
 
 
 def test_a_node_that_raises_fails_its_request_and_the_log_has_the_trace(scans, eventually):
-    answer = post(scans, "ocr", b"ab!!cd")
+    answer = post(scans, "ocr", b"ab!!cd", via="a proxy")
     assert answer.status_code == 500
     assert "cannot read that" not in answer.text
     eventually(lambda: "cannot read that" in scans.log, "the trace")

@@ -417,7 +417,7 @@ def test_a_model_that_fails_fails_its_request_and_the_trace_is_in_the_servers_lo
     text = RICH.format(batchable=False, kind="int", answer="", body="raise ValueError('dawn')")
     attach(server, text.replace("Rich", "Failing")).ready()
     joined(server, "failing", 1, eventually)
-    answer = server.call("failing", 1)
+    answer = server.call("failing", 1, via="a proxy")
     assert answer.status_code == 500
     assert "dawn" not in answer.text
     eventually(lambda: "dawn" in server.log)

@@ -167,7 +167,7 @@ def test_an_exit_in_predict_does_not_end_the_service(zoo, wish, eventually):
 @pytest.mark.parametrize("wish", ["raise", "too many", "none", "unsendable"])
 def test_what_a_model_gets_wrong_is_500_and_the_worker_stays(zoo, wish):
     restarts = zoo.metric("forebay_worker_restarts_total", endpoint="failing")
-    answer = zoo.call("failing", wish)
+    answer = zoo.call("failing", wish, via="a proxy")
     assert answer.status_code == 500
     assert "dawn" not in answer.text
     assert zoo.call("failing", "fine").json() == "fine"

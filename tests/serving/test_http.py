@@ -213,7 +213,7 @@ def test_what_is_wrong_is_the_requests_own_error(file, serve):
         )
         assert refused.status_code == 400, (value, refused.text)
     assert post(url, [10**400]).status_code == 400
-    failed = post(url, [13])
+    failed = post(url, [13], headers={"via": "a proxy"})
     assert failed.status_code == 500
     assert "thirteen" not in failed.text
     assert post(url, [1]).json() == [2]
