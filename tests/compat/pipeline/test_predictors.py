@@ -632,6 +632,10 @@ def test_a_model_service_is_started_where_there_are_no_endpoints(hosted, eventua
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: pids_of(client) not in ([pid], []), "a new process")
     np.testing.assert_array_equal(client.predict({"x": X})["price"], PRICES)
+    # The last one that closes its client ends it.
+    (pid,) = pids_of(client)
+    client.close()
+    eventually(lambda: not is_running(pid), "the end of the process")
 
 
 def test_a_model_service_that_cannot_be_started_again_says_why_and_nobody_waits_for_it(tmp_path, eventually):  # P113
