@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ModelInfer` of the KServe v2 protocol, and each request of a `ModelStreamInfer`: to endpoints and back.
 
-Theory of operation. The head of a request (`protocols.kserve.wire`) says whom it is for and what it holds. It is
+Theory of operation. The head of a request (`kserve/request_layouts.py`) says whom it is for and what it holds. It is
 checked once, and what came of it is kept beside the layout (`_Plan`): another request laid out the same differs only in
 its data, so all that is left to do is to cut that out and to submit it. What tensors hold is not looked at here, but
 for typed contents and shared memory, which have to be read first, beside the loop if they are large.
