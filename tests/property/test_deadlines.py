@@ -258,6 +258,20 @@ def test_what_is_due_first_leaves_first_and_those_of_like_times_as_they_came():
     assert [one.body for one in known.taken().entries] == ["soon"] * 4 + ["soon too"] * 4 + ["late"] * 2
 
 
+def test_a_line_is_as_old_as_its_oldest_entry_whatever_leaves_before_it():
+    known = Known()
+    known.offer(10, None)
+    running = known.taken()
+    known.offer(4, 0.05, body="soon")
+    known.offer(12, 0.9, body="old")
+    known.now += 0.01
+    known.offer(12, 0.1, body="young")
+    known.answered(running, 0.020)
+    known.taken()  # those that are due first
+    (line,) = known.queue._lines.values()
+    assert line.oldest() == min(entry.arrived for entry in line.waiting()) < known.now
+
+
 def test_what_cannot_be_in_time_any_more_stays_out_and_needs_no_room():
     known = Known()
     known.offer(10, None)

@@ -97,6 +97,11 @@ class DueLane:
         for bucket, entries in self._buckets.items():
             self._buckets[bucket] = deque(entry for entry in entries if not entry.taken)
 
+    def heads(self) -> Iterator[Entry]:
+        """Go through the entries that are first in their buckets: the oldest of all is one of them."""
+        self._first()  # drops what was cancelled before them
+        return (entries[0] for entries in self._buckets.values() if entries)
+
     def latest(self) -> Iterator[Entry]:
         """Go through what waits, the latest deadlines first."""
         found = heapq.merge(*(reversed(one) for one in self._buckets.values()), key=latest_first)

@@ -308,8 +308,8 @@ class ChildLanes(Lanes):
             lane.purge()
 
     def heads(self) -> Iterator[Entry]:
-        """Go through the entries that are first in their lanes."""
-        return (lane[0] for lane in self.lanes.values() if lane)
+        """Go through the entries among which the oldest is."""
+        return itertools.chain.from_iterable(_heads(lane) for lane in self.lanes.values() if lane)
 
     def appendleft(self, entry: Entry) -> None:
         """Put back what was taken just now."""
@@ -558,6 +558,7 @@ class FairLine(Lanes, Line):
         """Assert what holds between any two steps; tests ask after each."""
         assert self.dead == sum(bool(entry.taken) for entry in self.entries) + bool(self.lanes)
         assert all(entry.payer is None for entry in self.entries)
+        assert self.oldest() == min(entry.arrived for entry in self.waiting())
         self.check_notes()
 
     def _clear(self) -> None:
@@ -612,7 +613,7 @@ def is_over(entry: Entry, now: float, last_due: float) -> bool:
 
 
 def _heads(lane: Lane | DueLane | ChildLanes) -> Iterable[Entry]:
-    return lane.heads() if isinstance(lane, ChildLanes) else (lane[0],)
+    return (lane[0],) if isinstance(lane, Lane) else lane.heads()
 
 
 _arrived: Final = operator.attrgetter("arrived")
