@@ -272,6 +272,15 @@ def test_a_line_is_as_old_as_its_oldest_entry_whatever_leaves_before_it():
     assert line.oldest() == min(entry.arrived for entry in line.waiting()) < known.now
 
 
+def test_a_time_that_is_half_as_long_again_is_no_like_time():
+    queue = CheckedQueue(BatchConfig(max_size=1, idle="go"))
+    queue.keep_deadlines()
+    for number, time_s in enumerate((1.92, 1.28, 1.0)):
+        queue.offer(Request(body=number, reply=print, deadline=1.0 + time_s, due=1.0 + time_s), 1.0)
+    taken = [entry.body for _ in range(3) if (batch := queue.take(1.0)) is not None for entry in batch.entries]
+    assert taken == [2, 1, 0]
+
+
 def test_what_cannot_be_in_time_any_more_stays_out_and_needs_no_room():
     known = Known()
     known.offer(10, None)

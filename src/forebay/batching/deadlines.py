@@ -217,7 +217,7 @@ class Deadlines(Policy):
         age = now - calm_at
         if entry.due - now > age or not any(at > calm_at for number, at in flow.missed.items() if number <= bucket):
             return 0
-        over = sum(rows for number, rows in self.rows.items() if 2.0**number <= age * 1000.0)
+        over = sum(rows for number, rows in self.rows.items() if 2.0 ** (number / 2) <= age * 1000.0)
         most, key = SQUEEZE * queue.slots * queue.most_rows, flow.key
         mine = most * self._fair.share_of(key)
         return over + entry.size - most if key.rows and key.rows + entry.size > mine else 0

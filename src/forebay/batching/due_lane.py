@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entries of a flow in a line where deadlines are stated: what is due first leaves first.
 
-Entries of like times stand in one bucket, first come, first served: a bucket is twice as long as the one before it. Of
-the first in each bucket the one with the earliest deadline leaves. So order costs little, and of those that have equal
-times none overtakes another.
+Entries of like times stand in one bucket, first come, first served: two buckets to a doubling. Of the first in each
+bucket the one with the earliest deadline leaves. So order costs little, and of those that have equal times none
+overtakes another. (With one bucket to a doubling, times of 20 stood behind times of 30 in one bucket, and were late.)
 
 Sans-I/O: no clock, no loop.
 """
@@ -28,13 +28,14 @@ LONGEST_MS: Final = 4e6
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the bucket of what is due in so many seconds: the logarithm of the milliseconds to the base of 2.
+    """Return the bucket of what is due in so many seconds: twice the logarithm of the milliseconds to the base of 2.
 
     Example:
         >>> [bucket_of(seconds) for seconds in (-1.0, 0.003, 0.004, 1.0, float("inf"))]
-        [0, 1, 2, 9, 21]
+        [0, 3, 4, 19, 43]
     """
-    return math.frexp(min(max(seconds * 1000.0, 1.0), LONGEST_MS))[1] - 1
+    ms = min(max(seconds * 1000.0, 1.0), LONGEST_MS)
+    return math.frexp(ms * ms)[1] - 1
 
 
 class DueLane:
