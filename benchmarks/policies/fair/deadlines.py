@@ -30,8 +30,9 @@ carry if that is less. At least 0.93 is aimed at up to 3x, and 0.9 at 10x. Of th
 kept, at most 1 % may be late or end unanswered: what has more is a FAIL.
 
 In the rows of 10x that fail, the load begins at once, with an empty queue of which nothing is known. Requests with the
-longest deadlines queue up to the end of their time, and some of them are late when that comes. Two remedies were tried and left out. To refuse what would make others late that are due later
-gave 2.9 % with one tenant and with five; a reserve of 6 % of the predicted time beside it, 0 % and 2.0 %.
+longest deadlines queue up to the end of their time, and some of them are late when that comes. Two
+remedies were tried and left out. To refuse what would make others late that are due later gave 2.9 % with one
+tenant and with five; a reserve of 6 % of the predicted time beside it, 0 % and 2.0 %.
 
 | offered, slots | tenants | deadlines | in time | late or unanswered | of those let in | refused on arrival |
 |---|---|---|---|---|---|---|
