@@ -184,7 +184,7 @@ def test_a_page_is_that_of_one_server(divided, whole, method):
 
 def test_an_answer_is_that_of_one_server(divided, whole):
     for path, body, headers in CALLS:
-        told = {"content-type": "application/json", "x-request-id": "of-the-test", **headers}
+        told = {"content-type": "application/json", "x-request-id": "of-the-test", "via": "a proxy", **headers}
         ours, theirs = (seen(server.client.post(path, content=body, headers=told)) for server in (divided, whole))
         assert ours == theirs, path
 
