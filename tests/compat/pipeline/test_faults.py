@@ -401,7 +401,7 @@ def test_requests_stand_in_the_log_only_where_the_script_says_so(pipeline, threa
     server.stop()
     errors = [record for record in server.records if record["level"] == "error"]
     assert len(errors) > 5
-    telling = {record["message"] for record in errors if secret in str(record)}
+    telling = {record["message"].partition(", at /")[0] for record in errors if secret in str(record)}
     assert telling == {f"RunnerFailed: [A] Failed to preprocess: cannot read {secret}"}
     assert secret not in "".join(line for line in server.lines if not line.startswith("{"))
 
