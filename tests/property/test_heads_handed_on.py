@@ -35,6 +35,7 @@ class Slot:
 
     def __init__(self):
         self.joins, self.bodies, self.following, self.leaves, self.allows = [], [], [], [], []
+        self.tokens = {}
 
 
 def ignored(*_: Any):
