@@ -112,7 +112,10 @@ def shown(status, headers, body):
 
 def at_socket(server, method, target, body, headers):
     answer = server.client.request(
-        method, target, content=body, headers={**dict.fromkeys(["accept", "accept-encoding"], ""), **headers}
+        method,
+        target,
+        content=body,
+        headers={**dict.fromkeys(["accept", "accept-encoding"], ""), "via": "a proxy", **headers},
     )
     return shown(answer.status_code, dict(answer.headers), answer.content)
 
