@@ -154,36 +154,35 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP front.
 
     Attributes:
-        host: Address to bind; 0.0.0.0 lets other machines in, and :: also those that come by IPv6.
-        port: TCP port; 0 takes a free one.
-        max_body_bytes: Longest request body; longer ones get 413.
-        max_buffered_bytes: Bytes of requests and of their answers that clients have not taken yet, of all connections
-            and ports together. Beyond it, connections whose clients do not read are closed, and the largest request
-            that is arriving gets 503.
-        max_connection_bytes: The same for one connection: while it holds more, its next request gets 503; one body may
-            always have `max_body_bytes`.
-        max_form_bytes: Longest form (multipart/form-data); its files may lie on disk.
-        max_form_parts: Fields and files of a form.
-        max_form_disk_bytes: Files of forms that lie on disk may have so much together; more get 503.
-        form_memory_bytes: Bytes of a form's files that are kept in memory. Files beyond it are written to the folder
-            for temporary files (TMPDIR) until the request is answered. Fields that are longer together get 413.
-        max_tensor_elements: Elements of the tensors of a request, and of its arrays of samples; more get 413.
-        max_elements: All other elements of a request: objects and their members, arrays that are no tensors; more get
+        host: Address to bind; 0.0.0.0 lets other machines connect, :: also over IPv6.
+        port: TCP port; 0 chooses a free one.
+        max_body_bytes: Longest request body; a longer one gets 413.
+        max_buffered_bytes: Memory for requests and unread answers of all connections and ports together. Beyond it,
+            connections whose clients do not read are closed, and the largest arriving request gets 503.
+        max_connection_bytes: The same for one connection: while it holds more, its next request gets 503. One body of
+            `max_body_bytes` is always allowed.
+        max_form_bytes: Longest form (multipart/form-data); its files may be kept on disk.
+        max_form_parts: Most fields and files of a form.
+        max_form_disk_bytes: Disk space for files of all forms together; beyond it forms get 503.
+        form_memory_bytes: Memory for the files of one form. Further files are written to the folder for temporary
+            files (TMPDIR) until the request is answered. Fields that are longer than this together get 413.
+        max_tensor_elements: Most elements of a request's tensors and arrays of samples; more get 413.
+        max_elements: Most other elements of a request: objects, their members, arrays that are no tensors; more get
             413.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
-        max_head_lines: Headers of a request; more get 431.
-        max_connections: Connections at a time; more are answered 503 and closed.
-        backlog: Connections that the kernel keeps until the server takes them.
-        keep_alive_s: An idle connection is closed after this time.
-        read_timeout_s: A client that is in the middle of a request and sends nothing for this time gets 408.
-        min_bytes_per_s: So does one that sends less than this, taken over that time.
-        write_timeout_s: A client that takes nothing of its answer for this time is cut off.
-        certfile: TLS certificate chain in PEM; with it the port speaks HTTPS.
+        max_head_lines: Most headers of a request; more get 431.
+        max_connections: Most open connections; further ones get 503 and are closed.
+        backlog: Connections that the kernel queues until the server accepts them.
+        keep_alive_s: Time after which an idle connection is closed.
+        read_timeout_s: Time without data in the middle of a request after which its client gets 408.
+        min_bytes_per_s: Least mean rate of a request over `read_timeout_s`; a slower client gets 408 as well.
+        write_timeout_s: Time without progress after which a client that does not read its answer is disconnected.
+        certfile: TLS certificate chain in PEM; turns on HTTPS.
         keyfile: Its private key, if it is not in the same file.
-        api_keys: Keys of clients: a request needs one, as `X-API-Key` or `Authorization: Bearer`. @FILE names a file
-            with one key in each line; lines that begin with # are comments. Without keys, any client may call.
-            In a configuration file it may be a mapping of names to keys, which makes each name a tenant.
-        api_key_files: Files with the keys of a tenant, which gets this name; see `tenants`.
+        api_keys: API key that requests must carry, as `X-API-Key` or `Authorization: Bearer`. @FILE names a file with
+            one key in each line; lines that begin with # are comments. Without keys, any client may call. In a
+            configuration file it may be a mapping of names to keys, which makes each name a tenant.
+        api_key_files: File with the keys of a tenant of this name; see `tenants`.
         tenant_header: Header that names a child of the tenant whose key a request shows, also over gRPC; the children
             share what the tenant has. Gateways send `x-gateway-inference-fairness-id` or
             `x-llm-d-inference-fairness-id`. Needs API keys with names.
@@ -191,10 +190,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             names when bound to loopback without keys, otherwise any.
         cors_origins: Origins whose pages may call, `*` allows all.
         access_log: Log a line for each request.
-        answer_cost: Whether each answer says what it has cost, in the header `Forebay-Cost` or in trailers of gRPC.
-        worker_second_price: What a second of a worker costs, in any currency; the dashboard shows what tenants come to.
-        manage: Whether versions that the project names may be loaded, swapped, given weights and unloaded over HTTP.
-        dashboard: Whether `/ui` shows what the server does.
+        answer_cost: Report the cost of each answer, in the header `Forebay-Cost` or in trailers of gRPC.
+        worker_second_price: Price of a worker second, in any currency; the dashboard shows what each tenant costs.
+        manage: Allow clients to load, swap, weight and unload versions that the project names.
+        dashboard: Serve the dashboard at `/ui`.
         show_failures: Whether a 500 says what the model raised and where in your own files; else only the log does.
             Default: to everybody with `reload`; otherwise to programs on this machine, where no key is needed and no
             proxy asks for others.
@@ -249,8 +248,8 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         host: Address to bind.
-        port: TCP port of KServe v2 and TensorFlow Serving over gRPC, which there is only if this is said; 0 takes a
-            free one. That of a pipeline is there anyway.
+        port: TCP port of KServe v2 and TensorFlow Serving over gRPC; 0 chooses a free one. Without it there is no gRPC
+            port, except for a pipeline's own.
         max_message_bytes: Longest message, in and out, also once unpacked; longer ones get RESOURCE_EXHAUSTED.
         max_buffered_bytes: Bytes of messages and of answers that clients have not taken yet, of all connections and
             ports together. Beyond it, calls whose clients do not read are reset, and the largest message that is
@@ -313,23 +312,24 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         weight: Its part of the requests that name no version, where there are several; without any weights the first
             one gets all.
         env: Variables of the environment of its worker processes, beside those of the server.
-        worker_kind: Where models run.
-        workers: Workers of each model, at most 1024; with 0 the server starts none, and workers dial in (`--attach`). A
-            range such as 1:8, or {min: 1, max: 8} in a file, lets their number follow the load.
+        worker_kind: Where models run: in worker processes, in threads of the server, or on its event loop (inline).
+        workers: Workers of each model, at most 1024. A range such as 1:8, or {min: 1, max: 8} in a file, follows the
+            load. With 0 the server starts none, and workers dial in (`--attach`).
         target_queue_ms: Where workers are a range: mean time in the queue above which there are more of them.
         scale_down_s: Where workers are a range: time without need of a worker after which it stops, one at a time.
-        devices: What they run on, one after the other, and again from the first where there are more workers:
-            `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
+        devices: Devices of the workers, assigned in turn: `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
         threads: Threads of each worker that call its model.
-        python: Interpreter of the worker processes, which must have forebay.
-        max_batch_size: Samples in a batch.
-        max_wait_ms: Wait this long for a batch to fill while a worker is free.
-        idle: What a free worker does with a batch that is not full: gather clients that return, go, or wait.
-        timeout_ms: Time a request has if it names none itself.
+        python: Interpreter of the worker processes; forebay must be installed there.
+        max_batch_size: Most samples in a batch.
+        max_wait_ms: Time a free worker waits for a batch to fill.
+        idle: What a free worker does with a batch that is not full: gather (wait for clients that are about to
+            return), go, or wait.
+        timeout_ms: Time limit of a request that states none.
         deadline_ms: How long a request may take that names no time itself, or less if its tenant has a shorter
             `deadline_ms`. One that would take longer is refused at once.
-        max_timeout_ms: Longest time a request may ask for; more counts as this. `timeout_ms` may not be more.
-        max_queue: Samples that may wait; one more is refused with 429.
+        max_timeout_ms: Longest time limit that a request may state; a longer one is cut to this. `timeout_ms` may not
+            be longer.
+        max_queue: Most samples that wait; further requests get 429.
         stuck_s: A worker that goes on for this time with a batch that nobody waits for is replaced; a thread, which
             nothing can end, is left behind.
         policy: auto learns the sizes of batches and the waits for them that hold the objective.
@@ -506,14 +506,12 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The process as a whole.
 
     Attributes:
-        config: Settings in a YAML file of any name; without it those in a forebay.yaml that TARGET names.
-        drain_s: Time that open requests have to end after SIGTERM.
-        reload: Look at the Python files of the project and load a model anew when one changes, as SIGHUP does; for
-            development.
-        load_timeout_s: Time that a model which is loaded anew has to become ready; until then, and if it does not, the
-            one in use goes on.
-        log_format: One JSON object a line, or text for a person.
-        log_level: What is logged.
+        config: YAML file with settings; without it, the forebay.yaml that TARGET names.
+        drain_s: Time limit for open requests after SIGTERM.
+        reload: Reload models when a Python file of the project changes, as SIGHUP does; for development.
+        load_timeout_s: Time limit for a reloaded model to become ready; until then, and if it fails, the old one stays.
+        log_format: One JSON object a line, or text.
+        log_level: Least severe level that is logged.
         otel: Send traces to an OpenTelemetry collector; the OTEL_* variables say where. Needs the extra `otel`.
         fronts: Processes that take requests and share the ports, before one more that has the queues and the workers.
             Without it one process does both. Worth it from three cores on.
