@@ -74,8 +74,8 @@ def test_a_recipe_names_only_settings_that_there_are(path):
     text = path.read_text()
     variables = {setting.variable for setting in SETTINGS}
     assert set(re.findall(r"\bFOREBAY_[A-Z_]+", text)) - variables == set()
-    flags = {setting.written.flag for setting in [*SETTINGS, *declared(WorkerConfig).values()]}
-    flags |= {setting.written.flag.replace("--", "--no-", 1) for setting in SETTINGS if setting.kind is bool}
+    written = {setting.written.flag: setting.kind for setting in [*SETTINGS, *declared(WorkerConfig).values()]}
+    flags = written.keys() | {flag.replace("--", "--no-", 1) for flag, kind in written.items() if flag and kind is bool}
     assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) - flags <= {"--gpus", *GENERATES}  # the first is Docker's
     for command in re.findall(r"forebay (?:serve|worker)((?:.*\\\n)*.*)", text):
         assert set(re.findall(r"(?<= )--[a-z-]+", command)) - flags == set()
