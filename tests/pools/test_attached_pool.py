@@ -381,16 +381,21 @@ def test_the_idle_slots_of_a_worker_that_hangs_are_given_nothing_more(tmp_path, 
     run(main())
 
 
-def test_a_stream_that_comes_slowly_does_not_hang_and_one_that_ends_coming_does(tmp_path, clock):
+@pytest.mark.parametrize("more_s", [0.0, 2 * LIMIT_S])
+def test_a_stream_that_comes_slowly_does_not_hang_and_one_that_ends_coming_does(tmp_path, clock, more_s):
     async def main():
         sink = Sink(is_open=True)
         async with Scene(tmp_path, hang_s=LIMIT_S) as scene:
+            scene.pool.more_s = more_s
             batch, peer, number = await scene.busy("x", on_parts=sink)
             for come in range(1, 6):
                 clock.forward(LIMIT_S / 2)
                 await turns()
                 peer.say(["round", come, [[number, [b"p"], None]], []])
                 await eventually(lambda come=come: len(sink.parts) == come)
+            clock.forward(more_s)
+            await turns()
+            assert scene.pool.statistics().alive == 1
             clock.forward(LIMIT_S)
             assert codes(await scene.rig.outcomes(batch)) == [Code.UNAVAILABLE]  # begun streams are not begun again
 

@@ -400,6 +400,8 @@ class GraphPool(Pool):
             attempt=attempt,
         )
         if node.streams:
+            if node.timeout_s is None:
+                hop.until = entry.until
             hop.on_part = lambda part, taken: self._hand(run, [part], taken)
             hop.on_bundle = lambda parts, taken: self._hand(run, parts, taken)
         run.hops.add(hop)

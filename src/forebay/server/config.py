@@ -324,11 +324,12 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         max_wait_ms: Time a free worker waits for a batch to fill.
         idle: What a free worker does with a batch that is not full: gather (wait for clients that are about to
             return), go, or wait.
-        timeout_ms: Time limit of a request that states none.
+        timeout_ms: Time limit of a request that states none; of a streamed answer, until its first part.
         deadline_ms: How long a request may take that names no time itself, or less if its tenant has a shorter
             `deadline_ms`. One that would take longer is refused at once.
         max_timeout_ms: Longest time limit that a request may state; a longer one is cut to this. `timeout_ms` may not
-            be longer.
+            be longer. A streamed answer that has begun may take this long if its request states no limit.
+        stream_idle_ms: Longest pause between two parts of a streamed answer; a longer one ends it. 0 sets no limit.
         max_queue: Most samples that wait; further requests get 429.
         stuck_s: A worker that goes on for this time with a batch that nobody waits for is replaced; a thread, which
             nothing can end, is left behind.
@@ -365,6 +366,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: Annotated[Count | None, Written("--timeout-ms", "MS", str(Model.timeout_ms))] = None
     deadline_ms: Annotated[DeadlineMilliseconds | None, Written("--deadline-ms", "MS")] = None
     max_timeout_ms: Annotated[Count, Written("--max-timeout-ms", "MS")] = 3_600_000
+    stream_idle_ms: Annotated[Milliseconds | None, Written("--stream-idle-ms", "MS", str(Model.stream_idle_ms))] = None
     max_queue: Annotated[Count | None, Written("--max-queue", "N", str(Model.max_queue))] = None
     stuck_s: Annotated[SomeSeconds, Written("--stuck-s", "S")] = STUCK_S
     policy: Annotated[Literal["auto"] | None, Written("--policy")] = None

@@ -80,11 +80,13 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
         name: What it is reachable under.
         version: Version of what it serves, for metrics and answers.
         timeout_s: Time a request has if it names none itself.
-        max_timeout_s: Longest time a request may ask for.
+        max_timeout_s: Longest time a request may ask for, and that a streamed answer takes.
         deadline_ms: Deadline of a request that names no time itself, in milliseconds; None if it has none.
         split: Whether a request with more samples than a batch takes is cut in slices; otherwise it is refused.
         streams: Whether answers come in parts.
         is_mixed: Whether others come whole all the same.
+        stream_idle_s: Longest pause between two parts of an answer, 0 if there is no limit; a request that states no
+            time then has `timeout_s` until the first part. None: `timeout_s` is the time of a whole streamed answer.
         single_flight: Which equal requests run once, if they are open at the same time: none, those of one tenant, all.
     """
 
@@ -96,7 +98,12 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     split: bool = True
     streams: bool = False
     is_mixed: bool = False
+    stream_idle_s: float | None = None
     single_flight: Sharing = "off"
+
+    def usual_s(self, *, streams: bool) -> float:
+        """Return the time of a request that states none, until its whole answer is there."""
+        return self.max_timeout_s if streams and self.stream_idle_s is not None else self.timeout_s
 
 
 class Endpoint:
@@ -138,6 +145,8 @@ class Endpoint:
         self._deadline_s = _NEVER if config.deadline_ms is None else config.deadline_ms / 1000
         self._max_size = batching.max_rows
         self._capacity = batching.capacity
+        self._lasts_longer = config.streams and config.stream_idle_s is not None
+        """Whether a streamed answer has more time once it has begun."""
         self._runs_one_by_one = batching.bundle_s > 0
         self._is_in_order = not batching.ranked
         """Whether the requests of a batch are in the order of their arrival."""
@@ -209,7 +218,8 @@ class Endpoint:
         steps = None
         if self.config.streams:
             steps = self._steps
-            self._windows = Windows(self._loop, self._others_wait, self._cut_off)
+            idle_s = 0.0 if self.pool.is_elsewhere else self.config.stream_idle_s or 0.0
+            self._windows = Windows(self._loop, self._others_wait, self._cut_off, idle_s or _NEVER)
         self._timeline = here(Timeline)
         tenants = here(Tenants)
         accounts = here(Accounts)
@@ -312,6 +322,8 @@ class Endpoint:
             self._batcher.close()
         if self._sweep is not None:
             self._sweep.cancel()
+        if self._windows is not None:
+            self._windows.close()
 
     def is_full(self) -> bool:
         """Tell whether the queue is so full that anything submitted now is refused."""
@@ -342,6 +354,8 @@ class Endpoint:
             deadline = request.deadline = now + self._timeout_s
             if request.tenant is not None or self._deadline_s != _NEVER:
                 deadline = self._set_usual_due(request, now)
+            if self._lasts_longer and request.due == _NEVER:
+                request.until = now + self._max_timeout_s
         elif deadline > now + self._max_timeout_s:
             deadline = request.deadline = now + self._max_timeout_s
         if request.due != _NEVER:
@@ -400,7 +414,10 @@ class Endpoint:
         self._batcher.expect(bring)
 
     def submit_bundle(self, requests: Sequence[Request], now: float) -> None:
-        """Queue requests that have times of their own, and arrived now, as `submit` would."""
+        """Queue requests that a front hands on, and that arrived now, as `submit` would."""
+        if self._lasts_longer:  # what is left of a usual time is that until the first part
+            for request in requests:
+                request.deadline = request.due
         if len(requests) == 1:
             self.submit(requests[0])
             return
@@ -741,6 +758,8 @@ class Endpoint:
                 parts = parts[: parts.index(failed)]
             if parts and entry.on_part is not None:
                 self.metrics.parts += len(parts)
+                if entry.until != _NEVER:
+                    entry.deadline = entry.until
                 if failed is None:
                     handed.append((entry, parts))
                 else:
@@ -790,7 +809,8 @@ class Endpoint:
 
     def _late(self, request: Request) -> DeadlineExceeded:
         timeout_ms = round((request.deadline - request.arrived) * 1000)
-        return DeadlineExceeded(f"{timeout_ms} ms were over {self.whereabouts(request)}")
+        setting = "(max_timeout_ms) " if request.deadline == request.until else ""
+        return DeadlineExceeded(f"{timeout_ms} ms were over {setting}{self.whereabouts(request)}")
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True

@@ -7,6 +7,9 @@ step is over as soon as it is handed out, and the generator goes on. A client wh
 and with it the generator, until it takes something (no part is dropped, and memory does not grow). If that holds up
 others, batch-mates with room or requests that find no free worker, it may do so for `PATIENCE_S` in total; then its
 answer, and nobody else's, ends with an error. A client that holds up nobody may take as long as its connection allows.
+
+A model that makes no part for a stream within `idle_s` has that answer end with an error. The time in which a client
+holds up the step does not count. A part only notes when it came: one timer looks at all of them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ PART_BYTES: Final = 256
 PATIENCE_S: Final = 2.0
 """How long a client with a full window may hold up others."""
 
+LOOK_S: Final = 0.005
+"""Shortest time between two looks for models that are silent."""
+
+EARLY_S: Final = 0.001
+"""A pause that lacks no more than this is over: a timer may be early."""
+
+NEVER: Final = float("inf")
+
 
 class _Window:
     """What one client was handed and has not taken.
@@ -44,16 +55,18 @@ class _Window:
         since: Since when they do.
         spent_s: How long it had held up its batch-mates before that.
         batch: Whose step it holds.
+        heard: When its model made a part, or could go on after a client had held it up.
         is_forgotten: Whether it is no matter any more what the client takes.
     """
 
-    __slots__ = ("batch", "count", "held", "is_forgotten", "since", "size", "spent_s", "timer")
+    __slots__ = ("batch", "count", "heard", "held", "is_forgotten", "since", "size", "spent_s", "timer")
 
     def __init__(self, batch: EntryBatch) -> None:
         self.batch = batch
         self.size = 0
         self.count = 0
         self.held: list[Callable[[], None]] = []
+        self.heard = 0.0
         self.since = 0.0
         self.spent_s = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -72,17 +85,22 @@ class Windows:
         loop: asyncio.AbstractEventLoop,
         others_wait: Callable[[], bool],
         give_up: Callable[[Request, Exception], None],
+        idle_s: float = NEVER,
     ) -> None:
         """Begin without clients.
 
         Args:
             loop: Whose time counts.
             others_wait: Whether requests wait for a free worker.
-            give_up: Ends the answer of a client: it held up others for too long, or a part could not be handed over.
+            give_up: Ends the answer of a client: it held up others for too long, a part could not be handed over, or
+                its model was silent.
+            idle_s: How long a model may make no part of an answer that has begun.
         """
         self._loop = loop
         self._others_wait = others_wait
         self._give_up = give_up
+        self._idle_s = idle_s
+        self._silence: asyncio.TimerHandle | None = None
         self._windows: dict[Request, _Window] = {}
 
     def hand_out(
@@ -90,11 +108,15 @@ class Windows:
     ) -> None:
         """Hand parts to their clients; `release` is called once none of them has a full window."""
         holding = 1
+        is_held = False
+        now = time.monotonic()
 
         def one_less() -> None:
             nonlocal holding
             holding -= 1
             if holding == 0:
+                if is_held:
+                    self._goes_on(batch)
                 release()
 
         for request, parts in handed:
@@ -103,6 +125,7 @@ class Windows:
             window = self._windows.get(request)
             if window is None:
                 window = self._windows[request] = _Window(batch)
+            window.heard = now
             if len(parts) > 1 and request.on_bundle is not None:
                 self._hand(window, request, request.on_bundle, parts, len(parts))
             else:
@@ -113,8 +136,16 @@ class Windows:
                     self._hand(window, request, request.on_part, part, 1)
             if window.is_full and not request.done:
                 holding += 1
+                is_held = True
                 self._hold(window, request, one_less)
         one_less()
+        if self._silence is None and self._windows and self._idle_s != NEVER:
+            self._silence = self._loop.call_later(self._idle_s, self._look_for_silence)
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._silence is not None:
+            self._silence.cancel()
 
     def forget(self, request: Request) -> None:
         """Let go of what a client holds: it was answered, or is gone."""
@@ -176,6 +207,29 @@ class Windows:
             self._give_up(request, DeadlineExceeded(msg))
         else:
             window.timer = self._loop.call_later(PATIENCE_S, self._look, window, request)
+
+    def _goes_on(self, batch: EntryBatch) -> None:
+        """Begin the pauses of a batch anew: its model may make parts again."""
+        now = time.monotonic()
+        for request in batch.entries:
+            window = self._windows.get(request)
+            if window is not None:
+                window.heard = now
+
+    def _look_for_silence(self) -> None:
+        """End the answers whose models make no parts."""
+        now = time.monotonic()
+        late = [one for one in self._windows.items() if one[1].heard + self._idle_s <= now + EARLY_S]
+        for request, window in late:
+            window.heard = now
+            mates = (self._windows.get(mate) for mate in window.batch.entries)
+            if not request.done and not any(mate.held for mate in mates if mate is not None):
+                text = f"{request.place()}no part for {self._idle_s * 1000:.10g} ms (stream_idle_ms)"
+                self._give_up(request, DeadlineExceeded(text))
+        self._silence = None
+        if self._windows:
+            due = min(window.heard for window in self._windows.values()) + self._idle_s
+            self._silence = self._loop.call_later(max(due - now, LOOK_S), self._look_for_silence)
 
     def _has_quick_mates(self, window: _Window) -> bool:
         """Return whether another stream of the batch waits for its next step."""

@@ -213,6 +213,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
         trace: The `traceparent` that it came with.
         cost_s: Seconds that workers were busy for it so far, as far as that is counted.
         tokens: Of its prompt and of its answer, where its model counts them.
+        until: The deadline that it has from the first part of its answer on; infinity if `deadline` stays.
     """
 
     body: Any
@@ -236,6 +237,7 @@ class Request(msgspec.Struct, eq=False, gc=False):
     trace: str = ""
     cost_s: float = 0.0
     tokens: tuple[int, int] = (0, 0)
+    until: float = float("inf")
 
     def root(self) -> Request:
         """Return the request of a client that this one is for: itself outside of a graph."""

@@ -45,12 +45,27 @@ class Echo(Runner):
         return [item.body for item in items]
 
 
+class OtherServer(ManualPool):
+    """A pool that hands on what it is given."""
+
+    is_elsewhere = True
+
+
 class Desk:
     """An endpoint, its pool, and what was answered."""
 
-    def __init__(self, slots=1, timeout_s=30.0, pool=None, split=True, streams=False, deadline_ms=None, **batching):
+    def __init__(
+        self, slots=1, timeout_s=30.0, pool=None, split=True, streams=False, deadline_ms=None, idle_s=None, **batching
+    ):
         self.pool = pool or ManualPool(slots)
-        config = EndpointConfig(name="desk", timeout_s=timeout_s, split=split, streams=streams, deadline_ms=deadline_ms)
+        config = EndpointConfig(
+            name="desk",
+            timeout_s=timeout_s,
+            split=split,
+            streams=streams,
+            deadline_ms=deadline_ms,
+            stream_idle_s=idle_s,
+        )
         self.endpoint = Endpoint(config, BatchConfig(**{"idle": "go", "max_size": 4, **batching}), self.pool)
         self.replies = {}
         self.order = []
@@ -984,6 +999,67 @@ async def test_a_client_that_reads_slowly_has_so_much_time_in_all(clock):  # F8
             while taken:
                 taken.pop(0)[1]()
         assert desk.answers == {"slow": Code.DEADLINE_EXCEEDED, "quick": None}
+
+
+@clocked
+async def test_a_model_that_a_slow_client_holds_up_is_not_silent(clock):
+    async with Desk(streams=True, idle_s=1.0) as desk:
+        taken = []
+        desk.submit("slow", on_part=taker(taken))
+        desk.submit("quick", on_part=lambda part, release: release())
+        await turn()
+        send(desk, [LARGE, b""], [])
+        await asyncio.sleep(0.75 * PATIENCE_S)
+        assert desk.answers == {"slow": None, "quick": None}
+        for _, release in taken:
+            release()
+        await asyncio.sleep(0.9)
+        assert desk.answers == {"slow": None, "quick": None}
+        await asyncio.sleep(0.2)
+        assert set(desk.answers.values()) == {Code.DEADLINE_EXCEEDED}
+        (silent,) = desk.replies["quick"]
+        assert silent.error.message == "no part for 1000 ms (stream_idle_ms)"
+        assert desk.pool.running[0].cancelled  # so that its worker is looked after
+
+
+@clocked
+async def test_parts_take_no_timers(clock):
+    """G6."""
+    async with Desk(streams=True, idle_s=1.0) as desk:
+        desk.submit("a", on_part=lambda part, release: release())
+        await turn()
+        desk.pool.part([b""], lambda: None)
+        timers = len(asyncio.get_running_loop()._scheduled)  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(1000):
+            desk.pool.part([b""], lambda: None)
+        assert len(asyncio.get_running_loop()._scheduled) == timers  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+@clocked
+async def test_only_the_server_with_the_model_looks_for_silence_and_without_a_limit_none_does(clock, is_elsewhere):
+    pool = OtherServer() if is_elsewhere else ManualPool()
+    async with Desk(pool=pool, streams=True, idle_s=1.0 if is_elsewhere else 0.0) as desk:
+        started = clock.now
+        request = desk.submit("a", on_part=lambda part, release: release())
+        await turn()
+        assert request.deadline == started + 30.0
+        desk.pool.part([b""], lambda: None)
+        await asyncio.sleep(3599.0)
+        assert desk.answer("a") is None
+        await asyncio.sleep(1.0)
+        (late,) = desk.replies["a"]
+        assert late.error.message == "3600000 ms were over (max_timeout_ms) while it ran"
+
+
+@clocked
+async def test_what_a_front_hands_on_has_the_usual_times_unless_its_client_states_one(clock):
+    async with Desk(streams=True, idle_s=60.0) as desk:
+        stated, usual = (Request(b"", lambda *_: None, deadline=clock.now + 5.0) for _ in range(2))
+        stated.due = stated.deadline
+        desk.endpoint.submit_bundle([stated, usual], clock.now)
+        assert stated.deadline == clock.now + 5.0
+        assert usual.deadline == clock.now + 30.0
 
 
 @clocked

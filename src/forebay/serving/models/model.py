@@ -88,9 +88,11 @@ class Model:
         policy: "auto" learns the sizes of batches and the waits for them that hold `latency_objective_ms` and make the
             most of the workers within it. None leaves both to the settings above.
         latency_objective_ms: The time that 95 of 100 requests are to be answered in.
-        timeout_ms: Time a request has if it names none itself (`X-Request-Timeout-Ms`).
+        timeout_ms: Time a request has if it names none itself (`X-Request-Timeout-Ms`); of a streamed answer, until its
+            first part.
         deadline_ms: How long a request may take that names no time itself; one that would take longer is refused at
             once. `timeout_ms` refuses none.
+        stream_idle_ms: Longest pause between two parts of a streamed answer; a longer one ends it. 0 sets no limit.
         max_queue: Samples that may wait; one more is refused with 429.
         batchable: Whether a request's body is an array of samples, and its answer the array of their results.
         split: Whether a request of more samples than a batch takes is cut and joined again; otherwise it is refused.
@@ -119,6 +121,7 @@ class Model:
     max_wait_ms: ClassVar[Milliseconds | None] = None
     timeout_ms: ClassVar[Count] = 30_000
     deadline_ms: ClassVar[DeadlineMilliseconds | None] = None
+    stream_idle_ms: ClassVar[Milliseconds] = 30_000
     max_queue: ClassVar[Count] = 4096
     batchable: ClassVar[bool] = False
     split: ClassVar[bool] = True
@@ -165,6 +168,7 @@ class PlainSettings(msgspec.Struct, frozen=True, kw_only=True):
     latency_objective_ms: _WireTime | None
     timeout_ms: _WireCount
     deadline_ms: DeadlineMilliseconds | None = None
+    stream_idle_ms: _WireTime = 30_000
     max_queue: _WireCount
     batchable: bool
     split: bool

@@ -96,6 +96,7 @@ DECIDED_BY_PROJECT: Final = frozenset(
             "split",
             "timeout_ms",
             "deadline_ms",
+            "stream_idle_ms",
             "single_flight",
         ),
     }
@@ -258,6 +259,8 @@ class Lobby:
             may_sleep = pool.bounds is not None and pool.bounds.min == 0
             pool.grace_s = None if may_sleep else self._config.grace_s
             pool.hang_s = config.timeout_s / 2 if self._config.hang_s is None else self._config.hang_s
+            if config.streams and self._config.hang_s is None:
+                pool.more_s = config.stream_idle_s or config.max_timeout_s
             pool.shared = self._door.shared
             self._pools.add(pool)
 

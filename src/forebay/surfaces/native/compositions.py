@@ -27,6 +27,7 @@ from forebay.surfaces.native.model_options import (
     isolates,
     seats_of,
     single_flight_of,
+    stream_idle_of,
     times_of,
     workers_of,
 )
@@ -120,6 +121,7 @@ def serve_composition(target: GraphTarget) -> Served:
         timeout_s=timeout_s,
         deadline_ms=overrides.deadline_ms or settings.deadline_ms,
         streams=graph.streams,
+        stream_idle_s=0.0,  # that of the node that streams holds
     )
     batching = BatchConfig(max_size=1, idle="go", capacity=overrides.max_queue or settings.max_queue)
     described = Described(
@@ -184,6 +186,7 @@ def _endpoint(call: NodeCall, target: GraphTarget) -> Endpoint:
         timeout_s=composition.settings.timeout_ms / 1000,
         max_timeout_s=float("inf"),  # the graph has one
         streams=node.model_settings.streams,
+        stream_idle_s=stream_idle_of(node.model_settings, target.overrides),
         single_flight=single_flight_of(f"node '{node.name}'", node.model_settings, target.overrides),
     )
     keys = None

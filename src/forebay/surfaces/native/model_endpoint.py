@@ -28,6 +28,7 @@ from forebay.surfaces.native.model_options import (
     named,
     seats_of,
     single_flight_of,
+    stream_idle_of,
     times_of,
     workers_of,
 )
@@ -110,6 +111,7 @@ def endpoint_of(
         split=settings.split,
         streams=settings.streams or any(method.streams for method in settings.methods),
         is_mixed=bool(settings.methods),
+        stream_idle_s=stream_idle_of(settings, overrides),
         single_flight=single_flight_of(where, settings, overrides),
     )
     keys_of = MethodKeys(keys) if settings.methods else keys

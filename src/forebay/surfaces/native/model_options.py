@@ -134,6 +134,12 @@ def times_of(where: str, said_ms: int | None, own_ms: int, max_ms: int) -> tuple
     return timeout_ms / 1000, max_ms / 1000
 
 
+def stream_idle_of(settings: ModelSettings, overrides: Overrides) -> float:
+    """Return the longest pause between two parts of an answer, in seconds; 0 if there is no limit."""
+    said_ms = overrides.stream_idle_ms
+    return (settings.stream_idle_ms if said_ms is None else said_ms) / 1000
+
+
 def seats_of(settings: ModelSettings, overrides: Overrides) -> int:
     """Return how many streams may be open in a worker of a model; 0 if it has none."""
     streams = settings.streams or any(method.streams for method in settings.methods)

@@ -96,6 +96,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         raise ConfigError(f"{path}:{name} streams, and equal requests share no stream; leave out --single-flight")
     has_keys = options.batch_keys != ("default",)
     where = f"{path}:{name}"
+    idle_ms = overrides.stream_idle_ms
     timeout_s, max_timeout_s = times_of(where, overrides.timeout_ms, Model.timeout_ms, overrides.max_timeout_ms)
     config = EndpointConfig(
         name=endpoint_name,
@@ -104,6 +105,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
         max_timeout_s=max_timeout_s,
         deadline_ms=overrides.deadline_ms,
         streams=streams,
+        stream_idle_s=(Model.stream_idle_ms if idle_ms is None else idle_ms) / 1000,
         single_flight=sharing,
     )
     keys = _Keys(options.batch_keys) if has_keys else None

@@ -298,7 +298,7 @@ def _ignored(config: PipelineConfig, options: Options) -> list[str]:
         "deadline_ms",
         "max_queue",
     }
-    overrides |= {"policy", "latency_objective_ms", "isolate_errors", "single_flight", "stuck_s"}
+    overrides |= {"policy", "latency_objective_ms", "isolate_errors", "single_flight", "stuck_s", "stream_idle_ms"}
     found = [
         f"--{name.replace('_', '-')}: a pipeline takes this from its configuration; the option is ignored"
         for name in sorted(overrides & options.given)

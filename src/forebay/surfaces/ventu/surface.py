@@ -221,7 +221,7 @@ def _warnings(options: Options) -> list[str]:
         found.append("--worker-kind: a ventu project always runs in processes of its own")
     found += [
         f"--{name.replace('_', '-')} holds for models of forebay's own, a ventu project ignores it"
-        for name in ("policy", "latency_objective_ms", "isolate_errors", "single_flight")
+        for name in ("policy", "latency_objective_ms", "isolate_errors", "single_flight", "stream_idle_ms")
         if name in options.given
     ]
     return found

@@ -59,5 +59,6 @@ def complete(request: Request, call: Call, contract: Contract, endpoint: AskedEn
         host, _, port = call.peer.rpartition(":")
         peer = (host.strip("[]"), int(port)) if port.isdigit() else None
         headers = {name: value for name, value in call.metadata if isinstance(value, str)}
-        timeout_s = endpoint.config.timeout_s if request.deadline == _NEVER else request.deadline - monotonic()
+        usual_s = endpoint.config.usual_s(streams=contract.streams)
+        timeout_s = usual_s if request.deadline == _NEVER else request.deadline - monotonic()
         request.params = {**request.params, PARAM: told(headers, request.id, peer, timeout_s)}

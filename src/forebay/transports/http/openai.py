@@ -291,7 +291,8 @@ class _Call:
             return params
         headers, _, client, _ = context
         deadline = self._request.deadline
-        left_s = self._endpoint.config.timeout_s if deadline == NEVER else deadline - time.monotonic()
+        usual_s = self._endpoint.config.usual_s(streams=contract.streams)
+        left_s = usual_s if deadline == NEVER else deadline - time.monotonic()
         return {**params, PARAM: told(headers, self._request.id, client, left_s)}
 
     def _part(self, number: int, part: bytes, release: Callable[[], object]) -> None:

@@ -283,7 +283,9 @@ class Route:
         if head.texts is not None:
             request.id = head.id or next_id()
             client = getattr(origin, "client", None)
-            timeout_s = min(head.timeout_s, self.endpoint.config.timeout_s if head.timeout_s == NEVER else NEVER)
+            timeout_s = head.timeout_s
+            if timeout_s == NEVER:
+                timeout_s = self.endpoint.config.usual_s(streams=self.contract.streams)
             request.params = {**request.params, PARAM: told(head.texts, request.id, client, timeout_s)}
         if head.timeout_s != NEVER:
             request.deadline = request.due = time.monotonic() + head.timeout_s

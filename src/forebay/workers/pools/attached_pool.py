@@ -47,6 +47,7 @@ class AttachedPool(SlotPool[S]):
         grace_s: How long requests wait for a worker when there is none before they are answered; None lets their own
             deadlines decide.
         hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None waits.
+        more_s: Added to that where a streamed answer has begun: its model may pause.
         shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
     """
 
@@ -80,6 +81,7 @@ class AttachedPool(SlotPool[S]):
         self.left_at = 0.0
         self.grace_s = grace_s
         self.hang_s = hang_s
+        self.more_s = 0.0
         self._on_first = on_first
         self.shared = shared
         self._slots: dict[S, Hashable] = {}
@@ -256,14 +258,23 @@ class AttachedPool(SlotPool[S]):
         assert self.hang_s is not None
         now = time.monotonic()
         owed = [(slot, slot.owes_since) for slot in self._slots]
-        busy = [(slot, max(since, self._took(slot, now))) for slot, since in owed if since is not None]
-        for slot, since in busy:
-            if now - since >= self.hang_s:
-                self._drop_hanging(slot)
+        busy = [
+            (slot, max(since, self._took(slot, now)), self._patience_s(slot))
+            for slot, since in owed
+            if since is not None
+        ]
+        for slot, since, patience_s in busy:
+            if now - since >= patience_s:
+                self._drop_hanging(slot, patience_s)
         if any(map(running, self._slots)):  # also who waits for slow clients now may owe something later
-            later = [since + self.hang_s - now for slot, since in busy if slot in self._slots]
+            later = [since + patience_s - now for slot, since, patience_s in busy if slot in self._slots]
             wait_s = min([*later, self.hang_s / LOOKS])
             self._watchdog = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._look)
+
+    def _patience_s(self, slot: S) -> float:
+        """Return how long a worker may owe an answer."""
+        assert self.hang_s is not None
+        return self.hang_s + (self.more_s if any(batch.has_streamed for batch in running(slot)) else 0.0)
 
     def _took(self, slot: S, now: float) -> float:
         """Return when it was seen last that a worker takes what was sent to it; 0 if never."""
@@ -272,11 +283,11 @@ class AttachedPool(SlotPool[S]):
         self._sent[slot] = left, now if left < before else took
         return self._sent[slot][1]
 
-    def _drop_hanging(self, hanging: S) -> None:
+    def _drop_hanging(self, hanging: S, patience_s: float) -> None:
         """Drop a slot, and with it those of its worker that are idle: they would only collect more batches."""
         mates = [slot for slot, worker in self._slots.items() if worker == self._slots[hanging] and not running(slot)]
         for slot in mates:  # before the batch of the one that hangs is handed on
             slot.drop("another slot of its worker hangs")
             self.gone(slot)
-        hanging.drop(f"it owes an answer for {self.hang_s:g} s")
+        hanging.drop(f"it owes an answer for {patience_s:g} s")
         self.gone(hanging)
