@@ -62,6 +62,13 @@ def until(events, endpoint):
     raise EOFError(endpoint)
 
 
+def test_what_happened_before_anybody_looked_can_be_read(zoo):
+    assert zoo.call("echo", 1).status_code == 200
+    told = zoo.client.get("/ui/history").json()
+    places = [place for place, name in told["names"].items() if name == ["echo", "7"]]
+    assert sum(row[1] for _, _, rows in told["samples"] for row in rows if str(row[0]) in places) >= 1
+
+
 def test_a_browser_at_the_root_is_sent_to_the_page(zoo):
     answer = zoo.client.get("/", headers=BROWSER)
     assert (answer.status_code, answer.headers["location"]) == (307, "ui")
@@ -145,7 +152,15 @@ def test_where_a_key_is_needed_it_is_for_all_but_the_page_itself(launch):
     assert server.client.get("/").status_code == 401
     for path in ("/ui", "/ui/main.js", "/ui/style.css"):
         assert server.client.get(path).status_code == 200, path
-    for path in ("/ui/events", "/ui/nodes", "/ui/graph/echo", "/models", "/metrics", "/trace?seconds=0.1"):
+    for path in (
+        "/ui/events",
+        "/ui/history",
+        "/ui/nodes",
+        "/ui/graph/echo",
+        "/models",
+        "/metrics",
+        "/trace?seconds=0.1",
+    ):
         assert server.client.get(path, headers=PAGE).status_code == 401, path
         assert server.client.get(path + "?key=sesame", headers=PAGE).status_code == 401, path
     with looking(server, **{"x-api-key": "sesame"}) as (answer, events):
@@ -154,7 +169,7 @@ def test_where_a_key_is_needed_it_is_for_all_but_the_page_itself(launch):
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-@pytest.mark.parametrize("path", ["/ui/events", "/trace?seconds=0.1"])
+@pytest.mark.parametrize("path", ["/ui/events", "/ui/history", "/trace?seconds=0.1"])
 def test_a_page_of_somebody_else_starts_neither_a_recording_nor_a_stream(zoo, path, headers):
     answer = zoo.client.get(path, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_page")
@@ -379,7 +394,7 @@ def test_beside_a_project_only_reading_below_its_path_is_taken():
             page = sent.url.join(sent.headers["location"])
             assert (await client.get(page, headers=BROWSER)).status_code == 200
             assert (await client.get(page.join("ui/main.js"))).status_code == 200
-            for data in ("models", "metrics", "ui/graph/m0", "ui/events"):
+            for data in ("models", "metrics", "ui/graph/m0", "ui/events", "ui/history"):
                 assert (await client.get(page.join(data))).status_code == 401
             assert [one["name"] for one in (await client.get(page.join("models"), headers=key)).json()["models"]] == [
                 "m0"

@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_S, eventually
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
 
 CALLS = {"iris": {"measures": [5.1, 3.5, 1.4, 0.2]}, "ocr": 1.5, "failing": "x"}
-ROW = "[...document.querySelectorAll('.models tbody tr')].find(row => row.querySelector('.name').textContent === '{}')"
+ROW = "[...document.querySelectorAll('.models tbody tr')].find(row => row.querySelector('.name')?.textContent === '{}')"
 HOSTILE = "<img src=x onerror=\"window.hacked='name'\">"
 
 
@@ -68,6 +68,7 @@ def test_what_the_server_does_is_shown_as_it_does_it(browser, server, load, widt
         assert page.eval("document.querySelectorAll('.drawing g[data-endpoint]').length") == 3
         assert "%" in page.text(".drawing g[data-endpoint='ocr/read'] text.now")
         assert page.eval("document.documentElement.scrollWidth") <= width
+        page.click("#detail > header a")
         page.until("document.querySelector('.faults .message')")
         assert "RuntimeError: <img src=x" in page.text(".faults")
         assert "watched.py" in page.text(".faults pre")
@@ -161,10 +162,10 @@ def test_names_from_elsewhere_are_texts_wherever_they_stand(browser, server, loa
             }
         )
         page.open(f"{server.url}/ui")
-        page.until("document.querySelectorAll('#models button.name').length === 2")
-        page.click("#models button.name")
-        page.until("document.querySelector('.drawing text')")
+        page.until("document.querySelectorAll('#models a.name').length === 2")
         page.until("document.querySelector('.faults .message')")
+        page.click("#models a.name")
+        page.until("document.querySelector('.drawing text')")
         assert page.text("#detail h2") == HOSTILE
         assert HOSTILE in page.text("#notices"), "what could not be read anew"
         assert HOSTILE in page.text("#detail .notice"), "and the version that could not be loaded"
@@ -182,10 +183,10 @@ def test_a_key_is_asked_for_and_sent_as_a_header_only(browser, launch, eventuall
         page.until("document.querySelector('#login-wrong').textContent && document.querySelector('#login').open")
         page.write("#login-key", "sesame street")
         page.click("#login button")
-        page.until("document.querySelectorAll('#models button.name').length === 1")
+        page.until("document.querySelectorAll('#models a.name').length === 1")
         assert page.eval("document.querySelector('#login').open") is False
         page.open(f"{server.url}/ui")
-        page.until("document.querySelectorAll('#models button.name').length === 1")
+        page.until("document.querySelectorAll('#models a.name').length === 1")
 
         def is_asked_with_key():
             page.eval("null")  # what it asks for meanwhile is heard
@@ -207,7 +208,7 @@ def test_a_key_may_be_of_any_script(browser, launch):
             page.until("document.querySelector('#login').open")
             page.write("#login-key", key)
             page.click("#login button")
-        page.until("document.querySelectorAll('#models button.name').length === 1")
+        page.until("document.querySelectorAll('#models a.name').length === 1")
 
 
 def graph_of(names):
@@ -293,13 +294,13 @@ def test_long_graphs_can_be_read_and_long_names_stay_in_their_place(browser, ser
     server = serve(None, "--config", str(config))
     with browser.page(width) as page:
         page.open(f"{server.url}/ui").until("document.querySelector('#asked-model option')")
+        right = f"{ROW.format(name)}.querySelector('.name').getBoundingClientRect().right"
+        assert page.eval(f"{right} < document.querySelector('#models').getBoundingClientRect().right")
         page.eval(f"{ROW.format('wired')}.querySelector('.name').click()")
         page.until("document.querySelector('.drawing text.name')?.getBoundingClientRect().height > 9")
         canvas = "document.querySelector('.canvas')"
         assert page.eval(f"{canvas}.scrollWidth > {canvas}.clientWidth")
         assert page.eval("document.documentElement.scrollWidth") <= width
-        right = f"{ROW.format(name)}.querySelector('.name').getBoundingClientRect().right"
-        assert page.eval(f"{right} < document.querySelector('#models').getBoundingClientRect().right")
 
 
 def test_a_server_that_went_away_is_found_again(browser, serve):
@@ -362,11 +363,11 @@ def test_a_tab_that_was_opened_in_the_background_looks_only_once_it_is_seen(brow
 
 
 TABLE = """
-import('/ui/models.js').then(({ Models }) => {
+Promise.all([import('/ui/models.js'), import('/ui/history.js')]).then(([{ Models }, { History }]) => {
   const host = document.body.appendChild(document.createElement("section"));
-  const table = new Models(host, () => {});
-  const learn = (...names) => table.learn(names.map((name) => ({ name, ready: true })));
-  const shown = () => [...host.querySelectorAll("button.name")].map((button) => button.textContent).join("");
+  const table = new Models(host, new History());
+  const learn = (...names) => table.learn({ models: names.map((name) => ({ name, ready: true })) });
+  const shown = () => [...host.querySelectorAll("a.name")].map((link) => link.textContent).join("");
   const focused = () => document.activeElement.textContent;
   const find = (text) => {
     const field = host.querySelector("input");
@@ -375,7 +376,7 @@ import('/ui/models.js').then(({ Models }) => {
     return host.innerText;
   };
   learn("a", "b");
-  host.querySelectorAll("button.name")[1].focus();
+  host.querySelectorAll("a.name")[1].focus();
   learn("a", "b");
   const told = [focused()];
   learn("c", "a", "b");
@@ -391,7 +392,7 @@ import('/ui/models.js').then(({ Models }) => {
 def test_the_table_of_models_keeps_the_focus_and_shows_what_is_looked_for(browser, server):
     with browser.page() as page:
         page.open(f"{server.url}/ui").until("document.querySelector('#link').dataset.state === 'live'")
-        assert page.eval(TABLE) == ["b", "b", "cab", False, "b", True, "ab"]
+        assert page.eval(TABLE) == ["b", "b", "abc", False, "b", True, "ab"]
 
 
 PIECES = """

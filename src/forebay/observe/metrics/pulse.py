@@ -120,8 +120,8 @@ class Pulse(Generic[S]):
         """Forget what was seen; the next beat begins anew."""
         self._seen = None
 
-    def beat(self) -> Generator[None, None, list[Beat]]:
-        """Return what each endpoint did since the last beat, in turns; the first one only looks."""
+    def beat(self, *, is_noted: bool = True) -> Generator[None, None, list[Beat]]:
+        """Return what each endpoint did since the last beat that was noted, in turns; the first one only looks."""
         before = self._seen
         seen: dict[EndpointMetrics, _Seen] = {}
         beats: list[Beat] = []
@@ -136,7 +136,8 @@ class Pulse(Generic[S]):
                     beats.append(last.beat(reading))
             if number % SLICE == 0:
                 yield
-        self._seen = seen
+        if is_noted:
+            self._seen = seen
         return beats
 
     def standing(self) -> Generator[None, None, list[Beat]]:

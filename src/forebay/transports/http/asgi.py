@@ -175,6 +175,7 @@ def _dashboard(board: Dashboard) -> list[PathRoute]:
     return [
         PathRoute(PREFIX, Methods(get=board.file)),
         PathRoute(f"{PREFIX}/events", Methods(get=board.events)),
+        PathRoute(f"{PREFIX}/history", Methods(get=board.history)),
         PathRoute(f"{PREFIX}/nodes", Methods(get=board.nodes)),
         PathRoute(f"{PREFIX}/tenants", Methods(get=board.tenants)),
         PathRoute(f"{PREFIX}/graph/{{name:path}}", Methods(get=board.graph)),

@@ -20,14 +20,19 @@ from starlette.responses import Response
 from forebay._version import __version__
 from forebay.errors import NotFound
 from forebay.graph.drawing.draw import draw
+from forebay.observe.metrics.endpoint_history import STEP_S, EndpointHistory
 from forebay.observe.metrics.exposition import SLICE, Reading, finish_in_turns
 from forebay.observe.metrics.pulse import Beat, Bounds, Pulse, for_strangers
+from forebay.observe.metrics.tenant_accounts import Accounts
+from forebay.observe.metrics.tenant_history import STEP_S as TENANT_STEP_S
+from forebay.observe.metrics.tenant_history import TenantHistory
 from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
-from forebay.transports.http.dashboard.tenant_watch import TenantWatch
+from forebay.transports.http.dashboard.sampler import Sampler
 from forebay.transports.http.foreign_page import FORWARDED, refuse_foreign_page
 from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
 from forebay.types.loopback import is_loopback
+from forebay.types.tenant import Tenants
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
 
 PREFIX: Final = "/ui"
-_GUARDED: Final = frozenset({"events", "graph", "nodes", "tenants"})
+_GUARDED: Final = frozenset({"events", "graph", "history", "nodes", "tenants"})
 """What needs an API key of the paths below it, where there are keys."""
 
 _ROOM: Final = "\N{NO-BREAK SPACE}" * 25
@@ -108,8 +113,12 @@ class Dashboard:
         self._audience = Audience(self._make, self._pulse.stop, lambda: app.is_draining)
         self._sources, self._read = sources, read
         self._price = config.worker_second_price
-        self._watch = TenantWatch(app)
-        app.links.append(self._watch)
+        self._history = EndpointHistory(sources, read)
+        self._tenant_history = TenantHistory(app.state.of(Accounts))
+        app.links += [
+            Sampler(STEP_S, self._history.look, lambda: True),
+            Sampler(TENANT_STEP_S, self._tenant_history.look, lambda: self._tenants.are_told_apart),
+        ]
         self._changes = 0
         app.watch(self._changed)
 
@@ -147,15 +156,26 @@ class Dashboard:
             "forebay": __version__,
             "bounds": Bounds(),
             "now": time.time(),
+            "monotonic": time.monotonic(),
             "started_s": self._app.started_s,
             "tells_all": is_trusted,
             "has_cluster": self._app.cluster is not None,
-            "has_tenants": self._watch.tenants.are_told_apart,
+            "has_tenants": self._tenants.are_told_apart,
             "is_beside": request.scope.get("root_path", "").endswith(PREFIX),
             "faults": faults if is_trusted else for_strangers(faults),
             "standing": standing,
         }
         return self._audience.join(_event("hello", hello), is_trusted=is_trusted)
+
+    async def history(self, request: Request) -> Response:
+        """Return the last 15 minutes of the endpoints in coarse samples.
+
+        Raises:
+            ForeignPage: If a page of somebody else asks.
+        """
+        refuse_foreign_page(request.headers)
+        told = await finish_in_turns(self._history.tell())
+        return Response(told, media_type="application/json", headers=_HEADERS)
 
     async def nodes(self, request: Request) -> Response:
         """Return what is known of the cluster.
@@ -178,11 +198,16 @@ class Dashboard:
             NotFound: If tenants are not told apart here.
         """
         refuse_foreign_page(request.headers)
-        if not self._watch.tenants.are_told_apart:
+        if not self._tenants.are_told_apart:
             raise NotFound("API keys have no names here, so there are no tenants; name them: http: {api_keys: {...}}")
         waiting = await finish_in_turns(self._waiting())
-        told = {"price": self._price, "tenants": await self._watch.rows(waiting)}
+        await finish_in_turns(self._tenant_history.look())
+        told = {"price": self._price, "tenants": self._tenant_history.rows(self._tenants, waiting)}
         return Response(msgspec.json.encode(told), media_type="application/json", headers=_HEADERS)
+
+    @property
+    def _tenants(self) -> Tenants:
+        return self._app.state.of(Tenants)
 
     def _waiting(self) -> Generator[None, None, dict[str, int]]:
         """Return the samples of each tenant in queues, in turns."""

@@ -12,7 +12,7 @@ import { Workers } from "./workers.js";
 const COLUMNS = 100;
 
 export class Detail {
-  constructor(host, history, onAll) {
+  constructor(host, history) {
     this.host = host;
     this.history = history;
     this.name = ALL;
@@ -20,26 +20,26 @@ export class Detail {
     this.rate = new TimeChart([
       { name: "failed", label: "errors", kind: "stack", of: (column) => column.failed / column.dt },
       { name: "ok", label: "answered", kind: "stack", of: (column) => column.ok / column.dt },
-    ], { title: "Requests", format: (value) => `${count(value)}/s`, empty: "No request in this time. Send one with the form below, or with forebay bench." });
+    ], { title: "Requests", format: (value) => `${count(value)}/s`, empty: "No requests in this window. Send one with the form, or with forebay bench." });
     this.latency = new TimeChart([
       { name: "p50", label: "p50", of: (column) => quantile(column.request, seconds(), 0.5), end: (value) => `p50 ${span(value)}` },
       { name: "p95", label: "p95", of: (column) => quantile(column.request, seconds(), 0.95), end: (value) => `p95 ${span(value)}` },
       { name: "p99", label: "p99", of: (column) => quantile(column.request, seconds(), 0.99), end: (value) => `p99 ${span(value)}` },
     ], {
       title: "Latency", format: span, log: true, heat: (column) => column.request, bounds: seconds,
-      empty: "No answer in this time. From the arrival of a request to its answer, queue and model together.",
-      note: "Shaded: how many answers took how long. Quantiles are read from these steps.",
+      empty: "No responses in this window. Latency includes queue and model time.",
+      note: "Shading shows how many responses fell into each step. Percentiles are read from these steps.",
     });
-    this.sizes = new Bars({ title: "Batch sizes", empty: "Requests that meet in the queue run together; how many do is shown here." });
+    this.sizes = new Bars({ title: "Batch sizes", empty: "No batches since you opened this page. Sizes of batches are counted only while it is open." });
     this.queue = new TimeChart([
       { name: "waiting", label: "waiting", kind: "area", of: (column) => column.waiting, end: (value) => `${count(value)} wait` },
       { name: "flight", label: "in flight", of: (column) => column.inFlight, end: (value) => `${count(value)} in flight` },
-    ], { title: "Queue", format: count, empty: "Nothing waited in this time." });
-    this.title = h("h2", { id: "detail-title" });
+    ], { title: "Queue", format: count, empty: "Nothing waited in this window." });
+    this.title = h("h2", { id: "detail-title", tabindex: -1 });
     this.facts = h("p", { class: "facts" });
     this.problem = h("p", { class: "notice wrong", hidden: true });
     this.about = h("p", { class: "about" });
-    this.back = h("button", { type: "button", class: "quiet", onclick: onAll }, "Show all models");
+    this.back = h("a", { class: "quiet", href: "#" }, "All models");
     this.versions = h("ul", { class: "versions", hidden: true });
     this.graph = new Graph(history);
     this.workers = new Workers(history);

@@ -13,7 +13,7 @@ export class Faults {
     this.clearedAt = 0; // what happened until then is told again where a connection begins
     this.skew = 0; // the server's clock minus ours
     this.list = h("ol", { class: "faults" });
-    this.empty = h("p", { class: "teach" }, "No error since the server started. A request that fails appears here with its reason; the model's own exceptions with their traceback.");
+    this.empty = h("p", { class: "teach" }, "No errors since the server started. A failed request appears here with its reason. Exceptions of models have a traceback.");
     this.count = h("span", { class: "figure" });
     this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.#clear() }, "Clear");
     host.replaceChildren(h("header", {}, h("h2", { id: "errors-title" }, "Errors"), this.count, this.clear), this.list, this.empty);
@@ -40,8 +40,11 @@ export class Faults {
     this.show();
   }
 
-  show() {
-    const newest = [...this.faults.entries()].sort(([, one], [, other]) => other.at - one.at);
+  /** Shows the errors of a model and its nodes, or of all models. */
+  show(model = this.model) {
+    this.model = model;
+    const isShown = ([, { endpoint }]) => !model || endpoint === model || endpoint.startsWith(`${model}/`);
+    const newest = [...this.faults.entries()].filter(isShown).sort(([, one], [, other]) => other.at - one.at);
     const rows = new Map([...this.list.children].map((row) => [row.dataset.name, row]));
     const wanted = newest.map(([name, fault]) => this.#fill(rows.get(name) ?? this.#row(name), fault));
     arrange(this.list, wanted);
@@ -71,7 +74,7 @@ export class Faults {
     say(row.where, fault.endpoint);
     say(row.code, fault.code);
     say(row.number, fault.number > 1 ? `× ${count(fault.number)}` : "");
-    say(row.message, fault.message || `${fault.kind}: what the model raised is told to this machine, and to who shows an API key; it is in the log.`);
+    say(row.message, fault.message || `${fault.kind}: the message is shown only on the server's own machine or with an API key. It is also in the log.`);
     say(row.request, fault.request_id ? `request ${fault.request_id}` : "");
     row.trace.hidden = !fault.trace;
     if (fault.trace) say(row.trace.lastChild, fault.trace);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was told since the page was opened: a beat a second for each endpoint that did something, fifteen minutes of it.
+// The last 15 minutes: coarse samples from before the page was opened, then a beat a second for each active endpoint.
 
 export const KEPT_S = 900;
 export const ALL = "";
@@ -13,8 +13,11 @@ function emptyBeat(at, dt) {
   return { at, dt, ok: 0, failed: 0, batches: 0, rows: 0, busyS: 0, parts: 0, request: [], queue: [], sizes: [] };
 }
 
-function merge(into, from) {
-  for (const [bucket, number] of from) into[bucket] = (into[bucket] ?? 0) + number;
+/** Adds the counts of buckets; those of empty buckets are missing. */
+function merge(into, from, share = 1) {
+  from.forEach((number, bucket) => {
+    into[bucket] = (into[bucket] ?? 0) + number * share;
+  });
 }
 
 class Line {
@@ -62,6 +65,8 @@ export class History {
     this.now = 0; // its clock, which never goes back
     this.told = 0; // the clock of the server
     this.heardAt = Date.now() / 1000;
+    this.gap = [-Infinity, 0]; // until when the page had listened before, and since when it listens now
+    this.unnamed = 0; // endpoints that coarse samples count in the totals only
     this.graphs = new Map(); // nodes of each model that is a graph
   }
 
@@ -88,10 +93,47 @@ export class History {
   }
 
   /** Takes how every endpoint stands, and what was counted before anybody looked. */
-  began(bounds, standing) {
+  began(bounds, standing, monotonic) {
     this.bounds = bounds;
     this.isNew = true;
+    this.#goOn();
+    this.told = monotonic;
+    this.gap = [this.ticks.at(-1)?.at ?? -Infinity, this.now];
     for (const told of standing) this.#stand(told);
+  }
+
+  /** Lets the browser's clock go on between connections: that of a server that was started elsewhere says nothing. */
+  #goOn() {
+    const heardAt = Date.now() / 1000;
+    this.now += Math.max(heardAt - this.heardAt, 0);
+    this.heardAt = heardAt;
+  }
+
+  /** Fills the time in which this page did not listen with the samples that the server took. */
+  recall({ names, samples }) {
+    const offset = this.now - this.told;
+    const begin = Math.max(this.gap[0], this.now - KEPT_S);
+    for (const [toldAt, took, rows] of samples) {
+      const at = Math.min(toldAt + offset, this.gap[1]);
+      const dt = at - Math.max(toldAt - took + offset, begin);
+      if (dt < 0.1) continue;
+      this.ticks.push({ at, dt });
+      for (const row of rows) if (!names[row[0]]) this.unnamed = Math.max(this.unnamed, row[10]);
+      this.#add(at, dt, rows.map((row) => this.#past(names[row[0]], row, at, dt, dt / took)), true);
+    }
+    this.gap = [Infinity, 0];
+    this.ticks.sort((one, other) => one.at - other.at);
+    for (const line of this.lines.values()) line.beats.sort((one, other) => one.at - other.at);
+  }
+
+  /** One row of a sample; `share` of it is in the gap. */
+  #past([endpoint, version] = [null, null], [, ok, failed, request, waiting, inFlight, batches, rows, busyMs, parts], at, dt, share) {
+    const beat = emptyBeat(at, dt);
+    const counted = { ok, failed, batches, rows, parts };
+    for (const [field, number] of Object.entries(counted)) beat[field] = Math.round(number * share);
+    beat.busyS = (busyMs / 1000) * share;
+    for (let place = 0; place < request.length; place += 2) beat.request[request[place]] = request[place + 1] * share;
+    return { endpoint, version, beat: Object.assign(beat, { waiting, inFlight }) };
   }
 
   #stand(told) {
@@ -103,50 +145,73 @@ export class History {
 
   /** Takes one event. */
   take(event) {
-    const heardAt = Date.now() / 1000;
     const dt = this.isNew ? 0 : event.monotonic - this.told;
-    // The clock of a server that was started elsewhere says nothing about ours: between connections the browser's goes on.
-    this.now += this.isNew ? Math.max(heardAt - this.heardAt, 0) : dt;
+    if (this.isNew) this.#goOn();
+    else this.now += dt;
     this.isNew = false;
     this.told = event.monotonic;
-    this.heardAt = heardAt;
+    this.heardAt = Date.now() / 1000;
     this.ticks.push({ at: this.now, dt });
     while (this.ticks[0].at < this.now - KEPT_S) this.ticks.shift();
+    for (const told of event.beats) this.#stand(told);
+    this.#add(this.now, dt, event.beats.map((told) => ({ endpoint: told.endpoint, version: told.version, beat: this.#beat(told, dt) })), false);
+  }
+
+  /** Adds what endpoints did in the seconds before a moment to the lines of versions, nodes, models and all. */
+  #add(at, dt, told, isPast) {
     const owners = new Map();
     for (const [graph, nodes] of this.graphs) for (const node of nodes) owners.set(`${graph}/${node}`, graph);
+    const all = emptyBeat(at, dt);
     const merged = new Map(); // what models did, with what was done inside of them
     const of = (name) => {
-      if (!merged.has(name)) merged.set(name, emptyBeat(this.now, dt));
+      if (!merged.has(name)) merged.set(name, Object.assign(emptyBeat(at, dt), { waiting: 0, inFlight: 0 }));
       return merged.get(name);
     };
-    for (const told of event.beats) {
-      const owner = owners.get(told.endpoint);
-      const beat = this.#beat(told, dt);
-      this.#stand(told);
-      this.line(`${told.endpoint}${VERSION}${told.version}`).push(beat);
-      const target = of(owner ?? told.endpoint);
+    for (const { endpoint, version, beat } of told) {
+      if (endpoint === null) {
+        Object.assign(all, { waiting: beat.waiting, inFlight: beat.inFlight }); // of endpoints that have no lines
+        addTo(all, beat);
+        continue;
+      }
+      this.line(`${endpoint}${VERSION}${version}`).push(beat);
+      const owner = owners.get(endpoint);
+      const target = of(owner ?? endpoint);
       if (owner) {
-        addTo(of(told.endpoint), beat); // two versions of a node have one line
+        addTo(of(endpoint), beat); // two versions of a node have one line
         this.#addWork(target, beat);
       } else {
         target.ok += beat.ok;
         target.failed += beat.failed;
         target.parts += beat.parts;
-        merge(target.request, entries(beat.request));
-        merge(target.queue, entries(beat.queue));
-        if (!this.graphs.has(told.endpoint)) this.#addWork(target, beat);
+        merge(target.request, beat.request);
+        merge(target.queue, beat.queue);
+        if (!this.graphs.has(endpoint)) this.#addWork(target, beat);
       }
+      if (!isPast) continue;
+      of(endpoint).waiting += beat.waiting;
+      of(endpoint).inFlight += beat.inFlight;
+      if (owner) target.waiting += beat.waiting;
     }
-    const all = emptyBeat(this.now, dt);
     for (const [name, beat] of merged) {
       const line = this.line(name);
-      line.push(Object.assign(beat, gauges(line)));
-      for (const node of this.graphs.get(name) ?? []) beat.waiting += this.line(`${name}/${node}`).state.waiting;
+      if (isPast) {
+        beat.slots = line.state.slots;
+      } else {
+        Object.assign(beat, gauges(line));
+        for (const node of this.graphs.get(name) ?? []) beat.waiting += this.line(`${name}/${node}`).state.waiting;
+      }
+      line.push(beat);
       if (owners.has(name)) continue;
-      for (const field of COUNTED) all[field] += beat[field];
-      for (const field of BUCKETS) merge(all[field], entries(beat[field]));
+      addTo(all, beat);
+      if (isPast) for (const field of ["waiting", "inFlight"]) all[field] = (all[field] ?? 0) + beat[field];
     }
     const line = this.lines.get(ALL);
+    if (!isPast) this.#sumUp(line, owners);
+    line.push(isPast ? { ...gauges(line), waiting: 0, inFlight: 0, ...all } : Object.assign(all, gauges(line)));
+  }
+
+  /** Adds up how all endpoints stand. */
+  #sumUp(line, owners) {
     const sum = { inFlight: 0, waiting: 0, alive: 0, idle: 0, slots: 0, restarts: 0 };
     for (const [name, other] of this.lines) {
       if (name === ALL || name.includes(VERSION)) continue;
@@ -157,7 +222,6 @@ export class History {
       for (const field of ["alive", "idle", "slots", "restarts"]) sum[field] += other.state[field];
     }
     Object.assign(line.state, sum);
-    line.push(Object.assign(all, gauges(line)));
   }
 
   #beat(told, dt) {
@@ -170,13 +234,13 @@ export class History {
     beat.rows = told.rows ?? 0;
     beat.busyS = told.model_s ?? 0;
     beat.parts = told.parts ?? 0;
-    for (const field of BUCKETS) merge(beat[field], told[field] ?? []);
+    for (const field of BUCKETS) for (const [bucket, number] of told[field] ?? []) beat[field][bucket] = number;
     return beat;
   }
 
   #addWork(target, beat) {
     for (const field of ["batches", "rows", "busyS"]) target[field] += beat[field];
-    merge(target.sizes, entries(beat.sizes));
+    merge(target.sizes, beat.sizes);
   }
 
   /** Sums of the last seconds of one version. */
@@ -197,7 +261,8 @@ export class History {
 
   /** For how long something is known. */
   heard() {
-    return this.now - (this.ticks[0]?.at ?? this.now);
+    const first = this.ticks[0];
+    return first ? this.now - first.at + first.dt : 0;
   }
 
   /** The last seconds of a line in columns; null where the server was not heard. */
@@ -207,33 +272,37 @@ export class History {
     const columns = Array.from({ length: Math.ceil(seconds / width) }, () => null);
     const begin = end - columns.length * width;
     const place = (at) => Math.ceil((at - begin) / width) - 1;
+    // A coarse sample is spread over all columns that it lies in.
+    const spread = ({ at, dt }, give) => {
+      if (dt <= width) give(place(at), 1);
+      else for (let one = Math.max(place(at - dt), 0); one <= Math.min(place(at), columns.length - 1); one += 1) {
+        const share = Math.min(at, begin + (one + 1) * width) - Math.max(at - dt, begin + one * width);
+        if (share > 0) give(one, share / dt);
+      }
+    };
     const { beats, state } = this.line(name);
-    for (const tick of this.ticks) {
-      const at = place(tick.at);
-      if (at < 0 || at >= columns.length || !tick.dt) continue;
+    for (const tick of this.ticks) spread(tick, (at, share) => {
+      if (at < 0 || at >= columns.length || !tick.dt) return;
       columns[at] ??= emptyBeat(tick.at, 0);
-      columns[at].dt += tick.dt;
-    }
+      columns[at].dt += tick.dt * share;
+    });
+    const highest = [];
+    for (const beat of beats) spread(beat, (at, share) => {
+      if (!columns[at]) return;
+      addTo(columns[at], beat, isWhole, share);
+      if (!highest[at] || beat.waiting > highest[at].waiting) highest[at] = beat;
+    });
     let gauge = null;
     let next = 0;
     for (const [at, column] of columns.entries()) {
-      const until = begin + (at + 1) * width;
-      let highest = null;
-      for (; next < beats.length && beats[next].at <= until; next += 1) {
-        gauge = beats[next];
-        if (beats[next].at <= begin + at * width || !column) continue;
-        addTo(column, beats[next], isWhole);
-        if (!highest || gauge.waiting > highest.waiting) highest = gauge;
-      }
+      for (; next < beats.length && beats[next].at <= begin + (at + 1) * width; next += 1) gauge = beats[next];
       if (!column) continue;
-      const shown = highest ?? gauge ?? gauges({ state });
+      const shown = highest[at] ?? gauge ?? gauges({ state });
       Object.assign(column, { inFlight: shown.inFlight, waiting: shown.waiting, idle: shown.idle, slots: shown.slots });
     }
     return { columns, width, end };
   }
 }
-
-const entries = (sparse) => Object.entries(sparse);
 
 function gauges({ state }) {
   return { inFlight: state.inFlight, waiting: state.waiting, idle: state.idle, slots: state.slots, alive: state.alive };
@@ -244,10 +313,10 @@ function stateOf(facts) {
   return { inFlight: facts.in_flight ?? 0, waiting: facts.waiting ?? 0, alive, idle, slots, restarts, devices };
 }
 
-function addTo(sum, beat, isWhole = true) {
-  for (const field of COUNTED) sum[field] += beat[field];
+function addTo(sum, beat, isWhole = true, share = 1) {
+  for (const field of COUNTED) sum[field] += beat[field] * share;
   if (!isWhole) return;
-  for (const field of BUCKETS) merge(sum[field], entries(beat[field]));
+  for (const field of BUCKETS) merge(sum[field], beat[field], share);
 }
 
 /** The value below which a share of the counted ones lies, as if those of a bucket were spread evenly; null if none. */

@@ -23,11 +23,11 @@ export class Repositories {
     const asked = memory.hits + memory.misses;
     say(this.memory, [
       `${count(memory.loaded)} in memory (${bytes(memory.bytes)})`,
-      asked ? `${percent(memory.hits / asked)} of requests found theirs there` : "",
+      asked ? `${percent(memory.hits / asked)} of requests found their model in memory` : "",
       `${count(memory.loads)} loaded`,
-      memory.evictions ? `${count(memory.evictions)} left to make room` : "",
-      memory.failures ? `${count(memory.failures)} could not be loaded` : "",
-      memory.waiting ? `${several(memory.waiting, "request")} waiting for theirs` : "",
+      memory.evictions ? `${count(memory.evictions)} evicted` : "",
+      memory.failures ? `${count(memory.failures)} failed to load` : "",
+      memory.waiting ? `${several(memory.waiting, "request")} waiting for a load` : "",
     ].filter(Boolean).join(" · "));
   }
 }
@@ -35,14 +35,14 @@ export class Repositories {
 function placeOf(one) {
   const facts = [
     `${several(one.models, "model")} with ${several(one.versions, "version")}`,
-    one.looked_s ? `looked at ${ago(Date.now() / 1000 - one.looked_s)}, which took ${span(one.look_s)}` : "never seen yet",
-    one.disk ? `${count(one.disk.count)} on the disk (${bytes(one.disk.bytes)}), ${count(one.disk.misses)} copied` : "used where it lies",
-    one.failures ? `${several(one.failures, "look")} failed` : "",
+    one.looked_s ? `polled ${ago(Date.now() / 1000 - one.looked_s)} in ${span(one.look_s)}` : "not polled yet",
+    one.disk ? `${count(one.disk.count)} on disk (${bytes(one.disk.bytes)}), ${count(one.disk.misses)} downloaded` : "read in place",
+    one.failures ? `${several(one.failures, "poll")} failed` : "",
   ];
   const more = one.problems.length - PROBLEMS;
   return h("li", {},
     h("b", {}, one.place), h("p", { class: "quiet-text" }, facts.filter(Boolean).join(" · ")),
     one.problem ? h("p", { class: "wrong" }, one.problem) : null,
     one.problems.slice(0, PROBLEMS).map((text) => h("p", { class: "quiet-text" }, text)),
-    more > 0 ? h("p", { class: "quiet-text" }, `and ${count(more)} more like these; /models has all of them`) : null);
+    more > 0 ? h("p", { class: "quiet-text" }, `and ${count(more)} more; /models lists all`) : null);
 }

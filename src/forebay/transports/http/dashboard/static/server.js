@@ -134,7 +134,7 @@ export function listen(onEvent, onState) {
       if (hidden === "paused") continue;
       const wait = PATIENCE_MS[Math.min(attempt, PATIENCE_MS.length - 1)];
       attempt += 1;
-      onState("lost", `${why}; trying again`, refused);
+      onState("lost", `${why}; retrying`, refused);
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }

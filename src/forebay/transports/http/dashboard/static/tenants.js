@@ -6,16 +6,16 @@ import { NONE, count, percent, several, span } from "./numbers.js";
 
 const COLUMNS = [
   ["Tenant", "name", "The name of the API keys"],
-  ["Class", "tier", "0 is the most urgent; a class is served when the more urgent ones wait for nothing"],
-  ["Promised", "promised", "Its share of the workers beside the tenants of its class that called in the last minute"],
-  ["Got", "got", "What it had of what its class had in the last minute"],
+  ["Class", "tier", "0 is the most urgent. A class is served while no more urgent class waits."],
+  ["Promised", "promised", "Its share of the workers among the tenants of its class that called in the last minute"],
+  ["Got", "got", "Its part of the worker time of its class in the last minute"],
   ["Queue", "queue", "Mean time in the queue in the last minute"],
   ["Waiting", "standing", "Samples in queues now"],
   ["Busy", "busy", "Workers that were busy for it in the last minute, on average"],
   ["15 min", "spent", "Seconds that workers were busy for it in the last 15 minutes"],
-  ["Cost/h", "now", "What it costs at the pace of the last minute"],
-  ["Cost 15 min", "cost", "What it cost in the last 15 minutes"],
-  ["Refused in 15 min", "refused", "Requests that were refused, by the reason"],
+  ["Cost/h", "now", "Cost per hour at the rate of the last minute"],
+  ["Cost 15 min", "cost", "Cost in the last 15 minutes"],
+  ["Refused in 15 min", "refused", "Rejected requests by reason"],
 ];
 const PRICED = new Set(["now", "cost"]);
 const REASONS = { full: "full queue", share: "its share", late: "too late", unavailable: "unavailable" };

@@ -59,7 +59,7 @@ const TILES = [
     top: (value) => `${count(value)}/s`,
     more: ({ window }) => {
       const all = window.ok + window.failed;
-      return window.failed ? `${((100 * window.failed) / all).toFixed(window.failed / all < 0.01 ? 2 : 1)} % of ${count(all)}` : "none in this time";
+      return window.failed ? `${((100 * window.failed) / all).toFixed(window.failed / all < 0.01 ? 2 : 1)} % of ${count(all)}` : "none in this window";
     },
   },
 ];

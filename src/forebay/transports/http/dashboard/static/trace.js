@@ -16,8 +16,8 @@ export class Trace {
     this.result = h("div", { class: "result" });
     host.replaceChildren(
       h("header", {}, h("h2", { id: "trace-title" }, "Trace")),
-      h("p", { class: "teach" }, "Records every batch in every worker, and each request on its way through the nodes of a graph. The file opens in ",
-        h("a", { href: "https://ui.perfetto.dev", rel: "noreferrer noopener", target: "_blank" }, "Perfetto"), " or in chrome://tracing; ", h("code", {}, "forebay trace"), " reads where the time goes out of it."),
+      h("p", { class: "teach" }, "Records every batch of every worker, and each request through the nodes of a graph. Open the file in ",
+        h("a", { href: "https://ui.perfetto.dev", rel: "noreferrer noopener", target: "_blank" }, "Perfetto"), " or chrome://tracing. ", h("code", {}, "forebay trace"), " summarizes where the time goes."),
       h("div", { class: "row" }, this.choices, this.button), this.progress, this.status, this.result);
     choice(this.choices, [[1, "1 s"], [5, "5 s"], [10, "10 s"], [30, "30 s"]], this.seconds, (seconds) => { this.seconds = seconds; });
   }
@@ -39,7 +39,7 @@ export class Trace {
       if (!answer.ok) throw new Problem(answer.status, await reason(answer));
       await this.#offer(await answer.blob(), seconds);
     } catch (error) {
-      say(this.status, error.name === "AbortError" ? "stopped; nothing was kept" : `no trace: ${error.message}`);
+      say(this.status, error.name === "AbortError" ? "stopped; nothing was saved" : `no trace: ${error.message}`);
     } finally {
       clearInterval(timer);
       this.control = null;
@@ -54,7 +54,7 @@ export class Trace {
     const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
     if (this.address) URL.revokeObjectURL(this.address);
     this.address = URL.createObjectURL(blob);
-    say(this.status, batches.length ? `${several(batches.length, "batch", "batches")} in ${seconds} s` : `no batch ran within ${seconds} s; send requests while it records`);
+    say(this.status, batches.length ? `${several(batches.length, "batch", "batches")} in ${seconds} s` : `no batches in ${seconds} s; send requests while it records`);
     const picture = lanesOf(trace);
     this.result.replaceChildren(...(picture ? [picture] : []), h("a", { class: "primary", href: this.address, download: `forebay-${stamp}.trace.json` }, `Save the trace, ${bytes(blob.size)}`));
   }
