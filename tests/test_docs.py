@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import json
 import os
@@ -16,9 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
+import cv2
 import fastapi
 import httpx
 import joblib
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -167,6 +170,39 @@ def test_a_pipeline_of_scikit_learn_takes_what_becomes_a_frame(tmp_path, serve):
     assert "$.area" in server.call("houses", {**known, "area": "90"}).text
     page = (ROOT / "docs/how-to/pandas-and-scikit-learn.md").read_text()
     assert 'forebay call http://127.0.0.1:8080/models/houses \'{"area": 90, "city": "Bonn"}\'' in page
+
+
+def test_images_and_files_are_taken_and_returned_as_shown(tmp_path, serve):
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    for name, text in blocks("docs/how-to/images-and-files.md").items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "forebay.yaml").write_text("models: [thumbnail.py, shade.py, pages.py]\nworker_kind: thread\n")
+    server = serve(tmp_path)
+    (tmp_path / "cat.png").write_bytes(png(80, 40))
+    upload = (tmp_path / "upload.py").read_text()
+    (tmp_path / "upload.py").write_text(upload.replace("http://127.0.0.1:8080", server.url))
+    assert run_here(tmp_path, "upload.py") == ""
+    small = cv2.imdecode(np.fromfile(tmp_path / "small.png", np.uint8), cv2.IMREAD_COLOR)
+    assert small is not None
+    assert small.shape == (32, 64, 3)
+    as_text = base64.b64encode(png(80, 40)).decode()
+    assert server.call("thumbnail", {"image": as_text}).headers["content-type"] == "image/png"
+    for bad, why in [
+        (b"no image", "that Pillow can read"),
+        (png(9000, 6000), "at most 50000000 pixels, got 9000 x 6000"),
+    ]:
+        answer = server.client.post("/models/thumbnail", files={"image": bad})
+        assert (answer.status_code, why in answer.text) == (400, True), answer.text
+    post = server.client.post
+    for body in ({"content": png(80, 40)}, {"files": {"any": png(80, 40)}}):
+        assert post("/models/shade", **body).json() == 120.0
+    assert post("/models/shade", content=b"no image").status_code == 400
+    pages = [("pages", ("1.png", b"12")), ("pages", ("2.png", b"345"))]
+    assert post("/models/pages", files=pages, data={"title": "rent"}).json() == {"title": "rent", "bytes": [2, 3]}
+
+
+def png(width, height):
+    return cv2.imencode(".png", np.full((height, width, 3), 120, np.uint8))[1].tobytes()
 
 
 def test_rules_and_board_ask_for_metrics_that_there_are(tmp_path):

@@ -72,6 +72,12 @@ def test_a_link_to_a_file_or_heading_that_is_not_there_is_noticed(tmp_path):
     assert lost(page) == ["none.md", "#a-b"]
 
 
+def test_every_example_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    examples = [path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and any(path.glob("[!_]*"))]
+    assert [name for name in sorted(examples) if f"(examples/{name}" not in readme] == []
+
+
 def test_every_page_stands_in_the_table_of_contents_once():
     lists = TOCTREE.findall((ROOT / "docs/index.md").read_text())
     listed = [line for line in "".join(lists).split() if re.fullmatch(r"[\w./-]+", line)]
