@@ -85,8 +85,10 @@ def require_version(version: Any) -> None:
         InvalidRequest: If it is another one.
     """
     if version != VERSION:
-        msg = f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(
+            f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}; "
+            "run the same version of forebay on both sides"
+        )
 
 
 def require_few(frame: bytes | memoryview, most: int) -> None:
