@@ -11,7 +11,7 @@ version = release = forebay.__version__
 author = "The forebay authors"
 project_copyright = author
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",
@@ -24,16 +24,6 @@ exclude_patterns = [".venv", ".git", "site", "dist", "build", "benchmarks/.venv*
 
 # A link to a heading that is gone is an error, as one to a file is.
 myst_heading_anchors = 4
-# Attributes are called `type` in two classes: what a signature means by it is neither.
-suppress_warnings = ["ref.python"]
-
-# Docstrings are Google style, and one backtick means code.
-default_role = "code"
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
-napoleon_numpy_docstring = False
-
 html_theme = "furo"
 html_title = f"forebay {version}"
 html_copy_source = False
@@ -42,16 +32,3 @@ html_show_sourcelink = False
 html_additional_pages = {"index": "first.html"}
 templates_path = ["templates"]
 html_theme_options = {"navigation_with_keys": True}
-
-
-def indented_is_code(_app, _what, _name, _obj, _options, lines):
-    """What stands indented below a colon is code in our docstrings; reStructuredText wants two colons for it."""
-    for at, (line, blank, code) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
-        deeper = len(code) - len(code.lstrip()) > len(line) - len(line.lstrip())
-        if line.endswith(":") and not line.endswith("::") and not blank and code and deeper:
-            lines[at] = f"{line}:"
-
-
-def setup(app):
-    """Sphinx calls this."""
-    app.connect("autodoc-process-docstring", indented_is_code, priority=100)

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests import python_page
 
 from forebay.errors import ForebayError
 from forebay.protocols.native import code_of, status_of
@@ -20,10 +21,15 @@ MODULES = ("forebay", "forebay.cluster", "forebay.openai", "forebay.runtimes", "
 
 
 def test_every_public_name_is_in_the_reference():
-    listed = re.findall(r"^\.\. auto\w+:: (forebay[\w.]*)$", (REFERENCE / "python.md").read_text(), re.MULTILINE)
+    listed = [f"forebay.{name}" for names in python_page.SECTIONS.values() for name in names.split()]
     public = [f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__]
     assert len(listed) == len(set(listed))
-    assert sorted(set(public) ^ set(listed)) == [], "docs/reference/python.md lists each public name, and no other"
+    assert sorted(set(public) ^ set(listed)) == [], "tests/python_page.py lists each public name, and no other"
+
+
+def test_the_page_of_names_is_as_the_code():
+    written = python_page.python_page()
+    assert python_page.PAGE.read_text() == written, "run: .venv/bin/python -m tests.python_page"
 
 
 @pytest.mark.parametrize("module", MODULES)
