@@ -37,6 +37,9 @@ hypothesis.settings.load_profile("patient")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Tests read what is told as it stands there.
+os.environ.pop("FORCE_COLOR", None)
+
 # Who does not say how long an answer may take means that it must come: httpx would give up after five seconds.
 _usual = inspect.signature(httpx.Client).parameters["timeout"].default
 _usual.connect = _usual.read = _usual.write = _usual.pool = PATIENCE_S

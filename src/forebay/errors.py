@@ -142,7 +142,7 @@ class CapacityError(ForebayError):
     """
 
     code = Code.UNAVAILABLE
-    retry_at = 0.0
+    retry_at: float = 0.0
     decision: tuple[Any, ...] | None = None
 
     def retry_ms(self, now: float) -> int:

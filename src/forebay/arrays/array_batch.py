@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -233,7 +233,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             == (other.size, other.padding, other.batch_key, other.template, len(theirs))
         ) and all(map(EntryRows.equals, mine, theirs))
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # it compares by the values of arrays, which may change
+    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride]  # it compares by the values of arrays, which may change
 
     def __repr__(self) -> str:
         return f"Batch(size={self.size}, padding={self.padding}, key={self.batch_key!r}, template={self.template})"

@@ -26,7 +26,7 @@ class Lazy:
     def __init__(self, template: Any, fn: Callable[[], Any]) -> None:
         if not callable(fn):
             raise TypeError(f"the second argument of Lazy is a function without parameters, got {fn!r}")
-        self.spec = _read(template)
+        self.spec: Spec = _read(template)
         self._fn: Callable[[], Any] | None = fn
         self._array: Any = None
         self._lock = threading.Lock()

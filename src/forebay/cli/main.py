@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         elif message.startswith("unrecognized arguments: ") and "--config" in known:
             message += "; there is one TARGET, and the file of --config names several"
         did_you_mean = f"; did you mean {hint}?" if hint else f"; see {self.prog} --help"
-        sys.stderr.write(f"forebay: {message}{did_you_mean}\n")
+        tell(f"{message}{did_you_mean}", is_error=True)
         raise SystemExit(USAGE_ERROR)
 
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given, warnings = translated(given)
     except ConfigError as error:
-        tell(error.message)
+        tell(error.message, is_error=True)
         return USAGE_ERROR
     tell(*(f"warning: {warning}" for warning in warnings))
     is_early = given[:1] and given[0].startswith("-") and given[0] not in {"-h", "--help", "-V", "--version"}
@@ -126,12 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except (ConfigError, ModelError) as error:
         trace = error.trace.rstrip("\n")
-        tell(f"{error.message}\n{trace}" if trace else error.message)
+        tell(f"{error.message}\n{trace}" if trace else error.message, is_error=True)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except FileNotFoundError:
         if not _is_folder_gone():
             raise
-        tell("the folder this command was started in is gone; go to another one and start it there")
+        tell("the folder this command was started in is gone; go to another one and start it there", is_error=True)
         return USAGE_ERROR
     except BrokenPipeError:  # ends as programs do that SIGPIPE ends
         if not _stop_printing():

@@ -127,8 +127,8 @@ class Membership:
 
     def __init__(self, options: JoinOptions) -> None:
         """Describe it; `start` joins."""
-        self.id = secrets.token_hex(16)
-        self.directory = Directory()
+        self.id: str = secrets.token_hex(16)
+        self.directory: Directory = Directory()
         self._options = options
         self._thread = LoopThread("forebay-cluster", self._live)
         self._links = MemberLinks(self.id, options.secret, options.dialling)

@@ -84,7 +84,7 @@ class CallFailed(Exception):
 
     def __init__(self, answer: Answer, error: dict[str, Any]) -> None:
         self.answer = answer
-        self.status = answer.status
+        self.status: int = answer.status
         self.code: str = error["code"]
         self.message: str = error["message"]
         self.detail: Any = error.get("detail")

@@ -31,7 +31,7 @@ class FakeClock:
     """
 
     def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
+        self.now: float = now
         self.turns = 0
         """Times the loop has turned."""
 

@@ -39,14 +39,14 @@ class ManualPool(Pool):
         """Batches without an answer, oldest first."""
         self.seen: list[EntryBatch] = []
         """Every batch ever submitted."""
-        self.lost = 0
+        self.lost: int = 0
         """Slots that are gone."""
         self._stopped = False
         self._done: dict[EntryBatch, Done] = {}
 
     async def start(self) -> None:
         """Make all slots idle."""
-        self.idle = self.slots
+        self.idle: int = self.slots
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Take a batch and do nothing.

@@ -146,7 +146,7 @@ class Last(Generic[P]):
 
     def __init__(self, part: P | None = None) -> None:
         """End a stream, with this part or without any."""
-        self.part = part
+        self.part: P | None = part
 
     def __repr__(self) -> str:
         """Print the part."""

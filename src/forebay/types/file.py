@@ -49,13 +49,13 @@ class File:
         self, content: bytes | Path, *, filename: str | None = None, type: str = "", size: int | None = None
     ) -> None:
         """Make one of bytes, or of a path; clients' are made by the server."""
-        self.filename = filename
-        self.type = type
-        self.path = content if isinstance(content, Path) else None
+        self.filename: str | None = filename
+        self.type: str = type
+        self.path: Path | None = content if isinstance(content, Path) else None
         self._content = b"" if isinstance(content, Path) else content
         if size is None:
             size = content.stat().st_size if isinstance(content, Path) else len(content)
-        self.size = size
+        self.size: int = size
 
     def read(self) -> bytes:
         """Return all of it."""

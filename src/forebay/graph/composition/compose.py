@@ -111,7 +111,7 @@ class Composition:
     def __init__(self, function: FunctionType, settings: GraphSettings) -> None:
         self.function = function
         self.settings = settings
-        self.name = settings.name
+        self.name: str = settings.name
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
         self._graph: Graph | None = None

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from forebay.observe.logs import model_log
+from forebay.observe.logs.colors import colored, has_colors, red
 from forebay.observe.logs.line_handler import LineHandler
 from forebay.types.failures import trace_of, words_of
 
@@ -73,6 +74,8 @@ class JsonFormatter(_Formatter):
 class TextFormatter(_Formatter):
     """Formats a record for a person: time, level, message, then the extra fields as name=value."""
 
+    has_colors = False
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback below it if there is one."""
         moment = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # noqa: DTZ006 - local, for a person
@@ -81,7 +84,10 @@ class TextFormatter(_Formatter):
         fields = [f"{name}={words_of(value)}".translate(_ESCAPED) for name, value in told.items()]
         message = self.text(record)
         message = message.translate(_ESCAPED) if record.name in _OF_CLIENTS else _without_steering(message)
-        text = " ".join([moment, f"{record.levelname.lower():7}", message, *fields])
+        level = f"{record.levelname.lower():7}"
+        if self.has_colors and record.levelno >= logging.ERROR:
+            level = red(level)
+        text = " ".join([moment, level, message, *fields])
         trace = getattr(record, "trace", "")
         if record.exc_info:
             trace = self.formatException(record.exc_info)
@@ -98,7 +104,9 @@ def configure(level: str, format: LogFormat) -> None:
     stream = _stderr()
     # JSON is UTF-8 whatever a terminal speaks.
     handler = LineHandler(stream, "utf-8" if format == "json" else getattr(stream, "encoding", None) or "utf-8")
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    text = TextFormatter()
+    text.has_colors = has_colors(stream)
+    handler.setFormatter(JsonFormatter() if format == "json" else text)
     model_log.capture(logging.getLevelNamesMapping()[level.upper()], handler)
     for name in ("forebay", "uvicorn"):
         logger = logging.getLogger(name)
@@ -107,10 +115,12 @@ def configure(level: str, format: LogFormat) -> None:
         logger.propagate = False
 
 
-def tell(*lines: str) -> None:
+def tell(*lines: str, is_error: bool = False) -> None:
     """Print a message on stderr; a full disk or a closed terminal must not end the program."""
-    text = "".join(f"forebay: {line}\n" for line in lines)
     stream = _stderr()
+    if has_colors(stream):
+        lines = tuple(colored(line, is_error=is_error) for line in lines)
+    text = "".join(f"forebay: {line}\n" for line in lines)
     with contextlib.suppress(OSError, ValueError):
         for handler in logging.getLogger("forebay").handlers:
             if isinstance(handler, LineHandler) and handler.stream is stream:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, cast
 
 from forebay.arrays.array_batch import Batch
 from forebay.arrays.trees import concatenate, copy_rows
@@ -285,7 +285,7 @@ class Serving(Generic[In, Out]):
     def __eq__(self, other: object) -> bool:
         return alike(self.settings, other.settings) if isinstance(other, Serving) else NotImplemented
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # options may be anything
+    __hash__: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride]  # options may be anything
 
     def __repr__(self) -> str:
         settings = self.settings

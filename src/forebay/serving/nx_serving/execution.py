@@ -33,9 +33,9 @@ class Executed:
     __slots__ = ("metadata", "output", "rows")
 
     def __init__(self, output: Any, metadata: Any, rows: int) -> None:
-        self.output = output
-        self.metadata = metadata
-        self.rows = rows
+        self.output: Any = output
+        self.metadata: Any = metadata
+        self.rows: int = rows
 
     def own(self) -> Executed:
         """Copy what the function may still write to in a later batch; call this before the next batch runs."""

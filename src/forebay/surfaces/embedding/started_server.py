@@ -53,7 +53,7 @@ class StartedServer:
     """
 
     def __init__(self, targets: tuple[Target, ...], settings: dict[str, Any], drain_s: float) -> None:
-        self.url = ""
+        self.url: str = ""
         self._ready: Callable[[], None] = lambda: None
         self._project = read_targets("forebay.start", targets, settings)
         self._server = server_of(self._project, drain_s=drain_s, ready=self._is_ready)
