@@ -38,11 +38,7 @@ class Python:
     """Calls the function as it is."""
 
     def compile(self, fn: Function, options: Options) -> Function:
-        """Return `fn` itself.
-
-        Raises:
-            ConfigError: An option is unknown.
-        """
+        """Return `fn` itself; raises a `ConfigError` if an option is unknown."""
         check_options("python", options, ())
         return fn
 

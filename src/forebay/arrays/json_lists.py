@@ -80,11 +80,7 @@ def values_in_parts(tensor: Tensor, kind: type) -> Iterator[list[Any]]:
 
 
 def _read(text: Data, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any]:
-    """Return a list.
-
-    Raises:
-        msgspec.DecodeError: If it is none.
-    """
+    """Return a list; raises a `DecodeError` if it is none."""
     try:
         return decoder.decode(text)
     except msgspec.DecodeError:
@@ -101,8 +97,6 @@ def _flat(values: list[Any], part: _Part, axes: tuple[int, ...], lengths: list[i
     """Return the elements of a part.
 
     Args:
-        values: What was read of it.
-        part: Which one.
         axes: How long the lists of each depth are to be; none for a flat list of any length.
         lengths: How many elements those have that are open; is changed.
 
@@ -124,11 +118,7 @@ def _flat(values: list[Any], part: _Part, axes: tuple[int, ...], lengths: list[i
 
 
 def _parts(data: Data) -> Iterator[_Part]:
-    """Cut a list; one that is short comes as it is.
-
-    Raises:
-        msgspec.DecodeError: If its brackets do not match.
-    """
+    """Cut a list; one that is short comes as it is. Raises a `DecodeError` if its brackets do not match."""
     if len(data) <= 2 * PART_BYTES:
         yield _Part(data, 0, 0)
         return

@@ -273,11 +273,7 @@ def find_kind(leaf: Any) -> Kind | None:
 
 
 def kind_of(leaf: Any) -> Kind:
-    """Return whose array this is.
-
-    Raises:
-        InvalidRequest: It is no array and no number.
-    """
+    """Return whose array this is; raises an `InvalidRequest` if it is no array and no number."""
     kind = find_kind(leaf)
     if kind is None:
         raise InvalidRequest(f"expected an array of numpy, torch or jax or a number, got a {type(leaf).__name__}")

@@ -96,11 +96,7 @@ def as_raw(tensor: Tensor) -> Tensor:
 
 
 def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:
-    """Convert a tensor as `as_raw` does, in steps of a millisecond or so.
-
-    Raises:
-        ValidationError: As `as_raw`.
-    """
+    """Convert a tensor in steps of a millisecond or so; raises as `as_raw` does."""
     if not tensor.is_json:
         return tensor
     datatype = datatype_of(tensor.datatype)
@@ -121,11 +117,7 @@ def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:
 
 
 def _packed(tensor: Tensor, datatype: DataType, flat: list[Any]) -> Data:
-    """Return numbers as they lie in memory.
-
-    Raises:
-        ValidationError: If one is none of the type.
-    """
+    """Return numbers as they lie in memory; raises a `ValidationError` if one is none of the type."""
     import numpy as np
 
     try:
@@ -157,11 +149,7 @@ def bits_of(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def as_json(tensor: Tensor) -> Tensor:
-    """Write a tensor as a flat list in JSON.
-
-    Raises:
-        InvalidRequest: If JSON cannot say it.
-    """
+    """Write a tensor as a flat list in JSON; raises an `InvalidRequest` if JSON cannot say it."""
     array = to_array(tensor)
     if tensor.datatype in {"FP16", "BF16"}:
         raise _unsayable(tensor, f"is of {tensor.datatype}")

@@ -28,11 +28,7 @@ class Template(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_row(cls, leaves: Sequence[Any], structure: Structure) -> Template:
-        """Return the template of a tree that is one row.
-
-        Raises:
-            BatchMismatch: There are no leaves.
-        """
+        """Return the template of a tree that is one row; raises a `BatchMismatch` if there are no leaves."""
         if not leaves:
             raise _empty(structure)
         return cls(structure, tuple([_spec(leaf) for leaf in leaves]))

@@ -115,12 +115,8 @@ class Batcher:
         """Connect queue and pool.
 
         Args:
-            queue: What to drive.
-            pool: Who runs the batches.
             answer: Called with a batch, its outcomes and the time, before the queue learns that it was answered.
-            loop: The loop everything happens on.
             steps: Called with steps of a streamed answer; None where answers are not streamed.
-            name: What the log calls it.
             cores: How many this process and its workers may use; None asks the system.
         """
         self.queue = queue

@@ -100,11 +100,7 @@ class Deadlines(Policy):
         self.admit(entry, entry.arrived)
 
     def admit(self, entry: Entry, now: float) -> None:
-        """Refuse an entry that would be late.
-
-        Raises:
-            TooLate: If so.
-        """
+        """Refuse an entry that would be late, by a `TooLate`."""
         queue = self._queue
         is_free = not queue.waiting and queue.running < (queue.slots if self.inside is None else 1)
         if is_free:
@@ -134,10 +130,8 @@ class Deadlines(Policy):
 
         Args:
             entry: Whose tenant and deadline they have.
-            size: How many rows.
             before: Rows that have yet to come, and leave before them.
             first: When the first of all these comes.
-            now: The time.
 
         Returns:
             Also, when the next batch is answered.

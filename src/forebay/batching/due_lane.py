@@ -55,7 +55,6 @@ class DueLane:
         """Begin with some entries.
 
         Args:
-            entries: Those that wait already.
             rows: Counts those that wait in a queue, by bucket; kept up to date.
             is_ranked: Whether those in a bucket leave by their ranks.
         """

@@ -208,11 +208,7 @@ class Eviction:
         return (key.family.first() if key.family is not None else None) or key
 
     def _plan(self, flow: Flow, rows: int, lacking: int) -> list[Entry] | None:
-        """Return what has to be evicted for so many rows of a flow; None if they have to be refused.
-
-        Args:
-            lacking: How many rows too many would wait.
-        """
+        """Return what to evict for rows of a flow of which `lacking` have no room; None if they are refused."""
         key, worst = flow.key, self._worst()
         if worst is not None and not _is_over(worst, worst.rows, key, rows):
             worst = None

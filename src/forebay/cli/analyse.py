@@ -72,7 +72,6 @@ def report(analyst: Analyst, qps: float | None, path: list[str] | None) -> list[
     """Return the lines that tell a person what a profile says.
 
     Args:
-        analyst: Has read it.
         qps: Requests a second that are expected.
         path: The critical path; None takes all ops.
 

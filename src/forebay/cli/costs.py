@@ -82,7 +82,6 @@ def table(
     """Return the head and the rows of what lines come to, the dearest first.
 
     Args:
-        lines: What is added up.
         by: The names of the fields by which.
         price: Of a worker second.
         has_tokens: Whether there are columns for tokens although no model has counted any.

@@ -54,11 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def told_in(parsed: argparse.Namespace) -> Told:
-    """Return what the flags tell.
-
-    Raises:
-        ConfigError: If one that may be repeated is not possible.
-    """
+    """Return what the flags tell; raises a `ConfigError` if one that may be repeated is not possible."""
     told: Told = {}
     for struct in SECTIONS:
         for setting in declared(struct).values():
@@ -89,11 +85,7 @@ def secrets_in(told: Told) -> list[tuple[Setting, str]]:
 
 
 def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
-    """Return the flags that tell the same.
-
-    Args:
-        leave_out: Names of settings that are not to be told.
-    """
+    """Return the flags that tell the same, without the settings that are to be left out."""
     flags: list[str] = []
     for struct in SECTIONS:
         for name, value in told.get(struct, {}).items():

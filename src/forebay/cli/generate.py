@@ -175,11 +175,7 @@ def _split(told: Told, tls: WireTls) -> SplitFlags:
 
 
 def _image(name: str) -> str:
-    """Return the name of an image with its tag.
-
-    Raises:
-        ConfigError: If it is none.
-    """
+    """Return the name of an image with its tag; raises a `ConfigError` if it is none."""
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:1"
     if re.fullmatch(r"[a-z0-9][\w.:-]*(/[a-z0-9][\w.-]*)*:\w[\w.-]*", tagged) is None:
         raise ConfigError(f"--image: a name such as registry.example/team/my-model:1 is needed, found {name!r}")

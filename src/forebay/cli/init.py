@@ -143,11 +143,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def class_name(folder: str) -> str:
-    """Return the name of the class for a folder's name.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the name of the class for a folder's name; raises a `ConfigError` if there is none."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", folder):
         msg = f"{folder!r} is no name for a project; letters, digits, '-' and '_' are, starting with a letter"
         raise ConfigError(msg)

@@ -79,11 +79,7 @@ class Measurement(msgspec.Struct):
 
 
 def target_of(url: str, body: bytes | None, headers: Mapping[str, str]) -> Target:
-    """Write the request.
-
-    Raises:
-        ConfigError: If the URL is none.
-    """
+    """Write the request; raises a `ConfigError` if the URL is none."""
     parts = url_of(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"host: {parts.netloc}"]
@@ -96,11 +92,7 @@ def target_of(url: str, body: bytes | None, headers: Mapping[str, str]) -> Targe
 
 
 async def ask_once(target: Target, timeout_s: float) -> tuple[int, bytes]:
-    """Send the request once; returns status and body.
-
-    Raises:
-        ConfigError: If nobody answers.
-    """
+    """Send the request once; returns status and body. Raises a `ConfigError` if nobody answers."""
     answered: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
 
     def done(connection: LoadConnection, status: int, lost: str) -> None:

@@ -10,11 +10,7 @@ from forebay.errors import ConfigError
 
 
 def require_writable(flag: str, file: Path) -> None:
-    """Refuse a file that cannot be written.
-
-    Raises:
-        ConfigError: With the flag that names it, and why.
-    """
+    """Refuse a file that cannot be written, by a `ConfigError` that names its flag and why."""
     folder = file.absolute().parent
     why = ""
     if not folder.is_dir():

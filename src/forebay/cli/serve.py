@@ -71,11 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(parsed: argparse.Namespace, variables: Mapping[str, str] = os.environ) -> Options:
-    """Put together what flags, environment and file tell.
-
-    Raises:
-        ConfigError: If something of it is not possible.
-    """
+    """Put together what flags, environment and file tell; raises a `ConfigError` if something of it is not possible."""
     from forebay.server.setting_sources import told_by
     from forebay.surfaces import options
 

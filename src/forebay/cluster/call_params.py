@@ -42,11 +42,7 @@ class CallParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 
 def read_params(params: Any) -> CallParams:
-    """Read the params of a request.
-
-    Raises:
-        InvalidRequest: They are none.
-    """
+    """Read the params of a request; raises an `InvalidRequest` if they are none."""
     try:
         return msgspec.convert(params, known(CallParams))
     except msgspec.ValidationError as error:
@@ -54,11 +50,7 @@ def read_params(params: Any) -> CallParams:
 
 
 def require_call(body: Any, size: int, params: Any) -> None:
-    """Check what a member has sent as a call, or as an item of one.
-
-    Raises:
-        InvalidRequest: It is none.
-    """
+    """Check what a member has sent as a call, or as an item of one; raises an `InvalidRequest` if it is none."""
     told = read_params(params)
     if size != 1:
         raise InvalidRequest(f"a call is one request, and says that it is {size}")

@@ -22,8 +22,6 @@ class Tries:
         """Begin.
 
         Args:
-            name: The serving that is called.
-            directory: What runs where.
             chance: Returns a number from 0 up to 1, each as likely as the next.
             avoided: Ids of members that could not be reached a moment ago; they come after all others.
         """

@@ -36,8 +36,6 @@ class ClusterReport:
         """Describe it.
 
         Args:
-            keeper: Knows the programs.
-            peers: The other servers.
             source: The configuration of this server; that of a front lies in the folder of its node.
         """
         self._keeper = keeper

@@ -87,7 +87,6 @@ class ControlSocket:
         """Listen.
 
         Args:
-            path: Where.
             secret: What clients must know.
             answer: Returns the result of a question; a `ForebayError` is told to the client.
 
@@ -142,11 +141,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 
 def _framed(connection: socket.socket) -> bytes:
-    """Return a frame.
-
-    Raises:
-        EOFError: The other side hangs up, or wants to send more than is read.
-    """
+    """Return a frame; raises an `EOFError` if the other side hangs up, or wants to send more than is read."""
     (size,) = _LENGTH.unpack(_received(connection, _LENGTH.size))
     if size > MAX_BYTES:
         raise EOFError(f"a frame of {size} bytes came, and at most {MAX_BYTES} are read")

@@ -47,7 +47,6 @@ class Controller:
         """Begin to look at the cluster.
 
         Args:
-            deployment: What the deployment is called.
             is_local: Whether all of it is on this machine, so that nothing need be open to others.
         """
         self._state: ClusterState | None = None

@@ -139,13 +139,7 @@ def decide(state: ClusterState, view: View) -> ClusterState:
 
 
 def why_not(needs: RayNeeds, nodes: Iterable[Mapping[str, float]], labels: Iterable[Mapping[str, str]]) -> str:
-    """Return why no node could ever have a worker with these needs, as the end of a sentence; empty if one could.
-
-    Args:
-        needs: What a worker reserves.
-        nodes: All that each node has.
-        labels: The labels of each node.
-    """
+    """Return why no node could ever have a worker with these needs, as the end of a sentence; empty if one could."""
     totals = [dict(one) for one in nodes]
     if not totals:
         return "the cluster has no node"

@@ -222,11 +222,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def encode_state(state: ClusterState) -> bytes:
-    """Return a state as bytes.
-
-    Raises:
-        ConfigError: It is larger than nodes take.
-    """
+    """Return a state as bytes; raises a `ConfigError` if it is larger than nodes take."""
     data = msgspec.msgpack.encode(state)
     if len(data) > MAX_STATE_BYTES:
         raise ConfigError(f"the deployment is described by {len(data)} bytes, and nodes take at most {MAX_STATE_BYTES}")
@@ -234,11 +230,7 @@ def encode_state(state: ClusterState) -> bytes:
 
 
 def read_state(data: bytes) -> ClusterState:
-    """Read a state.
-
-    Raises:
-        InvalidRequest: It is none.
-    """
+    """Read a state; raises an `InvalidRequest` if it is none."""
     if len(data) > MAX_STATE_BYTES:
         raise InvalidRequest(f"a state of {len(data)} bytes came, and at most {MAX_STATE_BYTES} are read")
     try:

@@ -95,7 +95,6 @@ class Host:
         """Find the node's folder.
 
         Args:
-            deployment: What the deployment is called.
             node: What Ray calls the node.
             host: Where other nodes reach it.
         """
@@ -203,11 +202,7 @@ class Host:
             return True
 
     def _revive(self, folder: NodeFolder) -> None:
-        """Start a node process if there is none.
-
-        Raises:
-            OSError: It cannot be started.
-        """
+        """Start a node process if there is none; raises an `OSError` if it cannot be started."""
         if folder.identity is not None:
             if folder.secret == self._secret:
                 return

@@ -90,11 +90,7 @@ class DirectoryKeeper:
             self.replace(entry, {})
 
     def replace(self, entry: KeptMember, servings: dict[str, Member]) -> None:
-        """Note what a member runs from now on.
-
-        Raises:
-            QueueFull: There is no room for that.
-        """
+        """Note what a member runs from now on; raises a `QueueFull` if there is no room for that."""
         places = self._places - Counter([*entry.servings]) + Counter([*servings])
         if len(servings) > len(entry.servings) and places.total() > MAX_ENTRIES:
             raise QueueFull(f"all members together may run {MAX_ENTRIES} servings")
@@ -197,11 +193,7 @@ class KeptMember:
         self._keeper.begin(self)
 
     def heard(self, said: MemberServings) -> None:
-        """Note what it runs.
-
-        Raises:
-            InvalidRequest: That cannot be.
-        """
+        """Note what it runs; raises an `InvalidRequest` if that cannot be."""
         if self.is_peer:
             raise InvalidRequest("it says which servings it runs, and is a server")
         if len(said.servings) > MAX_SERVINGS:

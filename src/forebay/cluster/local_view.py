@@ -56,11 +56,7 @@ def describe(name: str) -> list[str]:
 
 
 def status_of(folder: NodeFolder) -> NodeStatus:
-    """Return what a node process says of itself.
-
-    Raises:
-        ForebayError: It does not answer.
-    """
+    """Return what a node process says of itself; raises a `ForebayError` if it does not answer."""
     return msgspec.convert(control.ask(folder.control, folder.secret, "status"), known(NodeStatus))
 
 

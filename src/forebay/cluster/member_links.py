@@ -44,13 +44,7 @@ class MemberLinks:
     """
 
     def __init__(self, name: str, secret: bytes | None, tls: TlsFiles | None) -> None:
-        """Begin without a link.
-
-        Args:
-            name: What this program calls itself.
-            secret: What both sides must know.
-            tls: How connections are encrypted; None if they are not.
-        """
+        """Begin without a link."""
         self.bodies = Places()
         self.row_s = 0.0
         self._name = name
@@ -164,11 +158,7 @@ class MemberLinks:
         self._links.pop(id, None)
 
     def _described(self, link: OwnerLink, told: Sequence[tuple[int, DescribedServing]]) -> None:
-        """Note which servings a member has.
-
-        Raises:
-            InvalidRequest: It tells of one twice.
-        """
+        """Note which servings a member has; raises an `InvalidRequest` if it tells of one twice."""
         numbers = {described.serving: number for number, described in told}
         if len(set(numbers.values())) < len(told):
             raise InvalidRequest("it tells of a serving twice")
@@ -181,11 +171,7 @@ class MemberLinks:
 
 
 def _read(told: Any) -> DescribedServing:
-    """Read what a member tells of a serving.
-
-    Raises:
-        InvalidRequest: It is something else.
-    """
+    """Read what a member tells of a serving; raises an `InvalidRequest` if it is something else."""
     try:
         return msgspec.convert(told, known(DescribedServing))
     except msgspec.ValidationError as error:

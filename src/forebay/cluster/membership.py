@@ -278,11 +278,7 @@ class Membership:
             await asyncio.sleep(TURN_S)
 
     async def _first_link(self) -> OwnerLink:
-        """Reach the server.
-
-        Raises:
-            ConfigError: It does not answer, or does not let this program in.
-        """
+        """Reach the server; raises a `ConfigError` if it does not answer, or does not let this program in."""
         until = time.monotonic() + JOIN_S
         pauses = Pauses()
         while True:
@@ -451,11 +447,7 @@ _joining: Final = threading.Lock()
 
 
 def joined(options: JoinOptions) -> Membership:
-    """Join a cluster.
-
-    Raises:
-        ConfigError: This program has joined one already, or cannot join this one.
-    """
+    """Join a cluster; raises a `ConfigError` if this program has joined one already, or cannot join this one."""
     global _current  # noqa: PLW0603 - a program is in one cluster at most
     with _joining:
         if _current is not None and _current.is_running:

@@ -28,11 +28,7 @@ class NodeDials:
         self._answered_s: dict[str, float] = {}
 
     def answering(self, nodes: Mapping[str, Sequence[Place]]) -> set[str]:
-        """Return which nodes are there.
-
-        Args:
-            nodes: Where each of them may answer; one place that does is enough.
-        """
+        """Return which nodes are there: those that answer at one of their places."""
         since = time.monotonic() - AGAIN_S
         self._answered_s = {name: at for name, at in self._answered_s.items() if at > since and name in nodes}
         unknown = [name for name in nodes if name not in self._answered_s and nodes[name]]

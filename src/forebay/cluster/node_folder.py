@@ -109,11 +109,7 @@ class NodeFolder:
 
     @property
     def secret(self) -> bytes:
-        """The secret of the deployment.
-
-        Raises:
-            ConfigError: The folder has none that can be read.
-        """
+        """The secret of the deployment; raises a `ConfigError` if the folder has none that can be read."""
         try:
             return (self.path / SECRET).read_bytes().strip()
         except OSError as error:
@@ -139,11 +135,7 @@ class NodeFolder:
         self.write(SECRET, secret)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file into the folder, at once and for this user only.
-
-        Raises:
-            OSError: That cannot be done.
-        """
+        """Put a file into the folder, at once and for this user only; raises an `OSError` if that cannot be done."""
         before = self.path / f".{name}-{secrets.token_hex(4)}"
         descriptor = os.open(before, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -157,11 +149,7 @@ class NodeFolder:
             raise
 
     def enlist(self) -> None:
-        """Write down that this process is the node process.
-
-        Raises:
-            OSError: That cannot be done.
-        """
+        """Write down that this process is the node process; raises an `OSError` if that cannot be done."""
         self.write(_IDENTITY, msgspec.json.encode(Identity.own()))
 
     def take_host(self) -> bool:

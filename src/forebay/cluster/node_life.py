@@ -88,11 +88,7 @@ class NodeLife:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _answer(self, question: ControlQuestion) -> Any:
-        """Do what a host asks.
-
-        Raises:
-            ForebayError: It cannot be done.
-        """
+        """Do what a host asks; raises a `ForebayError` if it cannot be done."""
         match question.verb:
             case "status":
                 self._bound_log()
@@ -117,11 +113,7 @@ class NodeLife:
         return NodeStatus(pid=os.getpid(), version=version, children=tuple(self._process.states()), front=front)
 
     def _follow(self, state: ClusterState) -> None:
-        """Do what a state says, if it is newer than the last one.
-
-        Raises:
-            OSError: A file cannot be written.
-        """
+        """Do what a state says, if it is newer than the last one; raises an `OSError` if a file cannot be written."""
         with self._lock:
             if self._state is not None and state.version <= self._state.version:
                 return

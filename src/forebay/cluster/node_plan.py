@@ -52,9 +52,6 @@ def plan_of(state: ClusterState, node: str, folder: Path, python: str, http_port
     """Return what a node runs.
 
     Args:
-        state: Of the deployment.
-        node: The name of the node.
-        folder: Its folder.
         python: The interpreter of its processes.
         http_port: Where its front listens.
     """
@@ -106,8 +103,6 @@ def tls_files(state: ClusterState, folder: Path, code: str) -> dict[str, str]:
     """Return where a node has its TLS files, by their settings.
 
     Args:
-        state: Of the deployment.
-        folder: The folder of the node.
         code: The digest of the project, where they may be.
     """
     return {name: _text(path, folder, code) for name, path in state.deployment.tls.items()}

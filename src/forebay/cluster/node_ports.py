@@ -41,11 +41,7 @@ def take_port(folder: NodeFolder, host: str, wanted: int) -> int:
 
 
 def free_port(host: str) -> int:
-    """Return a port that no program listens at.
-
-    Raises:
-        OSError: None was found.
-    """
+    """Return a port that no program listens at; raises an `OSError` if none was found."""
     for _ in range(_ATTEMPTS):
         port = _FIRST + _chance.randrange(_COUNT)
         with contextlib.suppress(OSError), socket.create_server((host, port)):

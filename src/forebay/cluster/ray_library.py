@@ -10,11 +10,7 @@ from forebay.errors import ConfigError
 
 
 def ray_library() -> Any:
-    """Return the module.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return the module; raises a `ConfigError` if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:

@@ -111,11 +111,7 @@ class _Program:
         os.write(self._out, msgspec.json.encode(RayEvent(**event)) + b"\n")
 
     def _connect(self) -> None:
-        """Join the cluster.
-
-        Raises:
-            ConfigError: There is none, or this machine is no node of it.
-        """
+        """Join the cluster; raises a `ConfigError` if there is none, or this machine is no node of it."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if self._job.auth_mode:
             os.environ[AUTH_MODE] = self._job.auth_mode
@@ -137,11 +133,7 @@ class _Program:
             ) from error
 
     def _controller(self) -> Any:
-        """Return the controller of the deployment.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Return the controller of the deployment; raises a `ConfigError` if there is none."""
         name = self._job.name
         try:
             return self._ray.get_actor(controller_name(name), namespace=NAMESPACE)
@@ -228,11 +220,7 @@ class _Program:
         self._say(kind="done", text=self._job.name)
 
     def _drain(self) -> None:
-        """Leave a node, or use it again.
-
-        Raises:
-            ConfigError: That cannot be.
-        """
+        """Leave a node, or use it again; raises a `ConfigError` if that cannot be."""
         job = self._job
         controller = self._controller()
         problem = self._ray.get(controller.drain.remote(job.node, job.verb == "drain"), timeout=ANSWER_S)
@@ -247,11 +235,7 @@ class _Program:
 
 
 def require_room(deployment: Deployment, nodes: list[RayNode]) -> None:
-    """Check that some node could have each worker, if nothing else ran there.
-
-    Raises:
-        ConfigError: None could.
-    """
+    """Check that some node could have each worker, if nothing else ran there; raises a `ConfigError` if none could."""
     for unit in deployment.units:
         why = why_not(unit.needs, [node["Resources"] for node in nodes], [node["Labels"] for node in nodes])
         if unit.workers and why:

@@ -73,11 +73,7 @@ class _Answer:
         return unpack_value(outcome)
 
     def _taken(self) -> Any:
-        """Return the next part, or `_END`.
-
-        Raises:
-            ForebayError: What the stream ends with.
-        """
+        """Return the next part, or `_END`; raises what the stream ends with."""
         if self._call.parts:
             part, release = self._call.parts.popleft()
             self._on_loop(release)
@@ -102,10 +98,7 @@ class BlockingAnswer(_Answer):
         """Take charge of a call that was begun.
 
         Args:
-            call: The call.
             items: An iterator of items of its input; None if that was sent.
-            inbox: Where it says that something has changed.
-            call_on_loop: Calls a function on the loop of the cluster.
 
         Raises:
             InvalidRequest: The items come from an asynchronous iterator.

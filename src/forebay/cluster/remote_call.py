@@ -55,10 +55,8 @@ class RemoteCall:
         """Describe it.
 
         Args:
-            name: The serving.
             body: Its input; None if that is streamed.
             deadline: When the answer is of no use any more, in seconds of `time.monotonic`.
-            inbox: Where its caller waits.
             on_end: Called once nothing more comes.
         """
         self.parts: deque[tuple[Any, Callable[[], object]]] = deque()

@@ -77,7 +77,6 @@ class Reservations:
         """Reserve what the workers of a state need, and give back what is needed no more.
 
         Args:
-            state: What runs.
             names: The names of the nodes that can be used, by what Ray calls them.
             avoided: Nodes that no worker may be on.
             children: The processes that run, which use what is reserved.
@@ -144,8 +143,6 @@ class Reservations:
         """Reserve what a worker needs.
 
         Args:
-            key: The worker.
-            needs: What it needs.
             avoided: Where it may not be.
             node_id: Where it has to be; None leaves that to Ray.
         """

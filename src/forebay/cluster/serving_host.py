@@ -124,11 +124,7 @@ class ServingHost:
         self._log.close()
 
     def require_params(self, params: Mapping[str, Any]) -> None:
-        """Check what a caller says of a call.
-
-        Raises:
-            InvalidRequest: It cannot be used.
-        """
+        """Check what a caller says of a call; raises an `InvalidRequest` if it cannot be used."""
         read_params(params)
 
     def has_named(self, number: int) -> bool:

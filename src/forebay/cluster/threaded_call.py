@@ -37,7 +37,6 @@ class InputFeed:
         """Begin without an item.
 
         Args:
-            deadline: Until when items are waited for.
             taken: Called on the loop with an item once there is room for the next.
         """
         self._deadline = deadline
@@ -113,8 +112,6 @@ class ThreadedCall:
         """Describe it; on the loop.
 
         Args:
-            process: What executes.
-            request: The call.
             feed: Its input, if that is streamed.
             done: Called on the loop once the thread has nothing more to do, with the buffers of the answer, None after
                 a stream, or with what was raised.
@@ -176,11 +173,7 @@ class ThreadedCall:
         return None
 
     def _send(self, part: list[Any]) -> None:
-        """Send a part once there is room for it.
-
-        Raises:
-            Cancelled: Nobody waits for it.
-        """
+        """Send a part once there is room for it; raises a `Cancelled` if nobody waits for it."""
         self._room.acquire()
         if self._is_cancelled:
             raise Cancelled("the caller went away")

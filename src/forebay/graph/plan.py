@@ -49,11 +49,7 @@ class Plan:
     """A checked graph with its streams and nodes linked."""
 
     def __init__(self, graph: GraphSpec) -> None:
-        """Check the graph and link it.
-
-        Raises:
-            ConfigError: If it is not well-formed.
-        """
+        """Check the graph and link it; raises a `ConfigError` if it is not well-formed."""
         self.warnings = check(graph)
         self.graph = graph
         written = [*graph.inputs, *(stream for node in graph.nodes for stream in node.outputs.values())]

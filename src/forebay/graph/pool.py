@@ -177,7 +177,6 @@ class GraphPool(Pool):
         """Describe the graph.
 
         Args:
-            spec: Its nodes and streams.
             nodes: How each node is run, by name.
             slots: Requests that may be inside the graph at a time.
             decode: Turns a request into a value for each input of the graph, an absent one carries nothing; runs on the

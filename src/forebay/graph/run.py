@@ -110,11 +110,7 @@ class GraphRun:
     __slots__ = ("_bounds", "_emitted", "_ready", "_settling", "_states", "_streams", "error", "open", "plan")
 
     def __init__(self, plan: Plan, *, streams: bool = False) -> None:
-        """Begin a run.
-
-        Args:
-            streams: Whether its inputs carry more than one timestamp.
-        """
+        """Begin a run; `streams` tells whether its inputs carry more than one timestamp."""
         self.plan = plan
         self.open = 0
         """Firings that are due or running."""

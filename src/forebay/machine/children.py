@@ -119,11 +119,7 @@ class RunningChild:
         return ChildState(self.child.name, supervisor.pid, supervisor.is_ready, supervisor.lives, self._said, problem)
 
     def begin(self) -> None:
-        """Start it, and its successors until `stop`.
-
-        Raises:
-            RuntimeError: There can be no further thread.
-        """
+        """Start it, and its successors until `stop`; raises a `RuntimeError` if there can be no further thread."""
         self._supervisor.begin()
 
     def wait_ready(self) -> bool:
@@ -147,11 +143,7 @@ class RunningChild:
                     self._process.send_signal(number)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Tell the process to end, and start no other.
-
-        Args:
-            at_once: Kill it.
-        """
+        """Tell the process to end, or kill it `at_once`, and start no other."""
         self._supervisor.stop()
         self.signal(signal.SIGKILL if at_once else signal.SIGTERM)
 
@@ -160,11 +152,7 @@ class RunningChild:
         self._supervisor.join(self.child.end_s)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start a process.
-
-        Raises:
-            OSError: It cannot be started.
-        """
+        """Start a process; raises an `OSError` if it cannot be started."""
         child = self.child
         self._pipe, theirs = os.pipe()
         try:

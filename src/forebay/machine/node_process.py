@@ -202,11 +202,7 @@ class NodeProcess:
         return found if found is not None and found.child == child else None
 
     def _start(self, wave: Iterable[RunningChild]) -> None:
-        """Start children together, and wait until all are ready.
-
-        Raises:
-            ChildFailed: One cannot be started.
-        """
+        """Start children together, and wait until all are ready; raises a `ChildFailed` if one cannot be started."""
         begun: list[RunningChild] = []
         for one in wave:
             with self._lock:

@@ -179,11 +179,7 @@ class Apart:
         self._holder[self._at] = value
 
     def settle(self, max_elements: int) -> None:
-        """Put what has come where it stands.
-
-        Raises:
-            InvalidRequest: It is no list.
-        """
+        """Put what has come where it stands; raises an `InvalidRequest` if it is no list."""
         sink, self.sink = self.sink, None
         if sink is None:
             return
@@ -216,7 +212,6 @@ class LinkReader:
         kind: What a message is made into; its last field has the bodies.
         max_body_bytes: How long the bodies of one message may be together, beyond what its sender waits for.
         max_elements: The most values in a frame, or in what follows it.
-        max_frame_bytes: Longest frame.
         bodies_of: Returns the bodies of a message that may have some; None for others.
 
     Attributes:

@@ -69,7 +69,6 @@ class CallerConversation:
         """Wait for the front to speak.
 
         Args:
-            max_body_bytes: Longest body.
             max_elements: The most values in a frame, or in what follows it.
             check: Raises an `InvalidRequest` for params that cannot be used.
             listener: Hears of bodies before they come.

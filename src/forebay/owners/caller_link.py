@@ -352,7 +352,6 @@ class CallerLink(asyncio.Protocol):
         """Make the owner's end of a connection that the door has let in.
 
         Args:
-            callers: What it has in common with the other links.
             about: What its hello says.
             member: Keeps what the other side says of its servings; None if it is no member.
         """
@@ -619,11 +618,7 @@ class CallerLink(asyncio.Protocol):
         return frames.landed(*found)
 
     def _taken(self, count: int) -> None:
-        """Let go of results that the front has read.
-
-        Raises:
-            InvalidRequest: There are not so many.
-        """
+        """Let go of results that the front has read; raises an `InvalidRequest` if there are not so many."""
         if count > len(self._lent):
             raise InvalidRequest(f"it has read {count} results in memory, and {len(self._lent)} lie there")
         for _ in range(count):

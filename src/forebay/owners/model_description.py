@@ -160,11 +160,7 @@ def _call(contract: Contract, described: Described, tensors: TensorFace | None) 
 
 
 def read_description(given: Any) -> WeighedModel:
-    """Read what an owner tells of a model.
-
-    Raises:
-        ConfigError: Naming what is wrong with it.
-    """
+    """Read what an owner tells of a model; raises a `ConfigError` naming what is wrong with it."""
     try:
         weighed = msgspec.convert(given, known(WeighedModel))
         _check(weighed.model)

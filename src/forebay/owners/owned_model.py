@@ -36,8 +36,6 @@ def owned_model(description: ModelDescription, owner: str, grace_s: float) -> Ow
     """Make an endpoint for a version of a model.
 
     Args:
-        description: What its owner says of it.
-        owner: Where the owner is.
         grace_s: How long requests wait for an owner that is gone.
     """
     name, capacity = description.config.name, description.capacity

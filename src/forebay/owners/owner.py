@@ -66,8 +66,6 @@ class Owner:
         """Describe it.
 
         Args:
-            address: Where it is.
-            options: What all links have in common.
             on_change: Called with the names of models of which it says something else than before.
         """
         self.address = address

@@ -84,8 +84,6 @@ class OwnerConversation:
 
         Args:
             name: What the front calls itself, and nobody else.
-            secret: What both sides must know.
-            write: Sends a frame.
             listener: Hears of results before they come.
             role: `frames.CALLER`, or `frames.MEMBER` or `frames.PEER` to be told a directory.
         """

@@ -91,8 +91,6 @@ class OwnerLink(asyncio.Protocol):
         """Make the front's end.
 
         Args:
-            name: What this server calls itself.
-            secret: What both sides must know.
             on_models: Called with what the owner serves, whenever that changes.
             on_end: Called once when it takes no further requests.
             on_lost: Called once when the connection is closed.
@@ -494,9 +492,7 @@ async def dialled(
     """Connect to an owner.
 
     Args:
-        address: Where it is.
         tls: How the connection is encrypted, if there is a network between; None if it is not.
-        make: Makes the front's end.
         host: Which address of its name is dialled; None for whichever answers.
 
     Raises:

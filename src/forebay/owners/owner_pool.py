@@ -127,7 +127,6 @@ class OwnerSlot:
         """Take what the owner says of its requests.
 
         Args:
-            told: What it says.
             parts: Those of each seat in `told.parts`.
             outcomes: Those of `told.ended`.
         """
@@ -222,9 +221,6 @@ class OwnerPool(SlotPool[OwnerSlot]):
         """Describe it.
 
         Args:
-            name: The model.
-            owner: Where its owner is.
-            batch_size: Samples in a batch.
             capacity: Samples that may wait at the owner.
             grace_s: How long requests wait for an owner that is gone.
         """
@@ -300,12 +296,7 @@ class OwnerPool(SlotPool[OwnerSlot]):
         return slot in self._seated
 
     def ask(self, owner: str, slots: Collection[OwnerSlot]) -> None:
-        """Hand requests on by these slots, and by no others; what was handed on is answered all the same.
-
-        Args:
-            owner: What the owner is called.
-            slots: The links to it.
-        """
+        """Hand requests on by these slots, and by no others; what was handed on is answered all the same."""
         self._owner, self.holder = owner, f"owner {owner}"
         for slot in slots:
             if slot not in self._seated and not slot.worker.ended.done():

@@ -36,11 +36,7 @@ class PartsAhead:
         return bool(self._sizes)
 
     def come(self, seat: int, parts: Sequence[Any]) -> None:
-        """Count parts.
-
-        Raises:
-            InvalidRequest: There are more than the protocol lets an owner send.
-        """
+        """Count parts; raises an `InvalidRequest` if there are more than the protocol lets an owner send."""
         sizes = self._sizes.setdefault(seat, deque())
         for part in parts:
             sizes.append(size := bytes_of(part))

@@ -43,11 +43,7 @@ _FORM: Final = msgspec.msgpack.Decoder(known(list[FormPart]))
 
 
 def require_params(params: Mapping[str, Any]) -> None:
-    """Check what a front says about a body.
-
-    Raises:
-        InvalidRequest: A worker could not read it.
-    """
+    """Check what a front says about a body; raises an `InvalidRequest` if a worker could not read it."""
     try:
         if params.get("in") == TENSORS:
             msgspec.convert(params, known(_TensorParams))

@@ -120,11 +120,7 @@ class Shard:
             await asyncio.sleep(pauses.next_s(most_s))
 
     async def _dial(self) -> OwnerLink:
-        """Connect.
-
-        Raises:
-            OSError: Nobody is there.
-        """
+        """Connect; raises an `OSError` if nobody is there."""
         address = self._owner.address
         if isinstance(address, UnixAddress):
             hosts: Sequence[str | None] = (None,)
@@ -136,11 +132,7 @@ class Shard:
         return link
 
     async def _reach(self, hosts: Sequence[str | None]) -> OwnerLink:
-        """Connect with the first of these addresses that answers.
-
-        Raises:
-            OSError: None does; as the last one.
-        """
+        """Connect with the first of these addresses that answers; raises the last `OSError` if none does."""
         problem = OSError("its name has no address")
         for host in hosts:
             try:

@@ -45,11 +45,8 @@ class HttpCalls:
         """Make a call; once more with a new connection if the server had closed the one that was kept.
 
         Args:
-            method: POST or GET.
             path: With a slash at the beginning.
             deadline: When to give up, by the monotonic clock.
-            body: What is sent.
-            headers: What is said of it.
 
         Raises:
             Unreachable: If the server lets nobody in or goes away.
@@ -159,11 +156,7 @@ class _Until(io.RawIOBase):
 
 
 def _left(deadline: float) -> float:
-    """Return the time that is left.
-
-    Raises:
-        TimeoutError: If there is none.
-    """
+    """Return the time that is left; raises a `TimeoutError` if there is none."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError

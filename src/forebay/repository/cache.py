@@ -74,7 +74,6 @@ class Cache(Generic[V]):
         Args:
             what: What its things are called together, for messages.
             unload: Called with what has left, in the thread that made it leave; must not raise.
-            max_count: How many are kept.
             max_bytes: How large they may be together.
             may_exceed: Whether something is loaded although all that is there is in use. What is too much then leaves
                 as soon as nobody uses it.
@@ -108,7 +107,6 @@ class Cache(Generic[V]):
         """Return the use of a thing, which is loaded if it is not there.
 
         Args:
-            key: Names it.
             load: Loads it; what it raises goes through, to all who wait.
             timeout_s: How long somebody else's loading is waited for.
             beside: What is in use and does not take its room: what whoever asks uses already, and what it replaces.

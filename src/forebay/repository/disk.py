@@ -86,9 +86,7 @@ class DiskCache:
         """Take a place in a folder, and what is whole there.
 
         Args:
-            source: Where revisions are copied from.
             folder: Where to; it is made if it is not there.
-            max_count: Revisions that are kept.
             max_bytes: How large they may be together.
             may_exceed: Whether a revision is copied although all that are kept are in use.
 
@@ -188,11 +186,7 @@ class DiskCache:
             self._seen = self.path.lstat().st_ino
 
     def _require_place(self) -> None:
-        """Refuse a folder that was put in the place of ours.
-
-        Raises:
-            Unavailable: If there is one.
-        """
+        """Refuse a folder that was put in the place of ours, by an `Unavailable`."""
         with contextlib.suppress(FileNotFoundError):
             about = self.path.lstat()
             if about.st_ino != self._seen or about.st_uid != os.geteuid():
@@ -240,7 +234,6 @@ def disk_for(
     """Return where revisions of a source are copied to; None where its files are used in their place.
 
     Args:
-        source: Where they are.
         folder: The folder of all sources, each of which has one below it; None is the usual one.
         max_count: Revisions that are kept of the source.
         max_bytes: How large they may be together.

@@ -65,7 +65,6 @@ def fetch(source: ModelSource, revision: Revision, into: Path, progress: Progres
     """Copy the files of a revision into a folder that is there and empty.
 
     Args:
-        source: Where they are.
         progress: Counts what has come.
         end: Nobody wants it any more once this is set.
 

@@ -21,7 +21,6 @@ def pause_after(
     """Return how long to rest after a look; None rests until the next one is asked for.
 
     Args:
-        took_s: How long the look took.
         poll_s: Seconds between two looks; 0 looks only when told to.
         is_moving: Whether it found something that the next look has to find as well.
         max_pause_s: The longest pause that a look earns by taking long.
@@ -39,7 +38,6 @@ class Looking:
         """Describe it.
 
         Args:
-            name: What the thread is called.
             look: Looks once; must not raise.
             pause_s: Says how long to rest before the next look, after one that took so long.
         """

@@ -97,9 +97,7 @@ class Repository:
         """Describe it; nothing is asked yet.
 
         Args:
-            source: Where the files are.
             rules: How they make models.
-            poll_s: Seconds between two looks; 0 looks only when told to.
             timeout_s: How long a listing may take.
             max_pause_s: The longest pause that a look earns by taking long.
             disk: Where revisions are copied to. None uses the files where they lie, of a source that has them on this

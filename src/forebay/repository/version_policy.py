@@ -24,11 +24,7 @@ class VersionPolicy(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> VersionPolicy:
-        """Read `latest`, `latest:2`, `all`, or `1,3`.
-
-        Raises:
-            ValueError: With what is needed instead.
-        """
+        """Read `latest`, `latest:2`, `all`, or `1,3`; raises a `ValueError` with what is needed instead."""
         found = _TEXT.fullmatch(text.strip())
         if found is None or found[1] == "0":
             raise ValueError("latest, latest:N, all, or versions such as 1,3 are needed")

@@ -25,11 +25,7 @@ _ONE_SEQUENCE: Final = 2
 
 
 def accelerator(text: str) -> Device | None:
-    """Read where a model runs; None is the CPU.
-
-    Raises:
-        ConfigError: If that is no device.
-    """
+    """Read where a model runs; None is the CPU. Raises a `ConfigError` if that is no device."""
     try:
         device = read_device(text)
     except ValueError as error:
@@ -127,11 +123,7 @@ class Runtime(Protocol):
 
 
 def library(module: str, why: str, *install: str) -> Any:
-    """Import a library that only some need.
-
-    Raises:
-        ConfigError: If it is not installed, with what to install.
-    """
+    """Import a library that only some need; raises a `ConfigError` with what to install if it is not there."""
     try:
         return importlib.import_module(module)
     except ImportError as problem:

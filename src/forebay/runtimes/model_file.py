@@ -154,7 +154,6 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
 
     Args:
         path: Its file, or a folder with one model in it.
-        options: How it runs.
         named: How messages begin, before the path.
 
     Raises:
@@ -213,11 +212,7 @@ def _loader(
 
 
 def _only(path: Path, suffix: str, named: str) -> Path | None:
-    """Return the file of this kind, or None.
-
-    Raises:
-        ConfigError: If there are several.
-    """
+    """Return the file of this kind, or None; raises a `ConfigError` if there are several."""
     if path.is_file():
         return path if path.suffix == suffix else None
     found = sorted(path.glob(f"*{suffix}"))

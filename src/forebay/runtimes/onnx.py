@@ -29,12 +29,7 @@ class OnnxRuntime:
     is_shared: bool = True
 
     def __init__(self, model: Path, options: RunOptions) -> None:
-        """Load it.
-
-        Args:
-            model: The `.onnx` file.
-            options: How it runs.
-        """
+        """Load the `.onnx` file."""
         ort = library("onnxruntime", f"{model.name} is run by onnxruntime", "forebay[onnx]")
         self._available: Sequence[str] = ort.get_available_providers()
         told = ort.SessionOptions()
@@ -76,11 +71,7 @@ class OnnxRuntime:
         return over_samples(read_onnx(self.file), [var.name for var in self.signature.feeds])
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
-        """Run it.
-
-        Raises:
-            InvalidRequest: If an input has bytes that the library does not take.
-        """
+        """Run it; raises an `InvalidRequest` if an input has bytes that the library does not take."""
         arrays = {name: _given(name, ordinary(name, value)) for name, value in feed.items()}
         found = self._session.run(list(fetch), arrays, self._run_options)
         return [Value(array) for array in found]

@@ -44,7 +44,6 @@ class OpenVino:
 
         Args:
             model: The `.xml` file, beside its `.bin`, or the folder of a SavedModel.
-            options: How it runs.
         """
         openvino = silent_library(f"{model.name} is run by OpenVINO", "forebay[openvino]")
         config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}

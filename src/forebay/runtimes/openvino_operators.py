@@ -22,11 +22,7 @@ _SHORT: Final = 512
 
 
 def program_of(model: Any) -> tuple[Program, list[str]]:
-    """Return what a model computes, and the names of what it is fed.
-
-    Args:
-        model: An `openvino.Model`.
-    """
+    """Return what an `openvino.Model` computes, and the names of what it is fed."""
     graph = OperatorGraph()
     feeds: list[str] = []
     for node in model.get_ordered_ops():

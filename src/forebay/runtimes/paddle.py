@@ -28,7 +28,6 @@ class Paddle:
 
         Args:
             files: A folder with `__model__` and a file for each parameter; or the program and all parameters.
-            options: How it runs.
         """
         where = self.file = files[0]
         paddle = library("paddle.inference", f"{where.name} is run by Paddle", "paddlepaddle", "setuptools")

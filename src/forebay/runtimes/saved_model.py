@@ -55,11 +55,7 @@ def signatures_of(folder: Path) -> dict[str, Signature]:
 
 
 def definitions_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the same as protobuf writes it in JSON.
-
-    Raises:
-        ConfigError: As `signatures_of`.
-    """
+    """Return the same as protobuf writes it in JSON; raises as `signatures_of` does."""
     from google.protobuf.json_format import MessageToDict
 
     return {name: MessageToDict(one) for name, one in _read(folder).items()}

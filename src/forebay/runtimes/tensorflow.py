@@ -37,7 +37,6 @@ class TensorFlow:
 
         Args:
             name: Which signature.
-            signatures: What all that it has take and give.
             options: How it runs; the number of threads holds for the process, and the first model says it.
         """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else it tells how it was built

@@ -124,7 +124,6 @@ def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: Tr
 
     Args:
         path: The file, or the folder of a SavedModel.
-        options: How it is run.
         devices: What it is to run on later.
 
     Raises:
@@ -150,11 +149,7 @@ def _asked(
 def _asked(
     process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int, *, is_kept: bool = False
 ) -> Trial | None:
-    """Have a process try a file; None if it was kept and has ended.
-
-    Raises:
-        ConfigError: As `tried`.
-    """
+    """Have a process try a file; None if it was kept and has ended. Raises as `tried` does."""
     is_good = False
     try:
         process.order(order)

@@ -247,11 +247,7 @@ class ByteBudget:
     # Bodies that are read in steps beside the loop
 
     def take(self, size: int) -> None:
-        """Count bytes that a thread has unpacked.
-
-        Raises:
-            Unavailable: If they exceed the budget.
-        """
+        """Count bytes that a thread has unpacked; raises an `Unavailable` if they exceed the budget."""
         with self._lock:
             if self.held_bytes + self.staged_bytes + size > self.max_bytes:
                 raise self.exceeded()

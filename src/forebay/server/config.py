@@ -58,11 +58,7 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _named_files(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of tenants with the files of their keys.
-
-    Raises:
-        ValueError: If one is neither.
-    """
+    """Return names of tenants with the files of their keys; raises a `ValueError` if one is neither."""
     for one in given:
         name, equals, file = one.partition("=")
         if not equals or not file:
@@ -111,21 +107,13 @@ def _origins(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _policy(text: str) -> str:
-    """Return a text that says which versions are served.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Return a text that says which versions are served; raises a `ValueError` if it does not."""
     VersionPolicy.of(text)
     return text
 
 
 def _cluster(text: str) -> str:
-    """Return the address of a Ray cluster.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Return the address of a Ray cluster; raises a `ValueError` if it is none."""
     if text not in {"auto", "local"} and re.fullmatch(rf"{_HOST}:[0-9]{{1,5}}", text, re.ASCII) is None:
         raise ValueError(_CLUSTER)
     return text
@@ -135,11 +123,7 @@ _CLUSTER: Final = "auto, local or HOST:PORT is needed"
 
 
 def _deployment(text: str) -> str:
-    """Return the name of a deployment.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Return the name of a deployment; raises a `ValueError` if it is none."""
     if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", text, re.ASCII) is None:
         raise ValueError(_DEPLOYMENT)
     return text

@@ -31,11 +31,7 @@ def wish(request: Request, parameters: Mapping[str, Parameter]) -> None:
 
 
 def offered(regions: SharedRegions | None) -> SharedRegions:
-    """Return the shared memory of a server.
-
-    Raises:
-        InvalidRequest: If it uses none.
-    """
+    """Return the shared memory of a server; raises an `InvalidRequest` if it uses none."""
     if regions is None:
         raise InvalidRequest("tensors in shared memory are read and written by a server with --shared-memory only")
     return regions

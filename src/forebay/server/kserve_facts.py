@@ -86,11 +86,7 @@ def is_served_ready(one: Served) -> bool:
 
 
 def model_metadata(app: App, name: str, version: str = "") -> dict[str, Any]:
-    """Return what a model takes and gives.
-
-    Raises:
-        NotFound: Naming the nearest there is.
-    """
+    """Return what a model takes and gives; raises a `NotFound` naming the nearest there is."""
     one = find_served(app, name, version)
     face = one.tensors or TensorFace()
     return {

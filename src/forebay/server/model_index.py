@@ -102,11 +102,7 @@ class ModelIndex:
         await self._app.unload_all(name)
 
     def maker(self, name: str, version: str) -> Callable[[], Served]:
-        """Return what builds a version of a model.
-
-        Raises:
-            NotFound: If the project cannot be read anew.
-        """
+        """Return what builds a version of a model; raises a `NotFound` if the project cannot be read anew."""
         source = self._app.source
         if source is None:
             raise NotFound("this project cannot be read anew, so nothing can be loaded")

@@ -70,11 +70,7 @@ class Session(Protocol):
         ...
 
     def send(self, asked: InferRequest, /) -> None:
-        """Take a request.
-
-        Raises:
-            ForebayError: If it is wrong in itself; others may follow.
-        """
+        """Take a request; raises a `ForebayError` if it is wrong in itself, and others may follow."""
         ...
 
     def close(self) -> None:

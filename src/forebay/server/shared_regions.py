@@ -59,21 +59,13 @@ class CudaRegions:
 
     @staticmethod
     def register(name: str) -> None:
-        """Refuse a region.
-
-        Raises:
-            InvalidRequest: Always.
-        """
+        """Refuse a region, always with an `InvalidRequest`."""
         msg = f"the shared memory region '{name[:MAX_NAME]}' of CUDA cannot be registered: this server reads only that "
         raise InvalidRequest(msg + "of the system; register that instead (--shared-memory), or send the tensors")
 
     @staticmethod
     def status(name: str = "") -> Mapping[str, Region]:
-        """Return all regions, of which there are none.
-
-        Raises:
-            NotFound: If one is named.
-        """
+        """Return all regions, of which there are none; raises a `NotFound` if one is named."""
         if name:
             raise NotFound(f"there is no shared memory region '{name[:MAX_NAME]}' of CUDA")
         return {}
@@ -119,11 +111,7 @@ class SharedRegions:
             self._regions.pop(known, None)
 
     def status(self, name: str = "") -> Mapping[str, Region]:
-        """Return a region, or all of them, by name.
-
-        Raises:
-            NotFound: If there is no such region.
-        """
+        """Return a region, or all of them, by name; raises a `NotFound` if there is no such region."""
         if name:
             return {name: self._find(name)[0]}
         return {name: region for name, (region, _) in self._regions.items()}

@@ -86,10 +86,8 @@ class Stock:
         """Describe it; `App.start` starts it.
 
         Args:
-            app: Where the models answer.
             stocked: The repositories; each has been looked at.
             policy: Which versions are served.
-            is_lazy: Whether a version is loaded only when somebody asks for it.
             max_models: Versions in memory.
             max_bytes: Bytes of their files together.
         """

@@ -73,8 +73,6 @@ class StockOffer:
         """Begin with what the policy says.
 
         Args:
-            stocked: The repositories.
-            policy: Which versions of a model are served.
             loaded: Which versions are in memory, now and later.
         """
         self.refusals: Refusals[Key, Revision] = Refusals(FIRST_PAUSE_S)

@@ -121,11 +121,7 @@ class StructReader:
         return self.document.text(path) or str(value)
 
     def unknown(self, path: Path, known: Iterable[str]) -> None:
-        """Refuse a key that is not known, or warn of it.
-
-        Raises:
-            ConfigError: Unless the reader is lenient.
-        """
+        """Refuse a key that is not known by a `ConfigError`, or warn of it if the reader is lenient."""
         if self.is_lenient:
             self.warn(path, f"nothing reads the key '{self.dotted(path)}'{meant(path[-1], known)}")
             return
@@ -136,19 +132,11 @@ class StructReader:
         self.fail(path, f"{self.dotted(path)}: there is no such key; {did_you_mean}")
 
     def wrong(self, path: Path, value: Any, needed: str) -> NoReturn:
-        """Refuse a value.
-
-        Raises:
-            ConfigError: With its place, its key, what was found and what is needed.
-        """
+        """Refuse a value by a `ConfigError` with its place, its key, what was found and what is needed."""
         self.fail(path, f"{self.dotted(path) or 'the configuration'} is {shown(value)}; {needed}")
 
     def fail(self, path: Path, message: str) -> NoReturn:
-        """Say what is wrong at a place.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Say what is wrong at a place, by a `ConfigError`."""
         raise self.document.error(path, message)
 
     def warn(self, path: Path, message: str) -> None:

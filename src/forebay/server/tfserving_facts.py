@@ -119,20 +119,12 @@ def number(version: str) -> int:
 
 
 def signature_map(one: Served) -> dict[str, Any]:
-    """Return what a version takes and gives, by its signatures.
-
-    Raises:
-        InvalidRequest: If it takes no tensors.
-    """
+    """Return what a version takes and gives, by its signatures; raises an `InvalidRequest` if it takes no tensors."""
     return {one.name: _signature(one.face) for one in (asked(one), *_others(one).values())}
 
 
 def statuses(app: App, name: str, version: str | None = None) -> list[dict[str, Any]]:
-    """Return where the versions of a model are.
-
-    Raises:
-        NotFound: If there is no such model or version.
-    """
+    """Return where the versions of a model are; raises a `NotFound` if there is no such model or version."""
     found = [
         {
             "version": str(number(one["version"])),

@@ -25,9 +25,6 @@ async def bring_up(
     """Build and start a version.
 
     Args:
-        versions: Those of its model.
-        attempt: What is noted about it.
-        make: Builds it.
         until: When it has to be up.
         owner: The other server that the name of the model belongs to, if there is one.
 
@@ -58,7 +55,6 @@ async def beside(make: Callable[[], T], until: float, what: str, unwanted: Calla
     """Call a function in a thread; one that hangs is left behind there.
 
     Args:
-        make: What is called.
         until: When it is to be over.
         what: What it makes, for messages.
         unwanted: Given what came when nobody waited any more, on the loop.

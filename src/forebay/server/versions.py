@@ -82,11 +82,7 @@ class Versions:
         return ready[max(weights, key=weights.__getitem__)] if weights else None
 
     def add(self, served: Served) -> None:
-        """Add one that answers from the start.
-
-        Raises:
-            ConfigError: If there is one of that name and version.
-        """
+        """Add one that answers from the start; raises a `ConfigError` if there is one of that name and version."""
         version = served.endpoint.config.version
         if version in self.ready:
             raise ConfigError(TWO_ALIKE.format(self.model))

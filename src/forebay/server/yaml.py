@@ -33,11 +33,7 @@ _UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 def read(path: FilePath) -> bytes:
-    """Return what is in a file that a person named.
-
-    Raises:
-        ConfigError: If it cannot be read or is too long.
-    """
+    """Return what is in a file that a person named; raises a `ConfigError` if it cannot be read or is too long."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -123,9 +123,6 @@ class Endpoint:
         """Put a pool behind a queue.
 
         Args:
-            config: What belongs to the endpoint.
-            batching: How requests are batched.
-            pool: Who runs the batches.
             keys_of: Gives the batch key of each sample of a request before it is queued, on the loop; raises a
                 `ForebayError` to refuse the request. None where requests come with their keys.
         """
@@ -209,11 +206,7 @@ class Endpoint:
         return None if auto is None else auto.state()
 
     async def start(self) -> None:
-        """Bring up the workers and begin to accept.
-
-        Raises:
-            ModelError: If the model could not be loaded.
-        """
+        """Bring up the workers and begin to accept; raises a `ModelError` if the model could not be loaded."""
         self._loop = asyncio.get_running_loop()
         steps = None
         if self.config.streams:

@@ -173,11 +173,7 @@ class JoinedTensors:
         self._joined: list[JoinedRows] = []
 
     def add(self, rows: Sequence[int], outcome: Any) -> None:
-        """Take what a slice gave.
-
-        Raises:
-            BadOutcome: If it differs from that of others.
-        """
+        """Take what a slice gave; raises a `BadOutcome` if it differs from that of others."""
         specs, *data = outcome
         tensors = self._written(tensors_of(specs, data))
         forms = [(one.name, one.datatype, one.shape[1:], one.is_json) for one in tensors]
@@ -242,11 +238,7 @@ def parameters_of(outcome: Any) -> Mapping[str, Any]:
 
 
 def check_outcome(outcome: Any) -> None:
-    """Hold a foreign outcome to the form of one.
-
-    Raises:
-        InvalidRequest: If it has another one.
-    """
+    """Hold a foreign outcome to the form of one; raises an `InvalidRequest` if it has another one."""
     try:
         specs, *data = outcome
         told = msgspec.convert(specs, list[tuple[str, str, list[int], bool]])

@@ -38,10 +38,7 @@ class WorkerScaling:
         """Begin to look, from the next turn of the loop.
 
         Args:
-            name: The endpoint's, for messages.
             pool: Has bounds.
-            queue: What waits for the pool.
-            metrics: What is counted of its batches.
             max_rows: Rows of a batch at most.
             streams: Whether each row has a slot of its own in a worker, for as long as its stream lasts.
         """

@@ -50,11 +50,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def read_device(text: str) -> Device:
-    """Read one device.
-
-    Raises:
-        ValueError: With what is allowed.
-    """
+    """Read one device; raises a `ValueError` with what is allowed."""
     written = text.strip().lower()
     if (found := _CORES.fullmatch(written)) is not None:
         cores: set[int] = set()
@@ -73,11 +69,7 @@ def read_device(text: str) -> Device:
 
 
 def written(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the devices of a list, each as it is written.
-
-    Raises:
-        ValueError: With what is allowed.
-    """
+    """Return the devices of a list, each as it is written; raises a `ValueError` with what is allowed."""
     return tuple(map(str, read_devices(texts)))
 
 

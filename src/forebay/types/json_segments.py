@@ -250,11 +250,7 @@ def _in_parts(data: Data, decoder: _Decoder) -> Iterator[list[tuple[Any, memoryv
 
 
 def _if_short(data: Data, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Return what short JSON holds; None if it is long.
-
-    Raises:
-        msgspec.DecodeError: If it is malformed.
-    """
+    """Return what short JSON holds; None if it is long. Raises a `DecodeError` if it is malformed."""
     size = len(data)
     if size > LONG_BYTES or (size > 2 * MANY and bytes(data).count(b",") >= MANY):
         return None
@@ -283,11 +279,7 @@ def _cut_name(values: dict[Any, msgspec.Raw], segment: Segment) -> Any:
 
 
 def next_segment(data: Data, start: int, before: bytes, size: int) -> Segment:
-    """Cut off a segment and check it.
-
-    Raises:
-        msgspec.DecodeError: If it is malformed.
-    """
+    """Cut off a segment and check it; raises a `DecodeError` if it is malformed."""
     end, text, bare, is_in_text = cut(data, start, size, before)
     is_last = end == len(data)
     is_all_text = is_in_text and len(bare) == 0 and before.endswith(_TEXT)

@@ -11,22 +11,14 @@ VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
 
 
 def endpoint_name(text: str) -> str:
-    """Return the name of an endpoint.
-
-    Raises:
-        ValueError: If it is none, with what is allowed.
-    """
+    """Return the name of an endpoint; raises a `ValueError` with what is allowed if it is none."""
     if re.fullmatch(NAME, text) is None:
         raise ValueError("letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit")
     return text
 
 
 def version_name(text: str) -> str:
-    """Return what a version is called.
-
-    Raises:
-        ValueError: If none may be called so, with what is allowed.
-    """
+    """Return what a version is called; raises a `ValueError` with what is allowed if none may be."""
     if re.fullmatch(VERSION, text) is None:
         raise ValueError("letters, digits, '.', '_', '-' and '+' are allowed, starting with a letter or digit")
     return text

@@ -5,9 +5,5 @@ from __future__ import annotations
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: `1 version`, `2 versions`.
-
-    Args:
-        many: The noun of several, if that is not the one with an s.
-    """
+    """Return a number with its noun: `1 version`, `2 versions`; `many` is a plural without an s."""
     return f"{number} {one if number == 1 else many or one + 's'}"

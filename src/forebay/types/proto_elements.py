@@ -51,7 +51,6 @@ def message_elements(data: Data, descriptor: Any, limits: ElementLimits) -> Step
     """Count the elements of a message.
 
     Args:
-        descriptor: Of the message.
         limits: How many there may be.
 
     Raises:

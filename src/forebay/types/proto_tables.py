@@ -63,11 +63,7 @@ class ProtoTable(msgspec.Struct, frozen=True, eq=False):
         return _classes(self)
 
     def parsed(self, kind: str, data: bytes) -> Any:
-        """Read a message.
-
-        Raises:
-            ValidationError: If it is none of this kind.
-        """
+        """Read a message; raises a `ValidationError` if it is none of this kind."""
         from google.protobuf.message import DecodeError
 
         try:

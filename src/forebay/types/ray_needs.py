@@ -12,11 +12,7 @@ from forebay.types.settings import Checked
 
 
 def _environment(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a `runtime_env` of Ray, if it has nothing that would end with Ray.
-
-    Raises:
-        ValueError: It has.
-    """
+    """Return a `runtime_env` of Ray; raises a `ValueError` if something of it would end with Ray."""
     for name in given:
         if name != "env_vars":
             hint = {"working_dir": "the folder of the project is copied to each node"}.get(

@@ -74,11 +74,7 @@ class Tenant:
         return f"Tenant({'/'.join(filter(None, (self.name, self.child)))!r}, {self.tier})"
 
     def wishing(self, wish: int) -> Tenant:
-        """Return the same tenant or child in the class that a request wishes for, if that is less urgent than its own.
-
-        Args:
-            wish: 0 to 3.
-        """
+        """Return the same tenant or child in the class (0 to 3) that a request wishes for, if it is less urgent."""
         return self if wish <= self.tier or self._all is None else self._all.of(self.name, wish, self.child)
 
     def have_child(self, name: str) -> Tenant:
@@ -240,11 +236,7 @@ class ApiKeys(tuple[str, ...]):  # noqa: SLOT001 - a tuple cannot have slots of 
 
 
 def name_of_tenant(name: str) -> str:
-    """Return a name, if a tenant can have it.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Return a name, if a tenant can have it; raises a `ValueError` if not."""
     if not _NAME.fullmatch(name) or name == OTHER:
         raise ValueError(
             f"the name of a tenant has 1 to {MAX_NAME} letters, digits or . _ - and is not '{OTHER}', got {name[:80]!r}"

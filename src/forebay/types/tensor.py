@@ -104,11 +104,7 @@ def join_elements(name: str, values: Iterable[object]) -> bytes:
 
 
 def split_elements(name: str, data: Data, count: int) -> Iterator[bytes]:
-    """Yield elements of BYTES.
-
-    Raises:
-        ValidationError: If there are not exactly `count`.
-    """
+    """Yield elements of BYTES; raises a `ValidationError` if there are not exactly `count`."""
     view = memoryview(cast("bytes", data))
     at = 0
     for end in element_ends(name, view, count):
@@ -117,11 +113,7 @@ def split_elements(name: str, data: Data, count: int) -> Iterator[bytes]:
 
 
 def element_ends(name: str, data: memoryview, count: int) -> Iterator[int]:
-    """Yield where each element of BYTES ends.
-
-    Raises:
-        ValidationError: If there are not exactly `count`.
-    """
+    """Yield where each element of BYTES ends; raises a `ValidationError` if there are not exactly `count`."""
     at = found = 0
     size = len(data)
     length_at = _LENGTH.unpack_from

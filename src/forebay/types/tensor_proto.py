@@ -126,11 +126,7 @@ def put(into: Any, tensor: Tensor) -> None:
 
 
 def datatype_by_number(name: str, number: int) -> DataType:
-    """Return the type of a tensor.
-
-    Raises:
-        ValidationError: If it is none of ours.
-    """
+    """Return the type of a tensor; raises a `ValidationError` if it is none of ours."""
     found = BY_TENSORFLOW.get(number)
     if found is None:
         known = ", ".join(TYPE_NAMES[one] for one in BY_TENSORFLOW)

@@ -50,11 +50,7 @@ class WorkerRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_workers(value: Any) -> int | WorkerRange:
-    """Return the number of workers that a person writes, or its range.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Return the number of workers that a person writes, or its range; raises a `ValueError` if it is neither."""
     if isinstance(value, WorkerRange):
         found = value
     elif isinstance(value, dict):

@@ -60,11 +60,7 @@ class Wire:
     """
 
     def __init__(self, composition: Composition) -> None:
-        """Read the types of the composition.
-
-        Raises:
-            ConfigError: If they cannot travel.
-        """
+        """Read the types of the composition; raises a `ConfigError` if they cannot travel."""
         graph = self._graph = composition.graph
         self.streams = graph.streams
         self._name = composition.name
@@ -143,8 +139,6 @@ class WirePool(Pool):
         """Put a border around a graph.
 
         Args:
-            wire: Decodes and encodes.
-            graph: The graph; its requests are dicts of values.
             slots: Requests that may be in progress at a time, from decoding to encoding.
         """
         super().__init__()
@@ -158,11 +152,7 @@ class WirePool(Pool):
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Bring up the workers of every node.
-
-        Raises:
-            ModelError: If one could not be loaded.
-        """
+        """Bring up the workers of every node; raises a `ModelError` if one could not be loaded."""
         await self.graph.start()
         self.idle = self._slots
         self._on_idle()
@@ -277,11 +267,7 @@ def _check_query(composition: Composition, in_query: Mapping[str, NodeInput], in
 
 
 def _in_query(name: str, port: NodeInput, params: Mapping[str, Any]) -> Any:
-    """Return what the query says, or the default.
-
-    Raises:
-        ValidationError: If it has the wrong type.
-    """
+    """Return what the query says, or the default; raises a `ValidationError` if it has the wrong type."""
     if name not in params:
         return port.default
     try:

@@ -135,11 +135,7 @@ class NodeDefinition:
 
     @property
     def signature(self) -> NodeSignature:
-        """What it takes and returns.
-
-        Raises:
-            ConfigError: If that cannot be told.
-        """
+        """What it takes and returns; raises a `ConfigError` if that cannot be told."""
         if self._signature is None:
             self._signature = (
                 signature_of_function(self.target, batched=self.settings.batched)

@@ -21,7 +21,6 @@ class NodeKeys:
 
         Args:
             key_of: The user's function; it is given the inputs in their order, None for one that is absent.
-            name: What the function is called in errors.
         """
         self._key_of = key_of
         self._name = name

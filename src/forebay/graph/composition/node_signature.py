@@ -64,7 +64,6 @@ def signature_of_function(function: Callable[..., Any], *, batched: bool) -> Nod
     """Read the signature of a function.
 
     Args:
-        function: What is called.
         batched: Whether it takes and returns lists, one element a sample.
 
     Raises:

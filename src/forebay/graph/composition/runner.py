@@ -24,7 +24,6 @@ def model_of(function: Callable[..., Any], *, batched: bool) -> type[Model]:
     """Return a function as a model that has nothing to load.
 
     Args:
-        function: What it does.
         batched: Whether it takes lists, one for each input. If not, it is called for one sample at a time, with the
             inputs as keyword arguments; the samples it is given are then dicts.
     """
@@ -53,7 +52,6 @@ class NodeRunner(BatchRunner):
         """Read the class; `open` makes the model.
 
         Args:
-            model: What runs.
             ports: The inputs in the order of predict's parameters: one, whose values are the samples, or several, for
                 each of which predict is given a list. None: a sample is the dict of all inputs.
             results: What becomes of what the model returns.
@@ -123,7 +121,6 @@ class StreamedNodeRunner(ModelRunner):
         """Read the class; `open` makes the model.
 
         Args:
-            model: What runs.
             port: The input whose values are the samples.
         """
         super().__init__(model)

@@ -98,7 +98,6 @@ def positions(layout: Layout, size_of: Callable[[Vertex], float], gap: float) ->
     """Return the centre of each vertex along its layer.
 
     Args:
-        layout: The layers, with their vertices in order.
         size_of: How much room a vertex takes along its layer.
         gap: Room between two.
     """

@@ -17,11 +17,7 @@ _GAP: Final = 3
 
 
 def text(spec: GraphSpec, labels: Mapping[str, Sequence[str]]) -> str:
-    """Draw a graph.
-
-    Args:
-        labels: Lines about each node, by its name.
-    """
+    """Draw a graph; `labels` are lines about each node, by its name."""
     layout = layout_of(spec)
     return _Page(layout, labels).draw()
 

@@ -174,12 +174,7 @@ class Voice:
         self._budget = LineBudget(lambda dropped: write(told_dropped(dropped), self._fields))
 
     def say(self, line: LogLine | logging.LogRecord, entries: list[Any] | None = None) -> None:
-        """Write a line.
-
-        Args:
-            line: What was said.
-            entries: The requests that ran meanwhile.
-        """
+        """Write a line that was said while these requests ran."""
         if dropped := _dropped_before(line):
             self._budget.drop(dropped)  # told with those that are dropped here, and never dropped itself
             return

@@ -61,7 +61,6 @@ class RefusalLog:
 
         Args:
             second: Now, as a number that changes once a second.
-            peer: Who was refused, if that is known.
             reason: What tells this refusal from others; texts that differ in numbers only are one.
             text: The reason in words.
             kind: The kind of the error, for the line's fields.

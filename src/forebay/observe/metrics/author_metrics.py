@@ -307,7 +307,6 @@ def _add(
 
     Args:
         found: The metrics found so far, by name; changed in place.
-        families: What it has.
         names: The labels of its gauges; the server's own process has none.
         lives: Whether its gauges still mean something.
         most: How many series there may be of all metrics together; further ones are left out, but none of a histogram

@@ -98,8 +98,6 @@ class Accounts:
 
         Args:
             accounts: Those of the endpoint, by the names of tenants.
-            endpoint: Its name and its version.
-            tenant: The tenant, if there is one.
         """
         name = "" if tenant is None else tenant.name
         found = accounts.get(name)

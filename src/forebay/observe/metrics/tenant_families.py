@@ -28,8 +28,6 @@ def tenant_lines(
     """Return the lines of each family for one endpoint.
 
     Args:
-        endpoint: The label of its name.
-        version: The label of its version.
         tenants: The accounts of its tenants, by name.
         in_queue: Their waiting samples.
     """

@@ -14,7 +14,6 @@ def lanes(items: Iterable[T], times: Callable[[T], tuple[float, float]]) -> Iter
     """Give each item the lowest lane on which nothing else happens meanwhile; yields in order of beginning.
 
     Args:
-        items: What to lay out.
         times: Tells when one begins and when it is over.
     """
     free: list[int] = []

@@ -127,11 +127,7 @@ class _Trace(msgspec.Struct, frozen=True):
 
 
 def summarise(trace: bytes) -> Summary:
-    """Read a trace that forebay has written.
-
-    Raises:
-        InvalidRequest: If it is something else.
-    """
+    """Read a trace that forebay has written; raises an `InvalidRequest` if it is something else."""
     try:
         read = msgspec.json.decode(trace, type=known(_Trace))
     except msgspec.MsgspecError as error:

@@ -45,7 +45,6 @@ class ArrayType(msgspec.Struct, frozen=True):
         """Make the array of nested lists, or of an array; nothing is copied that fits as it is.
 
         Args:
-            value: The lists.
             strict: Whether texts are no numbers; else a list of them is read as one of numbers.
 
         Raises:

@@ -30,7 +30,6 @@ class SampleKeys:
 
         Args:
             key_of: The user's function of one decoded sample.
-            name: What the function is called in errors.
             given: The type of a sample.
         """
         self._key_of = key_of
@@ -82,11 +81,7 @@ class MethodKeys:
         self._keys_of = keys_of
 
     def __call__(self, item: Item) -> list[Hashable]:
-        """Return one key for each sample of a request.
-
-        Raises:
-            ForebayError: As `SampleKeys`.
-        """
+        """Return one key for each sample of a request; raises as `SampleKeys` does."""
         name = item.params.get(CALL)
         if name is not None:
             return [MethodKey(name)] * item.size

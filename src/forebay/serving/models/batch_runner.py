@@ -55,8 +55,6 @@ class BatchRunner(Runner, ABC):
         """Read the class; `open` makes the model.
 
         Args:
-            model_class: What runs.
-            settings: What the class says about itself.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
             method: The method that runs; hooks are called around `predict` only.
             files: The folder that `load` is given; None if it takes none.

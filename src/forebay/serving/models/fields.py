@@ -14,11 +14,7 @@ BARE: Final = ""
 
 
 def field_of(value: Any, name: str) -> Any:
-    """Return a field.
-
-    Raises:
-        LookupError: If there is none of that name; says what was found.
-    """
+    """Return a field; raises a `LookupError` that says what was found if there is none of that name."""
     if not name:
         return value
     if isinstance(value, Mapping):

@@ -143,7 +143,6 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
     """Make the class of a model file.
 
     Args:
-        plan: How it is served.
         loaded: Returns the model, for workers in a process that has it in memory already; else each loads its own.
 
     Raises:

@@ -114,11 +114,7 @@ def methods_of(model: type[Any]) -> tuple[ModelMethod, ...]:
 
 
 def check_paths(methods: Sequence[ModelMethod]) -> None:
-    """Check what another process says of a model's methods.
-
-    Raises:
-        ConfigError: If it cannot be served.
-    """
+    """Check what another process says of a model's methods; raises a `ConfigError` if it cannot be served."""
     for method in methods:
         problem = _problem(method.path, method.name)
         if problem:

@@ -78,7 +78,6 @@ class ModelRunner(BatchRunner):
         """Read the class; `open` makes the model.
 
         Args:
-            model_class: What runs.
             isolate_errors: Halve batches that fail as a whole, also if the class does not ask for it.
             method: What answers; None is `predict`.
             files: The folder that `load` is given; None if it takes none.

@@ -36,7 +36,6 @@ class NamedReader:
         """Prepare to read.
 
         Args:
-            schema: Of a sample.
             parts: The schemas it refers to, as `#/NAME`.
             convert: Makes a sample of plain values, reading texts as numbers where numbers belong.
         """
@@ -54,11 +53,7 @@ class NamedReader:
             self._others = cast("Schema", others) if isinstance(others, dict) else self._others
 
     def form(self, body: Any) -> Any:
-        """Read the parts of a form, as the server wrote them down.
-
-        Raises:
-            ValidationError: If they are no sample.
-        """
+        """Read the parts of a form as the server wrote them; raises a `ValidationError` if they are no sample."""
         return self._read([(part.name, part) for part in _parts.decode(body)], "the form")
 
     def query(self, body: Any) -> Any:

@@ -303,11 +303,7 @@ class Pad:
 
 
 def require_numpy(place: str) -> None:
-    """Load numpy, before the first sample needs it.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Load numpy, before the first sample needs it; raises a `ConfigError` if it is not installed."""
     try:
         import numpy as np  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ModuleNotFoundError as error:
@@ -372,11 +368,7 @@ def _require_known(what: str, given: Iterable[Any], known: Iterable[str], kind: 
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    """Refuse a sample for one of its fields.
-
-    Raises:
-        ValidationError: Always.
-    """
+    """Refuse a sample for one of its fields, by a `ValidationError`."""
     shown, path = (f"'{name}'", f"$.{name}") if name else ("the sample", "$")
     raise ValidationError(f"{shown} cannot be padded: {why} - at `{path}`", detail={"path": path})
 

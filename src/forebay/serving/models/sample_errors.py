@@ -33,7 +33,6 @@ def refusal(
 
     Args:
         error: What the decoder, or code of the user's that looked at the sample, raised.
-        body: The bytes of the sample.
         number: Its place in the request's array of samples; None if the body is one sample.
         given: The type of a sample; None if the body is something else.
         no_array: What is said to who sends an array where a sample is no array.

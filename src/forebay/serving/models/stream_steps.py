@@ -87,9 +87,7 @@ class Stream:
         """Begin.
 
         Args:
-            runner: Of the model.
             state: What `start` returned.
-            params: Of the request.
             told: The context of the request, if the model asks for it.
             wait: Waits for coroutines; None where whoever drives the streams does that himself.
         """

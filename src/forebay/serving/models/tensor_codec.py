@@ -94,8 +94,6 @@ class TensorCodec:
         """Describe both sides.
 
         Args:
-            given: What goes in.
-            answer: What comes out.
             wire: The type that samples are converted to; None leaves them as they are.
             has_rows: Whether the first axis counts samples; otherwise a request is one.
             signature: What protocols call it where a model has several.
@@ -501,11 +499,7 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _written(port: TensorPort, values: Sequence[Any]) -> Tensor:
-    """Make a tensor of the values of one output.
-
-    Raises:
-        BadOutcome: If they are not what the port is.
-    """
+    """Make a tensor of the values of one output; raises a `BadOutcome` if they are not what the port is."""
     import numpy as np
 
     if port.kind == "json":

@@ -260,7 +260,6 @@ class Dispatch:
         """Begin without calls.
 
         Args:
-            config: How rows are batched.
             shared_by: Batches that may run at a time where tenants share them; 0 without tenants.
         """
         self._queue = BatchQueue(config, _divide)
@@ -292,10 +291,7 @@ class Dispatch:
         return bool(self._fed)
 
     def offer(self, call: Submission, now: float, *, patient: bool = False) -> None:
-        """Queue a call.
-
-        Args:
-            patient: Whether it waits for room if there is none.
+        """Queue a call; one that is `patient` waits for room.
 
         Raises:
             QueueFull: There is no room for its rows, or for a first batch of them if they are more than may ever wait;

@@ -193,11 +193,7 @@ def _target_name(file: str) -> str:
 
 
 def _check_keys(keys: Sequence[Hashable]) -> None:
-    """Refuse keys that would arrive as others.
-
-    Raises:
-        BadOutcome: One would.
-    """
+    """Refuse keys that would arrive as others; raises a `BadOutcome` if one would."""
     for key in keys:
         if type(key) in _PLAIN_KEYS:
             continue

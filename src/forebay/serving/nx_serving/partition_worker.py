@@ -42,11 +42,7 @@ class PartitionRunner(Runner):
         self.borrows_input = getattr(serving.settings.module, "borrows_input", False) is True
 
     def open(self, ctx: WorkerContext) -> None:
-        """Initialise the module.
-
-        Raises:
-            ConfigError, ModelError: See `Serving.initialise`.
-        """
+        """Initialise the module; raises as `Serving.initialise` does."""
         self._index = ctx.index
         options = self._options
         partitions = partitions_of(self._serving.settings, options)

@@ -97,7 +97,6 @@ class Partitions(ABC):
 
         Args:
             name: Of the serving, for messages and threads.
-            config: How rows are batched.
             count: How many there are.
             has_hooks: Whether the waiters of all calls take the values of hooks, with `put((name, rows))`.
             is_shared: Whether tenants share them.

@@ -57,7 +57,6 @@ class RequestRunner(Runner):
         """Prepare to serve; `open` initialises the module.
 
         Args:
-            serving: What to run.
             workers: How many of these runners there are, each a partition.
             batch_size: Rows of a batch at most.
             has_device: Whether the worker was given a device, which then stands above that of the partition.
@@ -73,11 +72,7 @@ class RequestRunner(Runner):
         self._execution: Execution | None = None
 
     def open(self, ctx: WorkerContext) -> None:
-        """Initialise the module.
-
-        Raises:
-            ConfigError, ModelError: See `Serving.initialise`.
-        """
+        """Initialise the module; raises as `Serving.initialise` does."""
         options = self._options
         partitions = partitions_of(self._settings, options)
         if len(partitions) < self._workers:
@@ -217,11 +212,7 @@ def _read(item: Item, *, has_rows: bool) -> list[Any]:
 
 
 def _decode(body: Any, format: str) -> Any:
-    """Read a body.
-
-    Raises:
-        InvalidRequest: It is malformed, or its arrays are.
-    """
+    """Read a body; raises an `InvalidRequest` if it is malformed, or its arrays are."""
     try:
         value = msgspec.json.decode(body) if format == "json" else msgspec.msgpack.decode(body)
         return _arrays(value)
@@ -278,11 +269,7 @@ def _wide(texts: Any) -> Any:
 
 
 def _array_of(tensor: Mapping[str, Any]) -> Any:
-    """Return the array that a tensor in msgpack is.
-
-    Raises:
-        InvalidRequest: Its fields are not those of one.
-    """
+    """Return the array that a tensor in msgpack is; raises an `InvalidRequest` if its fields are not those of one."""
     import numpy as np
 
     try:

@@ -162,11 +162,7 @@ class _Feed:
         self._calls.append(call)
 
     def poll(self) -> Event | None:
-        """Return the next event, or None if there is none now.
-
-        Raises:
-            ForebayError: What the stream ends with.
-        """
+        """Return the next event, or None if there is none now; raises what the stream ends with."""
         while self._calls:
             call = self._calls[0]
             # In this order: what is seen of the call later is at least as new, and the values of its hooks were all in
@@ -191,11 +187,7 @@ class _Feed:
         return None
 
     def left_s(self) -> float | None:
-        """Return how long to wait for the next event.
-
-        Raises:
-            DeadlineExceeded: The stream's time is over.
-        """
+        """Return how long to wait for the next event; raises a `DeadlineExceeded` if the stream's time is over."""
         if self._deadline == NEVER:
             return None
         left_s = self._deadline - time.monotonic()
@@ -222,7 +214,6 @@ def stream(
     """Yield the events of some batches, in the order of their rows.
 
     Args:
-        partitions: What executes.
         batches: Rows, each batch at most as large as the serving's.
         call: Makes a call of a batch, a waiter and a deadline.
         ahead: How many of the batches may be under way.

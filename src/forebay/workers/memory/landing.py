@@ -105,11 +105,7 @@ class _Place:
         self.owner = owner
 
     def reserve(self, size: int) -> None:
-        """Have memory for so many bytes, or some more.
-
-        Raises:
-            OSError: If there is none.
-        """
+        """Have memory for so many bytes, or some more; raises an `OSError` if there is none."""
         if size > self.reserved:
             end = min(-(-size // STEP_BYTES) * STEP_BYTES, self.size)
             # What is used up must fail here: a write to a map, or a read into it, would end the process or be lost.
@@ -511,11 +507,7 @@ class LandedFiles:
 
 
 def _map(name: tuple[str, int]) -> mmap.mmap:
-    """Map a file of another process.
-
-    Raises:
-        OSError: If it is out of reach, or gone.
-    """
+    """Map a file of another process; raises an `OSError` if it is out of reach, or gone."""
     descriptor = open_file(name, os.O_RDONLY)
     try:
         return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)

@@ -182,11 +182,7 @@ _DEPTH = 2
 
 
 class ArenaReader:
-    """Sees what the other process placed.
-
-    Args:
-        descriptor: The arena's; belongs to the reader from then on.
-    """
+    """Sees what the other process placed; the descriptor of the arena is its own from then on."""
 
     def __init__(self, descriptor: int) -> None:
         self._fd = descriptor

@@ -28,11 +28,7 @@ class HealthFile:
     """The file of one worker."""
 
     def __init__(self, path: str) -> None:
-        """Remove what a predecessor has left there.
-
-        Raises:
-            ConfigError: If no file can be made there.
-        """
+        """Remove what a predecessor has left there; raises a `ConfigError` if no file can be made there."""
         self._path = Path(path)
         self._deserted_at: dict[int, float] = {}
         try:

@@ -73,7 +73,6 @@ class JoiningWorker:
             model: What it serves, described as plain data for the server.
             pulse: Beats for it, if there is a network between it and the server.
             health: Says to a supervisor how it is.
-            threads: Slots.
             once: End when the server goes away, or is not there, instead of dialling again.
             orphan_grace_s: End when there has been no server for this time.
             ready: Called once the model is loaded.
@@ -221,11 +220,7 @@ class JoiningWorker:
             connection.cut()
 
     def _tell_metrics(self, data: bytes) -> None:
-        """Send metrics over one of the connections.
-
-        Raises:
-            OSError: There is none.
-        """
+        """Send metrics over one of the connections; raises an `OSError` if there is none."""
         connection = next(iter(self._connections), None)
         if connection is None:
             raise ConnectionError

@@ -24,11 +24,7 @@ class PrivateSocket:
     """
 
     def __init__(self) -> None:
-        """Make it.
-
-        Raises:
-            OSError: There are too many open files, or there is no room for a folder.
-        """
+        """Make it; raises an `OSError` if there are too many open files, or there is no room for a folder."""
         self._descriptor: int | None = None
         self._folder = PrivateFolder()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

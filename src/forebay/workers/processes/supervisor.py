@@ -172,11 +172,7 @@ class Supervisor:
         return self._restarts.has_given_up
 
     def begin(self) -> None:
-        """Start the process, and its successors until `stop`.
-
-        Raises:
-            RuntimeError: There can be no further thread.
-        """
+        """Start the process, and its successors until `stop`; a `RuntimeError` tells that no thread can be had."""
         self._thread.start()
 
     def wait_ready(self) -> bool:

@@ -52,11 +52,8 @@ def note(noted: Noted, runner: Runner, laps: Laps, started: float, worker: str) 
     """Note that a worker of this process ran a batch.
 
     Args:
-        noted: The batch's.
-        runner: What ran it.
         laps: What `lap` held meanwhile.
         started: When it began.
-        worker: Name of the worker.
     """
     noted.started = started
     noted.worker = worker

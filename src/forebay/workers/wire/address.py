@@ -70,11 +70,7 @@ class AddressFile(msgspec.Struct, frozen=True):
         return f"the address in {self.path}"
 
     def read(self) -> Address:
-        """Return the address that it has now.
-
-        Raises:
-            OSError: It cannot be read, or has none.
-        """
+        """Return the address that it has now; raises an `OSError` if it cannot be read, or has none."""
         text = Path(self.path).read_text(encoding="utf-8").strip()
         try:
             return parse_address(text)
@@ -87,11 +83,7 @@ _NAME = re.compile(rb"[\w.:%-]+")
 
 
 def parse_address(text: str) -> Address:
-    """Read an address.
-
-    Raises:
-        ConfigError: Naming what was found and how it is written.
-    """
+    """Read an address; raises a `ConfigError` naming what was found and how it is written."""
     kind, colon, rest = text.partition(":")
     if kind == "unix" and rest:
         size = len(os.fsencode(rest))
@@ -142,11 +134,6 @@ def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> sock
 
 def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket | TlsSocket:
     """Connect, waiting at most `timeout_s`; the socket blocks without a limit afterwards.
-
-    Args:
-        address: Where to.
-        timeout_s: How long it may take.
-        tls: How the connection is encrypted; None if it is not.
 
     Raises:
         OSError: If nobody listens there; `ssl.SSLError` if TLS cannot be agreed on.

@@ -182,7 +182,6 @@ class Conversation:
             bodies: One for each entry.
             params: One map for all of them, or a list of maps.
             sizes: Samples in each; None if it is one.
-            now: The time.
 
         Raises:
             InternalError: The bodies are no plain data; the worker is still idle.
@@ -434,11 +433,7 @@ _EVENTS: Final[Mapping[str, Callable[[Conversation, list[Any]], Event]]] = {
 
 
 def _sendable(make: Callable[[list[Any]], T], found: list[Any]) -> T:
-    """Return what is made of bodies that may be no plain data.
-
-    Raises:
-        InternalError: They are none.
-    """
+    """Return what is made of bodies that may be no plain data; raises an `InternalError` if they are none."""
     try:
         return make(found)
     except Exception as error:

@@ -79,11 +79,7 @@ def told_in_hello(message: list[Any]) -> dict[str, Any]:
 
 
 def require_version(version: Any) -> None:
-    """Check which version of the protocol a worker speaks.
-
-    Raises:
-        InvalidRequest: If it is another one.
-    """
+    """Check which version of the protocol a worker speaks; raises an `InvalidRequest` if it is another one."""
     if version != VERSION:
         raise InvalidRequest(
             f"it speaks version {str(version)[:40]} of the worker protocol, this server version {VERSION}; "
@@ -92,11 +88,7 @@ def require_version(version: Any) -> None:
 
 
 def require_few(frame: bytes | memoryview, most: int) -> None:
-    """Count the values in a frame before any is made.
-
-    Raises:
-        InvalidRequest: If there are more than that.
-    """
+    """Count the values in a frame before any is made; raises an `InvalidRequest` if there are more than that."""
     try:
         at_once(msgpack_elements(frame, most, "a frame"))
     except TooLarge as error:
@@ -108,10 +100,8 @@ class FrameReader:
 
     Args:
         view: Turns offset and length in the shared arena into a buffer.
-        max_bytes: Longest frame taken.
         view_landed: Turns path and inode of a file, an offset and a length into a buffer.
         max_elements: The most values in a frame; None where the other side is forebay's own.
-        kind: What a message is made into.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ _LONGEST = (1 << 31) - 1
 
 
 class JobFrameReader:
-    """Cuts a stream of bytes into payloads.
-
-    Args:
-        max_bytes: Longest payload taken.
-        max_elements: The most values in one.
-    """
+    """Cuts a stream of bytes into payloads."""
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES, max_elements: int = MAX_ELEMENTS) -> None:
         self._buffer = bytearray()
@@ -99,11 +94,7 @@ def encode_jobs(jobs: Mapping[str, bytes]) -> bytes:
 
 
 def decode_jobs(payload: bytes) -> dict[str, bytes]:
-    """Return the bodies by job id.
-
-    Raises:
-        InvalidRequest: If the payload is something else.
-    """
+    """Return the bodies by job id; raises an `InvalidRequest` if the payload is something else."""
     return {key: _bytes(value) for key, value in _map(payload).items()}
 
 

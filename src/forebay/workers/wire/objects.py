@@ -97,11 +97,7 @@ def pack(values: Mapping[str, Any]) -> list[Buffer]:
 
 
 def unpack(parts: Sequence[Buffer]) -> dict[str, Any]:
-    """Load everything that `pack` has packed.
-
-    Raises:
-        RunnerFailed: If a value cannot be loaded here.
-    """
+    """Load everything that `pack` has packed; raises a `RunnerFailed` if a value cannot be loaded here."""
     return {name: value.load() for name, value in _split(_decode_index(parts[0]).counts or {}, parts).items()}
 
 

@@ -20,11 +20,7 @@ class PulseLink(asyncio.Protocol):
     """Answers each beat, and says when they cease."""
 
     def __init__(self, on_silence: Callable[[], object]) -> None:
-        """Wait for the hello.
-
-        Args:
-            on_silence: Called once, on the loop, if the beats cease while the connection seems to be there.
-        """
+        """Wait for the hello; `on_silence` is called once, on the loop, if beats cease on an open connection."""
         self._on_silence = on_silence
         self._heartbeat: LoopHeartbeat | None = None
         self._reader = frames.FrameReader(max_bytes=_MAX_BYTES)

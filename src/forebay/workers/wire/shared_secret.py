@@ -62,7 +62,6 @@ def lines_of(path: str, what: str) -> list[str]:
     """Return the lines of a file of keys, without blank lines and without comments, which begin with `#`.
 
     Args:
-        path: The file.
         what: What it holds, for the message.
 
     Raises:

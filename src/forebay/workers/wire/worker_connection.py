@@ -62,12 +62,6 @@ class WorkerConnection:
     ) -> None:
         """Dial and say hello.
 
-        Args:
-            address: Where the server listens.
-            about: What the hello says.
-            secret: What the server must know as well.
-            tls: How the connection is encrypted; None if it is not.
-
         Raises:
             OSError, EOFError: If nobody is there, or goes away.
             Refused: With the server's reason.
@@ -185,11 +179,7 @@ class WorkerConnection:
             pass  # the server is gone, and nothing more comes from it
 
     def receive(self) -> Any:
-        """Wait for the next message.
-
-        Raises:
-            EOFError: If the server is gone.
-        """
+        """Wait for the next message; raises an `EOFError` if the server is gone."""
         with self._receiving:
             while not self._inbox:
                 size = self._socket.recv_into(self._buffer)

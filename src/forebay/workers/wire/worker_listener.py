@@ -135,14 +135,10 @@ class WorkerListener:
         """Describe the door; `start` opens it.
 
         Args:
-            address: Where to listen.
             native: Given what a worker says about itself, makes what talks to it, which then reads its hello again;
                 raises a `ForebayError` with a sentence to refuse it. None where the worker protocol is not spoken.
             jobs: Makes what talks to a worker that speaks the batching protocol. None where that is not spoken.
             secret: What workers must know.
-            tls: How connections are encrypted; None if they are not.
-            limits: What they may take.
-            words: What the log says of it.
 
         Raises:
             ConfigError: If other machines could connect without a secret or a certificate, or a Unix socket is to be
@@ -172,11 +168,7 @@ class WorkerListener:
         self._connections: set[asyncio.Transport] = set()
 
     async def start(self) -> None:
-        """Begin to listen.
-
-        Raises:
-            ConfigError: If the address cannot be used, with the reason and the cure.
-        """
+        """Begin to listen; raises a `ConfigError` if the address cannot be used, with the reason and the cure."""
         loop = asyncio.get_running_loop()
         address = self.address
         if isinstance(address, UnixAddress):

@@ -40,11 +40,7 @@ class WorkerPulse:
     """
 
     def __init__(self, dial: Callable[[dict[str, Any]], WorkerConnection]) -> None:
-        """Fork the process off; it waits for `begin`.
-
-        Args:
-            dial: Connects, saying this in the hello.
-        """
+        """Fork the process off; it waits for `begin`. `dial` connects, saying this in the hello."""
         self.worker = secrets.token_hex(16)
         self._line, its_end = socket.socketpair()
         worker = os.getpid()
@@ -58,11 +54,7 @@ class WorkerPulse:
         its_end.close()
 
     def begin(self, on_silence: Callable[[], object]) -> None:
-        """Beat from now on.
-
-        Args:
-            on_silence: Called, in a thread, whenever the server is not heard any more.
-        """
+        """Beat from now on; `on_silence` is called, in a thread, whenever the server is not heard any more."""
 
         def listen() -> None:
             while self._line.recv(len(_SIGNAL)):
@@ -97,11 +89,7 @@ def _beat_for(worker: int, line: socket.socket, dial: Callable[[], WorkerConnect
 
 
 def _keep_beating(connection: WorkerConnection) -> None:
-    """Beat until the server is silent.
-
-    Raises:
-        EOFError, OSError, InvalidRequest: The connection has ended.
-    """
+    """Beat until the server is silent; raises if the connection has ended."""
     heartbeat = Heartbeat()
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
