@@ -15,6 +15,7 @@ from forebay.cluster.directory import MAX_NAME, Member, read_directory
 from forebay.errors import ConfigError
 from forebay.owners.owner_link import OwnerLink
 from forebay.owners.shard import LinkOptions, Shard
+from forebay.server.links import Links
 from forebay.workers.wire import frames
 from forebay.workers.wire.address import Address, TcpAddress, UnixAddress, parse_address
 
@@ -27,15 +28,13 @@ MAX_PEERS: Final = 1024
 _UNHEARD: Final = "it has not answered yet"
 
 
-class PeerServers:
+class PeerServers(Links):
     """All peers of a server."""
 
     def __init__(self, keeper: DirectoryKeeper, options: LinkOptions, own: Address) -> None:
         """Begin without any; see `want`.
 
         Args:
-            keeper: Keeps what they say.
-            options: What the links to them have in common.
             own: Where this server is dialled; it is not dialled if it is among its peers.
         """
         self._keeper = keeper
@@ -69,17 +68,10 @@ class PeerServers:
         self._is_up = True
         self._dial()
 
-    def leave(self) -> None:
-        """Go on: members that are here still call others."""
-
     def stop(self) -> None:
         """Hang up."""
         for peer in self._peers.values():
             peer.stop()
-
-    def problems(self) -> list[str]:
-        """Return why the server is not ready: not for want of a peer."""
-        return []
 
     def _dial(self) -> None:
         before, self._peers = self._peers, {}
@@ -172,11 +164,7 @@ class PeerServer:
 
 
 def read_peers(addresses: Sequence[str]) -> list[Address]:
-    """Return the addresses of peers, each once.
-
-    Raises:
-        ConfigError: One is none, or there are too many.
-    """
+    """Return the addresses of peers, each once; raises a `ConfigError` if one is none, or there are too many."""
     if len(addresses) > MAX_PEERS:
         raise ConfigError(f"{len(addresses)} servers are to know of each other's members, at most {MAX_PEERS} may")
     if long := [one for one in addresses if len(one) > MAX_NAME]:

@@ -28,6 +28,7 @@ from forebay.owners.model_description import ModelDescription, WeighedModel, des
 from forebay.owners.owner_pool import OwnerPool
 from forebay.owners.request_form import require_form, require_params
 from forebay.protocols.native import code_of, status_of
+from forebay.server.links import Links
 from forebay.types.call import Failure, Outcome, Request
 from forebay.types.server_state import here
 from forebay.workers.wire import frames
@@ -43,7 +44,7 @@ LOOK_S: Final = 1.0
 """Time between two looks whether models have workers."""
 
 
-class Callers:
+class Callers(Links):
     """The fronts of a server.
 
     Attributes:
@@ -61,9 +62,6 @@ class Callers:
         """Serve the models of an app to fronts.
 
         Args:
-            app: What is served.
-            max_frame_bytes: Longest frame that is read from a front.
-            max_elements: The most values in one.
             is_private: Whether they are fronts of the same node process: these forward what is not handed on, so that
                 models which come and go are only asked so.
         """
@@ -130,20 +128,12 @@ class Callers:
             link.stop()
         self._log.close()
 
-    def problems(self) -> list[str]:
-        """Return why the server is not ready: not for want of a front."""
-        return []
-
     def has_named(self, number: int) -> bool:
         """Tell whether a number ever stood for a model."""
         return 1 <= number <= self._highest
 
     def require_params(self, params: Mapping[str, Any]) -> None:
-        """Check what a front says about a body.
-
-        Raises:
-            InvalidRequest: A worker could not read it.
-        """
+        """Check what a front says about a body; raises an `InvalidRequest` if a worker could not read it."""
         require_params(params)
 
     def callee(self, number: int) -> Callee | None:

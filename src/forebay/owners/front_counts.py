@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.observe.metrics.endpoint_metrics import EndpointMetrics, FailureReason
 from forebay.observe.metrics.histograms import SECONDS
+from forebay.server.links import Links
 from forebay.types.first_use import known
 from forebay.workers.wire.address import UnixAddress, bind_unix
 from forebay.workers.wire.kept_socket import keep_socket
@@ -91,7 +92,7 @@ class FrontCounts(msgspec.Struct, frozen=True):
     models: list[tuple[str, str, ClientCounts]]
 
 
-class CountsTeller:
+class CountsTeller(Links):
     """A front's side: tells its counters to each connection."""
 
     def __init__(self, app: App, path: str) -> None:
@@ -102,11 +103,7 @@ class CountsTeller:
         self._keeping: asyncio.Task[NoReturn] | None = None
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: The socket cannot be made.
-        """
+        """Listen; raises a `ConfigError` if the socket cannot be made."""
         await self._listen(bind_unix(UnixAddress(self._path)))
         self._keeping = asyncio.get_running_loop().create_task(keep_socket(self._path, self._listen))
 
@@ -115,19 +112,12 @@ class CountsTeller:
         if before is not None:
             before.close()
 
-    def leave(self) -> None:
-        """Go on: requests are still counted."""
-
     def stop(self) -> None:
         """Listen no more."""
         if self._keeping is not None:
             self._keeping.cancel()
         if self._server is not None:
             self._server.close()
-
-    def problems(self) -> list[str]:
-        """Return nothing: it is no matter to clients."""
-        return []
 
     async def _tell(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -137,14 +127,13 @@ class CountsTeller:
 
     def _counted(self) -> Iterable[tuple[str, str, ClientCounts]]:
         for served in self._app.every:
-            config, metrics = served.endpoint.config, served.endpoint.metrics
-            times = metrics.request_s
-            reasons = dict(list(metrics.reasons.items())[-MAX_CODES:])
-            codes = dict(list(metrics.codes.items())[-MAX_CODES:])
-            yield config.name, config.version, ClientCounts(codes, reasons, times.counts, times.total, metrics.failed_s)
+            config, counts = served.endpoint.config, _counts_of(served.endpoint.metrics)
+            counts.reasons = dict(list(counts.reasons.items())[-MAX_CODES:])
+            counts.codes = dict(list(counts.codes.items())[-MAX_CODES:])
+            yield config.name, config.version, counts
 
 
-class CountsOfFronts:
+class CountsOfFronts(Links):
     """The owner's side: what all fronts have counted, with what it counts itself."""
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -160,17 +149,10 @@ class CountsOfFronts:
         """Begin to ask once a second."""
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
-    def leave(self) -> None:
-        """Go on until the end."""
-
     def stop(self) -> None:
         """Ask no more."""
         if self._looking is not None:
             self._looking.cancel()
-
-    def problems(self) -> list[str]:
-        """Return nothing: it is no matter to clients."""
-        return []
 
     async def refresh(self) -> None:
         """Ask all fronts now; one that does not answer counts as it last told."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InvalidRequest
 from forebay.owners.callers import Callers
+from forebay.server.links import Links
 from forebay.workers.wire import frames
 from forebay.workers.wire.address import UnixAddress
 from forebay.workers.wire.worker_listener import DoorWords, VisitorLimits, WorkerListener
@@ -20,28 +21,17 @@ if TYPE_CHECKING:
 _PRIVATE = DoorWords("fronts", is_private=True)
 
 
-class FrontDoor:
+class FrontDoor(Links):
     """Lets fronts in once the models of an app are up; opened and closed with it."""
 
     def __init__(self, app: App, path: str, max_frame_bytes: int, max_elements: int) -> None:
-        """Describe the door.
-
-        Args:
-            app: What is served to the fronts.
-            path: Of the socket.
-            max_frame_bytes: Longest frame that is read from a front.
-            max_elements: The most values in one.
-        """
+        """Describe the door."""
         self._callers = Callers(app, max_frame_bytes, max_elements, is_private=True)
         limits = VisitorLimits(frame_bytes=max_frame_bytes)
         self._listener = WorkerListener(UnixAddress(path), native=self._receive, limits=limits, words=_PRIVATE)
 
     async def start(self) -> None:
-        """Open the door.
-
-        Raises:
-            ConfigError: If the socket cannot be made.
-        """
+        """Open the door; raises a `ConfigError` if the socket cannot be made."""
         await self._callers.start()
         await self._listener.start()
 
@@ -54,10 +44,6 @@ class FrontDoor:
         """Hang up."""
         self._callers.stop()
         self._listener.stop()
-
-    def problems(self) -> list[str]:
-        """Return why the server is not ready: not for want of a front."""
-        return []
 
     def _receive(self, about: Mapping[str, Any]) -> CallerLink:
         if about.get("role") != frames.CALLER:

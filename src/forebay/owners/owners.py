@@ -29,6 +29,7 @@ from forebay.owners.owner import OwnedVersion, Owner
 from forebay.owners.owner_pool import AWAY, MISSING, OwnerSlot
 from forebay.owners.shard import LinkOptions
 from forebay.owners.shards import agreed
+from forebay.server.links import Links
 from forebay.types.did_you_mean import meant
 from forebay.workers.memory.freed_memory import keep_freed_memory
 
@@ -71,7 +72,7 @@ class _OwnedName(msgspec.Struct, eq=False):
     models: dict[str, OwnedModel] = {}
 
 
-class Owners:
+class Owners(Links):
     """The owners of a server."""
 
     def __init__(
@@ -85,9 +86,6 @@ class Owners:
         """Begin without any; see `want`.
 
         Args:
-            app: What their models join.
-            secret: What both sides must know.
-            tls: How connections to other machines are encrypted; None if they are not.
             grace_s: How long requests wait for an owner that is gone.
             take_back: Loads what the project has by a name that no owner serves any more.
         """
@@ -157,9 +155,6 @@ class Owners:
         firsts = [owner.start() for owner in self._owners.values()]
         if firsts:
             await asyncio.wait(firsts, timeout=START_S)
-
-    def leave(self) -> None:
-        """Go on: what was accepted is still handed on."""
 
     def stop(self) -> None:
         """Hang up."""
@@ -361,11 +356,7 @@ class Owners:
 
 
 def names_of(wanted: Sequence[WantedOwner]) -> dict[Address, frozenset[str]]:
-    """Return what is wanted of each owner: names, or none for all.
-
-    Raises:
-        ConfigError: One is named twice.
-    """
+    """Return what is wanted of each owner: names, or none for all; raises a `ConfigError` if one is named twice."""
     names: dict[Address, list[str | None]] = {}
     for one in wanted:
         names.setdefault(one.address, []).append(one.name)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import NotFound, Unavailable, UnknownModel
 from forebay.server.byte_budget import ByteBudget
+from forebay.server.links import Links
 from forebay.server.model_facts import facts_of
 from forebay.server.model_index import ModelIndex
 from forebay.server.version_loading import bring_up
@@ -39,26 +40,6 @@ log = logging.getLogger("forebay")
 LOADING_TOLD_S: Final = 10.0
 LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
-
-
-class Links(Protocol):
-    """Connections with other servers, which live as long as the app."""
-
-    async def start(self) -> None:
-        """Begin, once the models of the app are up."""
-        ...
-
-    def leave(self) -> None:
-        """Take no further requests: the server drains."""
-        ...
-
-    def stop(self) -> None:
-        """Hang up."""
-        ...
-
-    def problems(self) -> list[str]:
-        """Return why the server is not ready; empty if it is."""
-        ...
 
 
 class ClientCounting(Protocol):
@@ -165,11 +146,7 @@ class App:
         return config.version in self._models[config.name].weights
 
     def versions(self, name: str) -> Versions:
-        """Return the versions of a model that is served.
-
-        Raises:
-            NotFound: Naming the nearest name there is.
-        """
+        """Return the versions of a model that is served; raises a `NotFound` naming the nearest name there is."""
         found = self.versions_of(name)
         if found is None:
             self.find(name)  # says so
@@ -245,7 +222,6 @@ class App:
         caller stops waiting.
 
         Args:
-            version: What the version is called.
             make: Builds its endpoint, in a thread; what it raises goes through.
             timeout_s: How long all of it may take.
             is_for_requests: Whether requests wait for it, which a drain lets end.

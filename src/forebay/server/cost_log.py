@@ -21,6 +21,7 @@ import msgspec
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.observe.metrics.cost_files import CostLine, TooMuch, file_of, lines_since, moment, summed
 from forebay.observe.metrics.tenant_accounts import Accounts, Amounts, TenantAccount, plus
+from forebay.server.links import Links
 
 if TYPE_CHECKING:
     _Line = tuple[TenantAccount, Amounts, bytes]
@@ -33,8 +34,8 @@ MAX_READ_BYTES: Final = 256 << 20
 """What of the files is read for one request: some seconds of a thread."""
 
 
-class CostLog:
-    """The files of a server; one of the `Links` of its app."""
+class CostLog(Links):
+    """The files of a server."""
 
     def __init__(self, accounts: Accounts, folder: Path) -> None:
         """Have the accounts of an app noted from now on; nothing of it may run yet."""
@@ -46,11 +47,7 @@ class CostLog:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to write.
-
-        Raises:
-            ConfigError: The folder cannot be written to.
-        """
+        """Begin to write; raises a `ConfigError` if the folder cannot be written to."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._append(())
@@ -59,18 +56,11 @@ class CostLog:
             raise ConfigError(msg) from error
         self._task = asyncio.create_task(self._go_on())
 
-    def leave(self) -> None:
-        """Go on: what runs still costs."""
-
     def stop(self) -> None:
         """Write what is left."""
         if self._task is not None:
             self._task.cancel()
             self._note(*self._written(self._taken()))
-
-    def problems(self) -> list[str]:
-        """Return nothing: requests are answered all the same."""
-        return []
 
     def since(self, seconds: float) -> list[CostLine]:
         """Add up what was written since a moment, in seconds since 1970; reads files.

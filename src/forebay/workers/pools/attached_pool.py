@@ -48,7 +48,6 @@ class AttachedPool(SlotPool[S]):
             deadlines decide.
         hang_s: A worker that owes an answer for this time is dropped and its batch handed on; None waits.
         more_s: Added to that where a streamed answer has begun: its model may pause.
-        shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
     """
 
     def __init__(
@@ -65,11 +64,8 @@ class AttachedPool(SlotPool[S]):
         """Describe the pool.
 
         Args:
-            name: The endpoint's, for the log.
-            grace_s: See the attribute.
-            hang_s: See the attribute.
             on_first: Called once, when the first worker asks for work.
-            shared: See the attribute.
+            shared: Makes the shared memory of a slot; returns None where memory cannot be shared.
             isolates: Hand on the entries of a batch that lost its worker each alone.
             seats: Rows of streams that may be open in each slot; 0 gives a slot one batch at a time.
         """
@@ -193,9 +189,6 @@ class AttachedPool(SlotPool[S]):
             self.gone(slot)
         for loading in [slot for slot in self._greeted if slot.worker == worker]:
             loading.drop(reason)
-
-    def called_off(self, slot: worker_slot.WorkerSlot, batch_id: int) -> None:
-        """Do nothing where no client waits for what a slot is running: if it hangs, it is dropped like any other."""
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot."""

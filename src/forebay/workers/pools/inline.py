@@ -54,7 +54,6 @@ class InlinePool(Pool):
         """Describe the worker; `start` opens its runner.
 
         Args:
-            spec: What it runs.
             slots: Coroutines at a time.
             devices: What it runs on: the first of them.
             seats: Rows of streams that may be open; 0 runs a batch, or a coroutine, a slot, and no streams.
@@ -73,11 +72,7 @@ class InlinePool(Pool):
         self._voice: Voice | None = None
 
     async def start(self) -> None:
-        """Open the runner on the loop.
-
-        Raises:
-            ModelError: If that fails.
-        """
+        """Open the runner on the loop; raises a `ModelError` if that fails."""
         keep_freed_memory()
         if model_log.level is not None:
             self._voice = Voice(model_log.model.get(), "0")

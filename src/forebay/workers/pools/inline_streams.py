@@ -51,10 +51,8 @@ class InlineStreams:
 
         Args:
             seats: Rows that may be open at a time.
-            run: A runner's.
             voice: Writes what the model logs.
             freed: Called when so many seats became free.
-            accounts: Those of its server.
         """
         self.seating = Seating(seats, self._allow, self._leave, time.monotonic, accounts)
         self._run = run

@@ -8,27 +8,23 @@ and no other connection knows them. So whatever a worker says about a job that i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import BadOutcome, DeadlineExceeded, InvalidRequest, TooLarge, ValidationError
 from forebay.types.call import Failure
 from forebay.types.element_limits import MAX_ELEMENTS
 from forebay.types.failures import without_frames
 from forebay.workers.pools.seating import Seating
-from forebay.workers.wire.address import peer_of
+from forebay.workers.pools.slot_pool import DialledSlot, SlotPool
 from forebay.workers.wire.job_frames import MAX_FRAME_BYTES, JobFrameReader, cut_jobs, decode_answer, encode_jobs
-from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
-    from forebay.workers.pools.slot_pool import Rebuke
 
 log = logging.getLogger("forebay.workers")
 
@@ -47,39 +43,17 @@ class JobRefused(ValidationError):
         self.body = body
 
 
-class Crew(Protocol):
-    """The pool a slot belongs to."""
-
-    @property
-    def accounts(self) -> Accounts | None:
-        """The accounts of its server."""
-        ...
-
-    def ready(self, slot: JobSlot, before: Callable[[], None] | None = None) -> None:
-        """The slot asks for work; `before` hands over its last answers."""
-        ...
-
-    def gone(self, slot: JobSlot) -> None:
-        """The connection closed."""
-        ...
-
-    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
-        """Say what was done to a worker, and why."""
-        ...
-
-
-class JobSlot(asyncio.Protocol):
+class JobSlot(DialledSlot):
     """The server's end of one connection of a worker.
 
     Args:
-        pool: Whom it works for.
         max_bytes: Longest answer that is read from it.
         max_elements: The most values in an answer.
     """
 
-    def __init__(self, pool: Crew, max_bytes: int = MAX_FRAME_BYTES, max_elements: int = MAX_ELEMENTS) -> None:
+    def __init__(self, pool: SlotPool[Any], max_bytes: int = MAX_FRAME_BYTES, max_elements: int = MAX_ELEMENTS) -> None:
+        super().__init__()
         self._pool = pool
-        self._transport: asyncio.Transport | None = None
         self._reader = JobFrameReader(max_bytes, max_elements)
         self._asked = False
         self._ids: list[str | None] = []
@@ -96,20 +70,6 @@ class JobSlot(asyncio.Protocol):
     def owes_since(self) -> float | None:
         """Since when the worker owes an answer; None if it owes none."""
         return self._sent if self.seating.open else None
-
-    @property
-    def untaken_bytes(self) -> int:
-        """How much the worker has not taken of what was sent."""
-        return 0 if self._transport is None else untaken_bytes(self._transport)
-
-    @property
-    def peer(self) -> tuple[str, int] | None:
-        """Where the worker is; for a unix socket that is nowhere in particular."""
-        return peer_of(self._transport)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the worker to ask."""
-        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Act on each frame; a worker that does not keep to the protocol is hung up on."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from forebay.types.devices import Device
     from forebay.types.worker_range import WorkerRange
     from forebay.workers.runner import RunnerSpec
-    from forebay.workers.wire.conversation import Shared
 
 log = logging.getLogger("forebay.workers")
 
@@ -134,13 +133,11 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """Describe the workers; `start` brings them up.
 
         Args:
-            spec: What each worker runs.
             workers: Processes.
             threads: Slots in each.
             python: Their interpreter, which must have forebay; None takes this process's own.
             env: Environment of the workers, all of it; None hands on this process's own.
             path: Folders appended to the workers' `sys.path`.
-            cwd: Their working folder.
             stagger: At the start, open one runner after the other instead of all at once.
             stuck_s: A worker that goes on with a batch nobody waits for is replaced after this time; None lets it.
             isolates: Hand on the entries of a batch that lost its worker each alone.
@@ -164,6 +161,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         self.restarts = 0
         self._spec = spec
         self._shared_places = self.places = Places()
+        self.shared = functools.partial(shm.make_arenas, self._shared_places)
         self._threads = threads
         self._devices = [devices[index % len(devices)] for index in range(workers)] if devices else []
         base = os.environ if env is None else env
@@ -438,10 +436,6 @@ class ProcessPool(SlotPool[WorkerSlot]):
     def _how_it_ended(self, worker: Worker, end: End | None) -> str:
         return f"{self._called} {worker.index} {'died' if end is None else end.words}"
 
-    def shared(self) -> Shared | None:
-        """Make the slot's shared memory."""
-        return shm.make_arenas(self._shared_places)
-
     def _end_stuck(self, slot: WorkerSlot, batch_id: int) -> None:
         if slot.is_running(batch_id):
             log.warning("a worker did not stop %g s after its batch was called off; it is replaced", self._stuck_s)
@@ -469,11 +463,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         worker.has_left = False
 
     async def _up(self, workers: Sequence[Worker]) -> None:
-        """Wait until workers are ready.
-
-        Raises:
-            ModelError: Why one of them cannot be.
-        """
+        """Wait until workers are ready; raises why one of them cannot be."""
         while not all(worker.is_ready for worker in workers):
             for worker in workers:
                 if worker.has_given_up and worker.problem is not None:

@@ -93,7 +93,6 @@ class Seating:
             allow: Tells the worker that it may make so many more steps of a batch.
             leave: Tells it to end one.
             clock: Gives the time; one that stands still bills nothing.
-            accounts: See the attribute.
         """
         self.seats = self.free = seats
         self.open: dict[int, Sitting] = {}
@@ -202,11 +201,7 @@ class Seating:
             go_on()
 
     def check(self, name: Any) -> Sitting:
-        """Return the batch of a name.
-
-        Raises:
-            InvalidRequest: None of that name sits.
-        """
+        """Return the batch of a name; raises an `InvalidRequest` if none of that name sits."""
         sitting = self.open.get(name) if type(name) is int else None
         if sitting is None:
             raise InvalidRequest(f"it speaks of the stream {str(name)[:40]}, which it was not given")

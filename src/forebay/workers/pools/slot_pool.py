@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from forebay.errors import ForebayError, Unavailable, WorkerLost
 from forebay.observe.metrics.author_metrics import MetricStore
@@ -28,9 +28,12 @@ from forebay.types.batch import Done, Entry, EntryBatch
 from forebay.types.call import Failure
 from forebay.types.server_state import here
 from forebay.workers.pool import Pool
+from forebay.workers.wire.address import peer_of
+from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
     from forebay.workers.pools.seating import Seating
+    from forebay.workers.wire.conversation import Shared
 
 
 class Slot(Protocol):
@@ -76,6 +79,27 @@ Rebuke: TypeAlias = Literal["hung up on", "ignored"]
 """What is done to a worker that does not do as it should."""
 
 
+class DialledSlot(asyncio.Protocol):
+    """A slot whose worker has dialled in, whatever protocol it speaks."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def untaken_bytes(self) -> int:
+        """How much the worker has not taken of what was sent."""
+        return 0 if self._transport is None else untaken_bytes(self._transport)
+
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """Where the worker is; for a unix socket that is nowhere in particular."""
+        return peer_of(self._transport)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the worker to speak."""
+        self._transport = cast("asyncio.Transport", transport)
+
+
 class SlotPool(Pool, Generic[S]):
     """Slots that come and go."""
 
@@ -93,6 +117,8 @@ class SlotPool(Pool, Generic[S]):
     """What its errors call the other side of a slot."""
     ahead: int
     """Further rows that a slot is given, which wait there until seats are free; `idle` counts them as well."""
+    shared: Callable[[], Shared | None]
+    """Makes the shared memory of a slot; returns None where memory cannot be shared."""
 
     def __init__(
         self,
@@ -109,7 +135,6 @@ class SlotPool(Pool, Generic[S]):
             isolates: Whether the entries of a batch that lost its worker are handed on each alone.
             handover_s: How long what lost its worker waits for another; None lets its own deadline decide.
             hands_on: Whether what lost its worker may be run a second time; else it fails at once.
-            seats: See the attribute.
             ahead: See the attribute; only where there is one slot, or a seat of another might be free before.
         """
         super().__init__()
@@ -157,8 +182,7 @@ class SlotPool(Pool, Generic[S]):
     def ready(self, slot: S, before: Callable[[], None] | None = None) -> None:
         """A slot asks for work: a batch that lost its worker comes first, then whatever the queue has.
 
-        Args:
-            before: Run after the slot counts as idle and before anybody is woken: hands over its last answers.
+        `before` hands over its last answers: it runs after the slot counts as idle, before anything else is woken.
         """
         if self._stopping:
             if before is not None:
@@ -194,6 +218,21 @@ class SlotPool(Pool, Generic[S]):
                 break
             self._orphans.popleft()
             self.submit(batch, done)
+
+    def greeted(self, slot: Any, about: Mapping[str, Any]) -> None:
+        """A worker said hello: answer with `slot.open`, or raise `InvalidRequest` to refuse it."""
+        raise NotImplementedError
+
+    def failed(self, slot: Any, kind: str, message: str, detail: Any, trace: str) -> None:
+        """A worker could not open its runner."""
+        raise NotImplementedError
+
+    def called_off(self, slot: Any, batch_id: int) -> None:
+        """Note that no client waits any more for what a slot is running; if it hangs, it is dropped like any other."""
+
+    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
+        """Say what was done to a worker, and why."""
+        raise NotImplementedError
 
     def _first_orphan(self) -> tuple[EntryBatch, Done] | None:
         """Return what is to be handed on first; what nobody waits for any more is answered instead."""

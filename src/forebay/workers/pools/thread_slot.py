@@ -50,7 +50,6 @@ class ThreadSlot:
             say: Has the loop call something.
             freed: Called on the loop when so many seats became free.
             called_off: Called on the loop with this and the name of a batch that nobody waits for any more.
-            accounts: Those of its server.
         """
         self.seating = Seating(seats, self._allow, self._leave, time.monotonic, accounts)
         self.is_given_up = False

@@ -102,7 +102,6 @@ class ThreadPool(Pool):
         """Describe the threads; `start` brings them up.
 
         Args:
-            spec: What each worker runs.
             workers: Runners.
             threads: Slots of each.
             stuck_s: A thread that goes on with a batch nobody waits for is left behind after this time, and another

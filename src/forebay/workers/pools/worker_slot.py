@@ -13,17 +13,15 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, InvalidRequest
 from forebay.observe.logs.model_log import Voice
 from forebay.types.call import Failure
 from forebay.types.failures import without_frames
-from forebay.workers.pools.slot_pool import Rebuke, running
+from forebay.workers.pools.slot_pool import DialledSlot, SlotPool, running
 from forebay.workers.wire import frames
-from forebay.workers.wire.address import peer_of
-from forebay.workers.wire.conversation import Conversation, Shared
-from forebay.workers.wire.unsent_bytes import untaken_bytes
+from forebay.workers.wire.conversation import Conversation
 from forebay.workers.wire.worker_events import (
     Counted,
     Event,
@@ -39,8 +37,6 @@ from forebay.workers.wire.worker_events import (
 )
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.author_metrics import MetricStore
-    from forebay.observe.metrics.tenant_accounts import Accounts
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.seating import Seating
 
@@ -48,87 +44,12 @@ MAX_UNREAD = 3
 """Workers that may die before they have read a batch; from then on the batch itself is likely what ends them."""
 
 
-class Dialled(Protocol):
-    """The pool a slot belongs to."""
-
-    @property
-    def model(self) -> str:
-        """What lines of the log call what its workers run."""
-        ...
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """What gauges of its workers are labelled with, beside the worker."""
-        ...
-
-    @property
-    def metrics(self) -> MetricStore:
-        """Keeps what its workers tell of them."""
-        ...
-
-    @property
-    def accounts(self) -> Accounts | None:
-        """The accounts of its server."""
-        ...
-
-    @property
-    def seats(self) -> int:
-        """Rows of streams that may be open in each slot; 0 gives a slot one batch at a time."""
-        ...
-
-    @property
-    def ahead(self) -> int:
-        """Rows that may wait in a worker for a seat."""
-        ...
-
-    def freed(self, slot: WorkerSlot, rows: int) -> None:
-        """So many seats of a slot became free."""
-        ...
-
-    @property
-    def log_level(self) -> int | None:
-        """Lowest level of the lines that a worker is to send; None if it is to keep them."""
-        ...
-
-    def greeted(self, slot: WorkerSlot, about: Mapping[str, Any]) -> None:
-        """A worker said hello: answer with `slot.open`, or raise `InvalidRequest` to refuse it."""
-        ...
-
-    def ready(self, slot: WorkerSlot, before: Callable[[], None] | None = None) -> None:
-        """The slot asks for work; `before` hands over its last answers."""
-        ...
-
-    def retire(self, slot: WorkerSlot) -> None:
-        """The slot takes no more work."""
-        ...
-
-    def failed(self, slot: WorkerSlot, kind: str, message: str, detail: Any, trace: str) -> None:
-        """The worker could not open its runner."""
-        ...
-
-    def called_off(self, slot: WorkerSlot, batch_id: int) -> None:
-        """Note that no client waits any more for what the slot is running."""
-        ...
-
-    def told(self, what: Rebuke, peer: tuple[str, int] | None, reason: str) -> None:
-        """Say what was done to a worker, and why."""
-        ...
-
-    def gone(self, slot: WorkerSlot) -> None:
-        """The connection closed."""
-        ...
-
-    def shared(self) -> Shared | None:
-        """Make the slot's shared memory; None where there cannot be any."""
-        ...
-
-
-class WorkerSlot(asyncio.Protocol):
+class WorkerSlot(DialledSlot):
     """The server's end of one connection of a worker."""
 
     def __init__(
         self,
-        pool: Dialled,
+        pool: SlotPool[Any],
         max_frame_bytes: int = frames.MAX_FRAME_BYTES,
         check: Callable[[EntryBatch, Sequence[Any]], None] | None = None,
         max_elements: int | None = None,
@@ -136,14 +57,12 @@ class WorkerSlot(asyncio.Protocol):
         """Make a slot.
 
         Args:
-            pool: What it belongs to.
-            max_frame_bytes: Longest frame that is read.
             check: Given a batch and its outcomes, or the parts of one step, raises `InvalidRequest` if they are not of
                 the types the endpoint answers with; None where the worker is forebay's own.
             max_elements: The most values in a frame; None where the worker is forebay's own.
         """
+        super().__init__()
         self._pool = pool
-        self._transport: asyncio.Transport | None = None
         self._conversation = Conversation(
             max_frame_bytes,
             check,
@@ -174,20 +93,6 @@ class WorkerSlot(asyncio.Protocol):
     def owes_since(self) -> float | None:
         """Since when the worker owes the next sign of life; None while it is idle or waits for slow clients."""
         return self._conversation.owes_since
-
-    @property
-    def untaken_bytes(self) -> int:
-        """How much the worker has not taken of what was sent."""
-        return 0 if self._transport is None else untaken_bytes(self._transport)
-
-    @property
-    def peer(self) -> tuple[str, int] | None:
-        """Where the worker is; for a unix socket that is nowhere in particular."""
-        return peer_of(self._transport)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the worker to speak."""
-        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Act on what the worker says."""

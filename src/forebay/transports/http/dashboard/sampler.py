@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import Callable, Generator
 
 from forebay.observe.metrics.exposition import finish_in_turns
+from forebay.server.links import Links
 
 
-class Sampler:
-    """Takes a sample every few seconds as long as the server runs; one of the `Links` of its app."""
+class Sampler(Links):
+    """Takes a sample every few seconds as long as the server runs."""
 
     def __init__(
         self, step_s: float, look: Callable[[], Generator[None, None, None]], is_wanted: Callable[[], bool]
@@ -30,17 +31,10 @@ class Sampler:
         if self._is_wanted():
             self._task = asyncio.create_task(self._sample())
 
-    def leave(self) -> None:
-        """Go on: requests that still run count."""
-
     def stop(self) -> None:
         """End."""
         if self._task is not None:
             self._task.cancel()
-
-    def problems(self) -> list[str]:
-        """Return nothing: requests are answered all the same."""
-        return []
 
     async def _sample(self) -> None:
         while True:
