@@ -31,11 +31,7 @@ examples:
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "analyse",
-        help="report on the profile of a pipeline server",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "analyse", help="report on the profile of a pipeline server", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("profile", metavar="PROFILE", type=Path, help="a file with PROFILE lines")
     parser.add_argument(

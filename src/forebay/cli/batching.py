@@ -40,8 +40,6 @@ def add_parser(commands: Any) -> None:
         help="run the batching service in place of the original",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
 
     group = parser.add_argument_group("what the original does not have")

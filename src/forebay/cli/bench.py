@@ -46,11 +46,7 @@ _FULL: Final = 0.9
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "bench",
-        help="measure how fast a server answers",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "bench", help="measure how fast a server answers", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
     parser.add_argument("data", metavar="DATA", nargs="*", help="what to send")

@@ -38,12 +38,7 @@ _LONGEST_NUMBER: Final = 16
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "call",
-        help="send a request and print the answer",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("call", help="send a request and print the answer", description=DESCRIPTION)
     parser.add_argument("url", metavar="URL", help="such as localhost:8080/models/iris")
     parser.add_argument("data", metavar="DATA", nargs="*", help="what to send")
     add_header_flags(parser)

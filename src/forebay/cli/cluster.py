@@ -38,11 +38,7 @@ _VERBS: Final = {
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "cluster",
-        help="look at, drain and end what runs on a cluster",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "cluster", help="look at, drain and end what runs on a cluster", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument(
         "verb", choices=list(_VERBS), help="; ".join(f"{verb}: {does}" for verb, does in _VERBS.items())

@@ -19,10 +19,7 @@ Print a script that makes a shell complete forebay's commands, flags and values 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "completion",
-        help="print a script that makes bash, zsh or fish complete commands",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "completion", help="print a script that makes bash, zsh or fish complete commands", description=DESCRIPTION
     )
     parser.add_argument("shell", metavar="SHELL", choices=["bash", "zsh", "fish"], help="bash, zsh or fish")
     parser.set_defaults(run=run, parser=parser)

@@ -38,11 +38,7 @@ _LONGEST_S: Final = 20 * 365 * 86_400
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "costs",
-        help="show what tenants and models have cost",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "costs", help="show what tenants and models have cost", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("source", metavar="SOURCE", help="http://HOST:PORT of a server, or a folder")
     parser.add_argument(

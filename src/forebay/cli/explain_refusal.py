@@ -33,12 +33,7 @@ _WHY: Final = {
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "explain-refusal",
-        help="say why a server refused a request",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("explain-refusal", help="say why a server refused a request", description=DESCRIPTION)
     parser.add_argument("request_id", metavar="REQUEST_ID", help="the X-Request-Id of the answer")
     parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help="of the server")
     add_key_flag(parser)

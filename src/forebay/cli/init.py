@@ -113,12 +113,7 @@ A server has its API at `/docs`, its numbers at `/metrics`.
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "init",
-        help="write a small project that runs",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("init", help="write a small project that runs", description=DESCRIPTION)
     parser.add_argument("name", metavar="NAME", help="a folder that is not there yet; the model is named after it")
     parser.set_defaults(run=run, parser=parser)
 

@@ -61,6 +61,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **more: Any) -> None:
+        if "\n" in f"{more.get('description')}{more.get('epilog')}":  # it has its own lines
+            more["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**more)
         self.allow_abbrev = False
 
@@ -170,7 +172,6 @@ def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
         prog="forebay",
         description="Serve Python models and model files over HTTP and gRPC.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)

@@ -52,13 +52,7 @@ Python file of the project does the same.
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model or a project",
-        description=DESCRIPTION,
-        usage=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("serve", help="serve a model or a project", description=DESCRIPTION, usage=USAGE)
     add_options(parser)
     parser.set_defaults(run=run, parser=parser)
 

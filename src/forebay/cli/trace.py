@@ -52,11 +52,7 @@ IDLE: Final = 0.05
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "trace",
-        help="record a running server and show where the time goes",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "trace", help="record a running server and show where the time goes", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8080")
     parser.add_argument(

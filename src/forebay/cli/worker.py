@@ -31,11 +31,7 @@ def add_parser(commands: Any) -> None:
     from forebay.types.settings import declared
 
     parser = commands.add_parser(
-        "worker",
-        help="run a model for a server in another environment",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "worker", help="run a model for a server in another environment", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("target", metavar="TARGET", help="a Python file with one forebay.Model, or file.py:Name")
     for setting in declared(WorkerConfig).values():

@@ -8,14 +8,14 @@ are errors are told apart by their ids under the key `error_ids`, all of them wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
 
 from forebay.errors import InvalidRequest, TooLarge
 from forebay.types.element_limits import MAX_ELEMENTS
-from forebay.workers.wire.frames import require_few
+from forebay.workers.wire.frames import HEADER, FrameReader, require_few
 
 READY: Final = b"\0\0\0\0"
 """A frame without a payload: the worker asks for jobs and has no answer to give."""
@@ -25,7 +25,6 @@ MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 
 ERROR_IDS: Final = "error_ids"
 
-_HEADER = 4
 _ID = 36
 _BESIDE = 64
 """More than there is of a job beside its body."""
@@ -33,39 +32,16 @@ _LONGEST = (1 << 31) - 1
 """The original's workers read the length as a signed number."""
 
 
-class JobFrameReader:
-    """Cuts a stream of bytes into payloads."""
+class JobFrameReader(FrameReader):
+    """Cuts a stream of bytes into payloads; that of a `READY` is empty."""
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES, max_elements: int = MAX_ELEMENTS) -> None:
-        self._buffer = bytearray()
-        self._max_elements = max_elements
-        self._max_bytes = min(max_bytes, _LONGEST)
+        super().__init__(max_bytes=min(max_bytes, _LONGEST))
+        self._most = max_elements
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether a payload has come in part."""
-        return bool(self._buffer)
-
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
-        """Add bytes and yield every payload that is complete; that of a `READY` is empty.
-
-        Raises:
-            InvalidRequest: If a longer payload than allowed is announced, or one has more values; the connection is of
-                no use after that.
-        """
-        buffer = self._buffer
-        buffer += data
-        while len(buffer) >= _HEADER:
-            length = int.from_bytes(buffer[:_HEADER], "big")
-            if length > self._max_bytes:
-                raise InvalidRequest(f"a frame of {length} bytes was announced, at most {self._max_bytes} are read")
-            end = _HEADER + length
-            if len(buffer) < end:
-                return
-            payload = bytes(memoryview(buffer)[_HEADER:end])
-            del buffer[:end]
-            require_few(payload, self._max_elements)
-            yield payload
+    def _decode(self, frame: bytes | memoryview) -> bytes:
+        require_few(frame, self._most)
+        return bytes(frame)
 
 
 def cut_jobs(jobs: dict[str, bytes]) -> list[dict[str, bytes]]:
@@ -135,7 +111,7 @@ def _frame(message: Mapping[str, bytes | str]) -> bytes:
     payload = _encoder.encode(message)
     if len(payload) > _LONGEST:
         raise TooLarge(f"{len(payload)} bytes were to be sent at once, a frame takes {_LONGEST}")
-    return len(payload).to_bytes(_HEADER, "big") + payload
+    return len(payload).to_bytes(HEADER, "big") + payload
 
 
 def _map(payload: bytes) -> dict[str, Any]:
