@@ -36,10 +36,7 @@ def add_parser(commands: Any) -> None:
     from forebay.types.settings import declared
 
     parser = commands.add_parser(
-        "batching",
-        help="run the batching service in place of the original",
-        description=DESCRIPTION,
-        epilog=EPILOG,
+        "batching", help="run the batching service in place of the original", description=DESCRIPTION, epilog=EPILOG
     )
 
     group = parser.add_argument_group("what the original does not have")

@@ -64,11 +64,7 @@ def add_parser(commands: Any) -> None:
         "--warmup-s", type=seconds(0, 600), default=1.0, metavar="S", help="asked before, and not counted (1)"
     )
     parser.add_argument(
-        "--timeout-s",
-        type=seconds(0.01, 600),
-        default=30.0,
-        metavar="S",
-        help="an answer is lost after it (30)",
+        "--timeout-s", type=seconds(0.01, 600), default=30.0, metavar="S", help="an answer is lost after it (30)"
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the times into this file as well")
     add_header_flags(parser)

@@ -8,14 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from http.client import (
-    HTTPConnection,
-    HTTPException,
-    HTTPSConnection,
-    IncompleteRead,
-    InvalidURL,
-    RemoteDisconnected,
-)
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead, InvalidURL, RemoteDisconnected
 from typing import Any, Final
 from urllib import error, request
 

@@ -169,9 +169,7 @@ def _parser() -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
     )
 
     parser = Parser(
-        prog="forebay",
-        description="Serve Python models and model files over HTTP and gRPC.",
-        epilog=EPILOG,
+        prog="forebay", description="Serve Python models and model files over HTTP and gRPC.", epilog=EPILOG
     )
     parser.add_argument("-V", "--version", action="version", version=f"forebay {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)

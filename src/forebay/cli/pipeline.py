@@ -33,11 +33,7 @@ def add_parser(commands: Any) -> None:
         )
         if number is signal.SIGTERM:
             command.add_argument(
-                "--wait-s",
-                type=seconds(0, 86_400),
-                default=60.0,
-                metavar="S",
-                help="time to wait for their end (60)",
+                "--wait-s", type=seconds(0, 86_400), default=60.0, metavar="S", help="time to wait for their end (60)"
             )
         else:
             command.set_defaults(wait_s=KILLED_S)

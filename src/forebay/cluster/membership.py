@@ -89,12 +89,7 @@ class JoinOptions(msgspec.Struct, frozen=True):
 
 
 def read_options(
-    address: str,
-    secret: str | None,
-    listen: str | None,
-    cafile: str | None,
-    certfile: str | None,
-    keyfile: str | None,
+    address: str, secret: str | None, listen: str | None, cafile: str | None, certfile: str | None, keyfile: str | None
 ) -> JoinOptions:
     """Read what `join` was given.
 

@@ -41,12 +41,7 @@ def input_of(given: Any) -> tuple[list[Any] | None, Any]:
 class _Answer:
     """What both kinds have in common."""
 
-    def __init__(
-        self,
-        call: RemoteCall,
-        items: Any,
-        call_on_loop: Callable[..., object],
-    ) -> None:
+    def __init__(self, call: RemoteCall, items: Any, call_on_loop: Callable[..., object]) -> None:
         self._call = call
         self._items = items
         self._on_loop = call_on_loop

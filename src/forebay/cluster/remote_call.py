@@ -45,12 +45,7 @@ class RemoteCall:
     """
 
     def __init__(
-        self,
-        name: str,
-        body: list[Any] | None,
-        deadline: float,
-        inbox: Inbox,
-        on_end: Callable[[RemoteCall], object],
+        self, name: str, body: list[Any] | None, deadline: float, inbox: Inbox, on_end: Callable[[RemoteCall], object]
     ) -> None:
         """Describe it.
 

@@ -106,11 +106,7 @@ class DiskCache:
             msg = f"models cannot be kept in {folder}: {error.strerror}; name another folder with --repository-folder"
             raise ConfigError(msg) from error
         self._cache: Cache[Path] = Cache(
-            f"the disk below {self.path}",
-            self._remove,
-            max_count=max_count,
-            max_bytes=max_bytes,
-            may_exceed=may_exceed,
+            f"the disk below {self.path}", self._remove, max_count=max_count, max_bytes=max_bytes, may_exceed=may_exceed
         )
         self._adopt(is_ours=is_ours)
 

@@ -50,10 +50,7 @@ class FakeClock:
             Spinning: If the loop never comes to rest.
             RuntimeError: If everybody waits for something that cannot come.
         """
-        with (
-            mock.patch("time.monotonic", self.monotonic),
-            asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner,
-        ):
+        with mock.patch("time.monotonic", self.monotonic), asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
             return runner.run(coroutine)
 
 

@@ -111,9 +111,5 @@ class File:
         return dict(SCHEMA)
 
 
-SCHEMA: dict[str, str] = {
-    "type": "string",
-    "contentEncoding": "base64",
-    "contentMediaType": "application/octet-stream",
-}
+SCHEMA: dict[str, str] = {"type": "string", "contentEncoding": "base64", "contentMediaType": "application/octet-stream"}
 """How a file stands in documents."""

@@ -333,18 +333,14 @@ def _outputs(composition: Composition, returned: Any) -> tuple[Literal["one", "o
 
 
 def _result(
-    composition: Composition,
-    declared: Any,
-    shape: Literal["one", "object", "array"],
-    outputs: Mapping[str, Edge],
+    composition: Composition, declared: Any, shape: Literal["one", "object", "array"], outputs: Mapping[str, Edge]
 ) -> Any:
     """Return the type of what is returned: as it is annotated, else as the node says."""
     if shape == "one":
         edge = outputs[OUT]
         if not fits(edge.annotation, declared):
             _refuse(
-                composition,
-                f"is annotated to return {spell(declared)}, and {edge.source} is {spell(edge.annotation)}",
+                composition, f"is annotated to return {spell(declared)}, and {edge.source} is {spell(edge.annotation)}"
             )
         return edge.annotation if declared is Any else declared
     kind: Any = typing.get_origin(declared) or declared

@@ -42,12 +42,7 @@ class NodeRunner(BatchRunner):
     """A `Runner` for a node. Bodies are dicts of inputs, or lists of such dicts; results are whatever comes."""
 
     def __init__(
-        self,
-        model: type[Model],
-        ports: Sequence[str] | None,
-        results: Results,
-        *,
-        isolate_errors: bool = False,
+        self, model: type[Model], ports: Sequence[str] | None, results: Results, *, isolate_errors: bool = False
     ) -> None:
         """Read the class; `open` makes the model.
 

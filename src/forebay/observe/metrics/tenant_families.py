@@ -67,8 +67,5 @@ def _histogram(endpoint: str, rest: str, histogram: Histogram) -> str:
     for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
         total += count
         lines.append(f'{name}_bucket{{{endpoint},le="{bound}",{rest}}} {total}.0\n')
-    lines += [
-        f"{name}_count{{{endpoint},{rest}}} {total}.0\n",
-        f"{name}_sum{{{endpoint},{rest}}} {histogram.total}\n",
-    ]
+    lines += [f"{name}_count{{{endpoint},{rest}}} {total}.0\n", f"{name}_sum{{{endpoint},{rest}}} {histogram.total}\n"]
     return "".join(lines)

@@ -42,12 +42,7 @@ _BATCHES: Final = frozenset(
     }
 )
 _STREAMS: Final = frozenset(
-    {
-        collections.abc.Iterator,
-        collections.abc.Generator,
-        collections.abc.AsyncIterator,
-        collections.abc.AsyncGenerator,
-    }
+    {collections.abc.Iterator, collections.abc.Generator, collections.abc.AsyncIterator, collections.abc.AsyncGenerator}
 )
 _MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
 

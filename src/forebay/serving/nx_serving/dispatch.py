@@ -201,11 +201,7 @@ class Work:
     __slots__ = ("_over", "entries", "is_last", "key", "rows", "taken", "whole")
 
     def __init__(
-        self,
-        entries: Sequence[Submission | SubmissionPart],
-        key: Hashable,
-        rows: int,
-        whole: EntryBatch | None = None,
+        self, entries: Sequence[Submission | SubmissionPart], key: Hashable, rows: int, whole: EntryBatch | None = None
     ) -> None:
         self._over = 0
         self.whole = whole

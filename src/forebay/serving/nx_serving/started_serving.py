@@ -353,12 +353,7 @@ class ServingProcess(Generic[In, Out]):
         return functools.partial(self._call, tenant=tenants.of(name))
 
     def _call(
-        self,
-        batch: Batch,
-        waiter: Any,
-        deadline: float,
-        whole_size: int | None = None,
-        tenant: Tenant | None = None,
+        self, batch: Batch, waiter: Any, deadline: float, whole_size: int | None = None, tenant: Tenant | None = None
     ) -> Submission:
         """Return a call; `whole_size` is the size of the input that `batch` is a piece of."""
         # An input that is a full batch is executed alone, and hooks belong to whole batches.

@@ -64,13 +64,7 @@ class WorkerSlot(DialledSlot):
         super().__init__()
         self._pool = pool
         self._conversation = Conversation(
-            max_frame_bytes,
-            check,
-            pool.seats,
-            self._speak,
-            pool.ahead,
-            max_elements,
-            time.monotonic,
+            max_frame_bytes, check, pool.seats, self._speak, pool.ahead, max_elements, time.monotonic
         )
         self.seating.accounts = pool.accounts
         self._speaks = False

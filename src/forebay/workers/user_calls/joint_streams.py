@@ -86,11 +86,7 @@ class SideBySide:
     mates = "side by side"
 
     def __init__(
-        self,
-        steps: AsyncIterator[Any],
-        count: int,
-        *,
-        wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None,
+        self, steps: AsyncIterator[Any], count: int, *, wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
     ) -> None:
         """Begin.
 

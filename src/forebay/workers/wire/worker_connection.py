@@ -54,11 +54,7 @@ class WorkerConnection:
     """
 
     def __init__(
-        self,
-        address: Address,
-        about: Mapping[str, Any],
-        secret: bytes | None = None,
-        tls: ssl.SSLContext | None = None,
+        self, address: Address, about: Mapping[str, Any], secret: bytes | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         """Dial and say hello.
 

@@ -330,11 +330,7 @@ class Visitor(asyncio.Protocol):
                 await loop.connect_accepted_socket(lambda: self, accepted)
             else:
                 await loop.connect_accepted_socket(
-                    lambda: self,
-                    accepted,
-                    ssl=context,
-                    ssl_handshake_timeout=hello_s,
-                    ssl_shutdown_timeout=GOODBYE_S,
+                    lambda: self, accepted, ssl=context, ssl_handshake_timeout=hello_s, ssl_shutdown_timeout=GOODBYE_S
                 )
         except OSError as error:
             self._handshake = None
