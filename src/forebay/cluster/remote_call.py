@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from forebay.cluster.call_params import NOT_TAKEN, CallParams
 from forebay.cluster.choice import Tries
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, ServingStopped, Unavailable
@@ -146,8 +148,7 @@ class RemoteCall:
             raise
 
     def _request(self, body: list[Any], params: CallParams) -> Request:
-        told = {name: value for name, value in _told(params).items() if value} or EMPTY
-        return Request(body=body, reply=_nobody, params=told, deadline=self._deadline)
+        return Request(body, _nobody, msgspec.to_builtins(params) or EMPTY, deadline=self._deadline)
 
     def _hear(self, steps: Sequence[Sequence[Any]], release: Callable[[], object]) -> None:
         """Put parts of the answer down."""
@@ -172,10 +173,6 @@ def _settle(taken: asyncio.Future[Any], outcome: Any) -> None:
 
 def _is_not_taken(error: ForebayError) -> bool:
     return error.detail == NOT_TAKEN or isinstance(error, ServingStopped)
-
-
-def _told(params: CallParams) -> dict[str, Any]:
-    return {"opens": params.opens, "feeds": params.feeds, "is_last": params.is_last}
 
 
 def _nobody(_request: Request, _outcome: Any) -> None:

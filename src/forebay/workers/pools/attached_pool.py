@@ -24,8 +24,8 @@ from forebay.workers.pools.slot_pool import Rebuke, Slot, SlotPool, running
 
 if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch
+    from forebay.workers.memory.shm import Arenas
     from forebay.workers.pools import worker_slot
-    from forebay.workers.wire.conversation import Shared
 
 log = logging.getLogger("forebay.workers")
 
@@ -57,7 +57,7 @@ class AttachedPool(SlotPool[S]):
         grace_s: float | None = 5.0,
         hang_s: float | None = None,
         on_first: Callable[[], None] = lambda: None,
-        shared: Callable[[], Shared | None] = lambda: None,
+        shared: Callable[[], Arenas | None] = lambda: None,
         isolates: bool = False,
         seats: int = 0,
     ) -> None:

@@ -32,8 +32,8 @@ from forebay.workers.wire.address import peer_of
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
+    from forebay.workers.memory.shm import Arenas
     from forebay.workers.pools.seating import Seating
-    from forebay.workers.wire.conversation import Shared
 
 
 class Slot(Protocol):
@@ -117,7 +117,7 @@ class SlotPool(Pool, Generic[S]):
     """What its errors call the other side of a slot."""
     ahead: int
     """Further rows that a slot is given, which wait there until seats are free; `idle` counts them as well."""
-    shared: Callable[[], Shared | None]
+    shared: Callable[[], Arenas | None]
     """Makes the shared memory of a slot; returns None where memory cannot be shared."""
 
     def __init__(

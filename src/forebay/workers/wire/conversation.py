@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -45,6 +45,7 @@ from forebay.workers.wire.worker_events import (
 
 if TYPE_CHECKING:
     from forebay.types.batch import Done, EntryBatch, Phase
+    from forebay.workers.memory.shm import Arenas
 
 T = TypeVar("T")
 
@@ -52,27 +53,6 @@ MAX_BYTES: Final = 1 << 20
 """Longest message about metrics."""
 
 _LINE: Final = known(LogLine)
-
-
-class Shared(Protocol):
-    """Memory that the worker sees as well."""
-
-    @property
-    def handle(self) -> Mapping[str, Any]:
-        """What the worker is told of it."""
-        ...
-
-    def place(self, bodies: list[Any]) -> list[Any]:
-        """Return the bodies, with large ones replaced by their places in the memory."""
-        ...
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return what the worker placed; raises `InvalidRequest` beyond its end."""
-        ...
-
-    def close(self) -> None:
-        """Give it back."""
-        ...
 
 
 class Conversation:
@@ -125,7 +105,7 @@ class Conversation:
         self._max_frame_bytes = max_frame_bytes
         self._check = check
         self._reader = frames.FrameReader(self._copy, max_frame_bytes, max_elements=max_elements)
-        self._shared: Shared | None = None
+        self._shared: Arenas | None = None
         self._copied = 0
         self._abilities: frozenset[str] = frozenset()
         self._barred = {"log"}
@@ -152,7 +132,7 @@ class Conversation:
             self._on(CLOSE)
             yield Violation(f"it does not speak the protocol: {error}")
 
-    def open(self, options: Mapping[str, Any], shared: Shared | None) -> bytes:
+    def open(self, options: Mapping[str, Any], shared: Arenas | None) -> bytes:
         """Answer a hello.
 
         Args:
