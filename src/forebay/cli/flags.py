@@ -9,29 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.cli.numbers import reading
 from forebay.errors import ConfigError
-from forebay.server.config import (
-    SECTIONS,
-    AttachConfig,
-    ClusterConfig,
-    GrpcConfig,
-    HttpConfig,
-    Overrides,
-    ProcessConfig,
-    RepositoryConfig,
-)
+from forebay.server import config
+from forebay.server.config import SECTIONS
 from forebay.types.settings import Setting, declared
 
 if TYPE_CHECKING:
     from forebay.server.setting_sources import Told
 
 _TITLES: Final[dict[type, str]] = {
-    HttpConfig: "HTTP",
-    Overrides: "workers and batching, for every model of the target",
-    RepositoryConfig: "models in a folder or a bucket",
-    AttachConfig: "workers that attach: forebay worker FILE --connect ADDRESS",
-    GrpcConfig: "gRPC",
-    ClusterConfig: "a Ray cluster",
-    ProcessConfig: "process",
+    config.HttpConfig: "HTTP",
+    config.Overrides: "workers and batching, for every model of the target",
+    config.RepositoryConfig: "models in a folder or a bucket",
+    config.AttachConfig: "workers that attach: forebay worker FILE --connect ADDRESS",
+    config.GrpcConfig: "gRPC",
+    config.ClusterConfig: "a Ray cluster",
+    config.ProcessConfig: "process",
 }
 
 _FIRST: Final = (

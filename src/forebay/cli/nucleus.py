@@ -29,13 +29,14 @@ def add_parser(commands: Any) -> None:
     )
     below = parser.add_subparsers(dest="nucleus_command", metavar="COMMAND", required=True)
 
-    generate = below.add_parser("generate", help="write the Dockerfiles of a project into the current folder")
-    _add_config(generate)
-    generate.set_defaults(run=_generate, parser=generate)
-
-    prepare = below.add_parser("prepare", help="install what a project depends on, for this Python")
-    _add_config(prepare)
-    prepare.set_defaults(run=_prepare, parser=prepare)
+    for name, run, what in (
+        ("generate", _generate, "write the Dockerfiles of a project into the current folder"),
+        ("prepare", _prepare, "install what a project depends on, for this Python"),
+    ):
+        command = below.add_parser(name, help=what)
+        told = "its configuration, or its folder (nucleus.yaml)"
+        command.add_argument("config", nargs="?", default="nucleus.yaml", metavar="CONFIG", help=told)
+        command.set_defaults(run=run, parser=command)
 
     execute = below.add_parser("exec", help="run a command with the folder and the variables of a project")
     execute.add_argument("--config", default="nucleus.yaml", metavar="CONFIG", help="its configuration (nucleus.yaml)")
@@ -44,16 +45,6 @@ def add_parser(commands: Any) -> None:
 
     version = below.add_parser("version", help="print the version")
     version.set_defaults(run=_version, parser=version)
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config",
-        nargs="?",
-        default="nucleus.yaml",
-        metavar="CONFIG",
-        help="its configuration, or its folder (nucleus.yaml)",
-    )
 
 
 def _generate(parsed: argparse.Namespace) -> int:

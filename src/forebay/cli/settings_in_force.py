@@ -5,15 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.server.config import (
-    AttachConfig,
-    ClusterConfig,
-    GrpcConfig,
-    HttpConfig,
-    Overrides,
-    ProcessConfig,
-    RepositoryConfig,
-)
+from forebay.server import config
 from forebay.types.settings import Setting, declared
 
 if TYPE_CHECKING:
@@ -24,13 +16,13 @@ def lines_of(options: Options) -> list[str]:
     """Return a table of all settings; keys and secrets are not shown."""
     rows = [("setting", "value", "from")]
     for struct, prefix, values in (
-        (HttpConfig, "http.", options.http),
-        (Overrides, "", options.overrides),
-        (RepositoryConfig, "repository.", options.repository),
-        (AttachConfig, "attach.", options.attach),
-        (GrpcConfig, "grpc.", options.grpc),
-        (ClusterConfig, "cluster.", options.cluster),
-        (ProcessConfig, "", options),
+        (config.HttpConfig, "http.", options.http),
+        (config.Overrides, "", options.overrides),
+        (config.RepositoryConfig, "repository.", options.repository),
+        (config.AttachConfig, "attach.", options.attach),
+        (config.GrpcConfig, "grpc.", options.grpc),
+        (config.ClusterConfig, "cluster.", options.cluster),
+        (config.ProcessConfig, "", options),
     ):
         for setting in declared(struct).values():
             if setting.written.flag is not None:

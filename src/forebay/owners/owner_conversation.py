@@ -11,22 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidRequest
+from forebay.owners import states
 from forebay.owners.apart import MAX_SEATS, BodiesTaker, LinkReader
-from forebay.owners.states import (
-    ANSWERS,
-    ASKING,
-    BEAT,
-    CHALLENGE,
-    DIRECTORY,
-    LEAVE,
-    LOSE,
-    MODELS,
-    OPENING,
-    OWNERS,
-    REFUSAL,
-    TRUSTING,
-    WELCOME,
-)
+from forebay.owners.states import OWNERS
 from forebay.owners.wire import (
     FromOwner,
     LinkBeat,
@@ -51,15 +38,15 @@ MAX_ELEMENTS: Final = 16_000_000
 
 _MESSAGES: Final = known(FromOwner)
 _EVENTS: Final[Mapping[type, Event]] = {
-    OwnerChallenge: CHALLENGE,
-    OwnerWelcome: WELCOME,
-    OwnerRefusal: REFUSAL,
-    OwnerOpening: OPENING,
-    OwnedModels: MODELS,
-    OwnerDirectory: DIRECTORY,
-    OwnerAnswers: ANSWERS,
-    OwnerLeaving: LEAVE,
-    LinkBeat: BEAT,
+    OwnerChallenge: states.CHALLENGE,
+    OwnerWelcome: states.WELCOME,
+    OwnerRefusal: states.REFUSAL,
+    OwnerOpening: states.OPENING,
+    OwnedModels: states.MODELS,
+    OwnerDirectory: states.DIRECTORY,
+    OwnerAnswers: states.ANSWERS,
+    OwnerLeaving: states.LEAVE,
+    LinkBeat: states.BEAT,
 }
 
 
@@ -89,7 +76,7 @@ class OwnerConversation:
         """
         self._role = role
         self._us = "this program" if role == frames.MEMBER else "this server"
-        self.state: State = TRUSTING if secret is None else ASKING
+        self.state: State = states.TRUSTING if secret is None else states.ASKING
         self.problem = ""
         self.max_body_bytes = 0
         self._name = name
@@ -139,10 +126,10 @@ class OwnerConversation:
         except ConfigError as error:
             self._give_up(error.message)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
-            if self.state in (ASKING, TRUSTING):
+            if self.state in (states.ASKING, states.TRUSTING):
                 self._give_up(
                     f"it does not ask for the secret that {self._us} has, or is no owner"
-                    if self.state is ASKING
+                    if self.state is states.ASKING
                     else f"it is no owner: {error}"
                 )
             else:
@@ -150,7 +137,7 @@ class OwnerConversation:
 
     def lose(self) -> None:
         """Read nothing more."""
-        self.state = OWNERS[self.state][LOSE]
+        self.state = OWNERS[self.state][states.LOSE]
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
@@ -177,6 +164,6 @@ class OwnerConversation:
             raise InvalidRequest(f"it announces {count} results and gives {len(message.results)}")
         if count + len(message.models) > MAX_SEATS:
             raise InvalidRequest(f"an answer has more than {MAX_SEATS} results and models")
-        if returns and LEAVE in OWNERS[self.state]:
+        if returns and states.LEAVE in OWNERS[self.state]:
             raise InvalidRequest("it returns requests, and has not said that it takes no more")
         return message

@@ -82,6 +82,7 @@ class Repository:
         catalog: What counts now.
         problem: Why the last look failed; empty if it did not.
         poll_s: Seconds between two looks; 0 looks only when told to.
+        looks: How many have begun.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Repository:
         self._one_looks = threading.Lock()
         self._looking = Looking("forebay-repository", self._look_and_tell, self._pause_s)
         self._end = threading.Event()
-        self._looks = self._failures = 0
+        self.looks = self._failures = 0
         self._look_s = self._looked_s = 0.0
         self._told: set[str] = set()
 
@@ -154,11 +155,6 @@ class Repository:
         if not self._is_settling:
             self._looking.soon()
 
-    @property
-    def looks(self) -> int:
-        """How many looks have begun."""
-        return self._looks
-
     def may_have(self, model: str, number: int | None, since: int) -> bool:
         """Tell whether something may still come: until a look has ended that began after so many, or two have found it.
 
@@ -166,7 +162,7 @@ class Repository:
             number: A version; None is any.
             since: How many looks had begun.
         """
-        if self._looks == since or self._one_looks.locked():
+        if self.looks == since or self._one_looks.locked():
             return True
         return not self.problem and _has(self._found, model, number) and not _has(self.catalog, model, number)
 
@@ -199,7 +195,7 @@ class Repository:
         """
         with self._one_looks:
             started = time.monotonic()
-            self._looks += 1
+            self.looks += 1
             try:
                 files = self._list(within_s)
             except ForebayError:
@@ -290,7 +286,7 @@ class Repository:
         return RepositoryStatistics(
             len(models),
             sum(map(len, models.values())),
-            self._looks,
+            self.looks,
             self._failures,
             self._look_s,
             self._looked_s,
