@@ -7,19 +7,17 @@ workers answer it at the share of the flow. Sans-I/O: no clock, no loop. `queue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from forebay.batching.gather import Curve
 from forebay.batching.policies import Policy
+from forebay.batching.row_costs import UNKNOWN_ROW_S
 from forebay.types.retry_tickets import RetryTickets
 
 if TYPE_CHECKING:
     from forebay.batching.queue import BatchQueue
     from forebay.types.batch import EntryBatch
     from forebay.types.tenant import Tenant
-
-UNKNOWN_ROW_S: Final = 0.001
-"""What a row takes while nothing is known of the model."""
 
 
 class Tickets(Policy):

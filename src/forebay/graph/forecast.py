@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from forebay.batching.tickets import UNKNOWN_ROW_S
+from forebay.batching.row_costs import UNKNOWN_ROW_S
 
 if TYPE_CHECKING:
     from forebay.batching.deadlines import Deadlines

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -170,6 +170,9 @@ def _wired(outcomes: Sequence[Any]) -> tuple[Sequence[Any], dict[int, list[Any]]
     return plain, failures or None
 
 
+_TOLD_APART: Final = frozenset({Failure, Media})
+
+
 def _media(outcomes: Sequence[Any]) -> dict[int, str] | None:
     return {place: one.type for place, one in enumerate(outcomes) if type(one) is Media} or None
 
@@ -220,13 +223,9 @@ def _result(
 ) -> bytes:
     told, own_s = about
     failures = media = None
-    kinds = set(map(type, outcomes))
-    if Failure in kinds:
-        failures = {i: wire_error(outcome.error) for i, outcome in enumerate(outcomes) if type(outcome) is Failure}
-        outcomes = [None if type(outcome) is Failure else outcome for outcome in outcomes]
-    if Media in kinds:
-        media = {i: outcome.type for i, outcome in enumerate(outcomes) if type(outcome) is Media}
-        outcomes = [outcome.body if type(outcome) is Media else outcome for outcome in outcomes]
+    if not _TOLD_APART.isdisjoint(map(type, outcomes)):
+        media = _media(outcomes)
+        outcomes, failures = _wired(outcomes)
     message: list[Any] = ["result", batch_id, connection.place(outcomes), failures, seconds, is_ready]
     if told is not None or media is not None or own_s:
         message.append(told)
