@@ -348,11 +348,7 @@ _LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was call
 
 
 class ThreadPartitions(Partitions):
-    """Partitions in threads of this program.
-
-    Attributes:
-        replaced: Threads that were left behind, with another one in their place.
-    """
+    """Partitions in threads of this program."""
 
     def __init__(self, name: str, config: BatchConfig, execution: Execution, count: int, **more: bool) -> None:
         """Start the threads, which run the batches with `execution`; see `Partitions` for the rest."""
@@ -363,7 +359,7 @@ class ThreadPartitions(Partitions):
         self._roused = 0
         self._seats: dict[_Seat, None] = {}
         self._left = 0
-        self.replaced = 0
+        self._replaced = 0
         self._held: dict[_Seat, None] = {}
         self._threads = [self._thread(partition, deque(), partition) for partition in range(count)]
         for thread in self._threads:
@@ -373,6 +369,11 @@ class ThreadPartitions(Partitions):
     def idle(self) -> int:
         """Partitions that wait for work."""
         return len(self._parked)
+
+    @property
+    def replaced(self) -> int:
+        """Threads that were left behind and replaced."""
+        return self._replaced
 
     @property
     def _is_watched(self) -> bool:
@@ -440,7 +441,7 @@ class ThreadPartitions(Partitions):
 
     def _leave(self, seat: _Seat) -> None:
         """Have another thread take the place of one that hangs; the caller holds the lock."""
-        thread = self._thread(seat.partition, seat.rest, self.count + self.replaced)
+        thread = self._thread(seat.partition, seat.rest, self.count + self._replaced)
         try:
             thread.start()
         except RuntimeError as error:
@@ -448,7 +449,7 @@ class ThreadPartitions(Partitions):
             return
         log.warning(_LEFT_BEHIND, self._name, self.stuck_s)
         self._left += 1
-        self.replaced += 1
+        self._replaced += 1
         if seat.work is not None:
             self._dispatch.ran(seat.work, self.stuck_s, time.monotonic())
         self._threads[self._threads.index(seat.thread)] = thread
