@@ -265,7 +265,7 @@ def test_large_arrays_do_not_go_through_the_socket(monkeypatch):  # P145
 
     with_worker(use)
     assert sum(sent) < array.nbytes / 100
-    monkeypatch.setattr(ProcessPool, "shared", lambda self: None)
+    monkeypatch.setattr(shm, "make_arenas", lambda places: None)
     sent.clear()
     with_worker(use)
     assert sum(sent) > 3 * array.nbytes
