@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.owners import states
 from forebay.owners.apart import MAX_SEATS, BodiesTaker, LinkReader
-from forebay.owners.states import OWNERS
+from forebay.owners.states import LOSE, OWNERS
 from forebay.owners.wire import (
     FromOwner,
     LinkBeat,
@@ -137,7 +137,7 @@ class OwnerConversation:
 
     def lose(self) -> None:
         """Read nothing more."""
-        self.state = OWNERS[self.state][states.LOSE]
+        self.state = OWNERS[self.state][LOSE]
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
