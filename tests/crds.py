@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of Kubernetes, held to the definitions of their kinds (CRDs); fields that these do not know are faults.
 
-The definitions belong to other projects (KubeRay and cert-manager, both under Apache-2.0) and are not copied here.
+The definitions belong to other projects (KubeRay, cert-manager and the Prometheus operator, all under Apache-2.0) and are not copied here.
 FOREBAY_TEST_CRDS names a folder that has them, from these folders of their repositories:
 
     helm-chart/kuberay-operator/crds    ray.io_rayclusters.yaml, ray.io_rayjobs.yaml
     deploy/crds                         cert-manager.io_certificates.yaml, cert-manager.io_issuers.yaml
+    example/prometheus-operator-crd     monitoring.coreos.com_podmonitors.yaml
 """
 
 import functools
@@ -23,7 +24,7 @@ TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer
 
 def require_crds():
     if FOLDER is None:
-        pytest.skip("no definitions of KubeRay's and cert-manager's kinds: FOREBAY_TEST_CRDS=FOLDER")
+        pytest.skip("no definitions of other projects' kinds: FOREBAY_TEST_CRDS=FOLDER")
 
 
 @functools.cache

@@ -26,6 +26,7 @@ import pandas as pd
 import pytest
 import yaml
 from starlette.testclient import TestClient
+from tests import crds
 from tests.waiting import PATIENCE_S
 
 import forebay
@@ -223,6 +224,20 @@ def test_rules_and_board_ask_for_metrics_that_there_are(tmp_path):
     for file in (rules, tmp_path / "board.yml"):
         done = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_the_pod_monitor_shown_scrapes_the_pods_that_we_deploy(is_keyed):
+    page = (ROOT / "docs/how-to/alerts.md").read_text()
+    page = page.replace("# authorization", "authorization") if is_keyed else page
+    shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    (monitor,) = [one for one in shown if one.get("kind") == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert ("authorization" in endpoint, endpoint["path"]) == (is_keyed, "/metrics")
+    pod = yaml.safe_load((ROOT / "examples/deploy/kubernetes/deployment.yaml").read_text())["spec"]["template"]
+    assert endpoint["port"] in [port["name"] for port in pod["spec"]["containers"][0]["ports"]]
+    crds.require_crds()
+    assert crds.faults(monitor) == []
 
 
 def test_the_call_shown_is_answered_by_the_ventu_model_shown(tmp_path, serve):
