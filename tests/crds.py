@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of Kubernetes, held to the definitions of their kinds (CRDs); fields that these do not know are faults.
 
-The definitions belong to other projects (KubeRay, cert-manager and the Prometheus operator, all under Apache-2.0) and are not copied here.
+The definitions belong to other projects (KubeRay, cert-manager and the Prometheus operator, all under Apache-2.0) and
+are not copied here.
 FOREBAY_TEST_CRDS names a folder that has them, from these folders of their repositories:
 
     helm-chart/kuberay-operator/crds    ray.io_rayclusters.yaml, ray.io_rayjobs.yaml
