@@ -58,11 +58,11 @@ def main():
         with ExitStack() as stack:
             workers = Tap(f"{made}/workers", f"{made}/door", "worker", "server")
             programs = Version(version, stack)
-            answered = with_worker(programs, programs, made, CALLS, f"unix:{made}/workers")
+            answered = with_worker(programs, programs, f"unix:{made}/door", CALLS, f"unix:{made}/workers")
         with ExitStack() as stack:
             fronts = Tap(f"{made}/fronts", f"{made}/owner", "front", "owner")
             programs = Version(version, stack)
-            assert with_front(programs, programs, made, CALLS, f"unix:{made}/fronts") == answered
+            assert with_front(programs, programs, f"unix:{made}/owner", CALLS, f"unix:{made}/fronts") == answered
         with ExitStack() as stack:
             used_cache(Version(version, stack), Path(made), Path(made, "cache"))
             files = [path for path in Path(made, "cache").rglob("*") if path.is_file()]

@@ -166,10 +166,11 @@ def test_previous_workers_serve_this_server(serve, tmp_path):
         except Exception as error:
             raised.append(error)
 
-    threads = [threading.Thread(target=work, args=(model,)) for model in ("doubler", "counter")]
+    models = ("doubler", "counter")
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
     for thread in threads:
         thread.start()
-    workers_come(server)
+    workers_come(server, models)
     assert answers(server, CALLS) == ANSWERS
     server.stop()
     for thread in threads:
@@ -265,7 +266,8 @@ def test_a_previous_front_is_answered_by_this_owner(serve, tmp_path):
     with dialled(tmp_path / "s") as line:
         line.say(first(said, "hello"))
         assert line.hear("open", "refused")[0] == "open"
-        now = {before[name]: number for name, number in numbered(line.hear("models")).items()}
+        there = numbered(line.hear("models"))
+        now = {number: there[name] for name, number in before.items()}
         for asked, follows in exchanges(said, asks_owner):
             _, bundles, taken, bodies = asked
             line.say(["requests", [[now[one[0]], *one[1:]] for one in bundles], taken, bodies])

@@ -18,13 +18,15 @@ from pathlib import Path
 
 from tests.buckets import running_buckets
 from tests.conftest import MODELS, Server
+from tests.ports import free_port
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 FILE = MODELS / "doubled.py"
 CALLS = [("doubler", 21), ("doubler", "x"), ("doubler", -1), ("counter", 3)]
-LONG = [("doubler", 1 << 40), ("counter", 300)]
+LONG = [("twice", "a" * 100_000), ("counter", 300)]
 """Calls that are made by hand only: their recordings would be long."""
+SECRET = "the secret of these tests, of 32 bytes"
 RUN = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
 
 
@@ -46,7 +48,7 @@ class Version:
     """Starts programs of a version, which end with the stack."""
 
     def __init__(self, folder, stack):
-        self._env = {**os.environ, "PYTHONPATH": str(folder)}
+        self._env = {**os.environ, "PYTHONPATH": str(folder), "FOREBAY_SECRET": SECRET}
         self._stack = stack
 
     def serve(self, target, *options, env=None):
@@ -60,7 +62,7 @@ class Version:
         self._stack.callback(worker.terminate)
 
 
-def workers_come(server, models=("doubler", "counter")):
+def workers_come(server, models):
     """Waits until models that dial in are there."""
     for model in models:
         eventually(lambda model=model: server.client.get(f"/models/{model}").status_code == 200, f"a worker of {model}")
@@ -72,20 +74,26 @@ def answers(server, calls):
     return [[one.status_code, one.text.replace(one.headers.get("x-request-id", "-"), "ID")] for one in told]
 
 
-def with_worker(server_of, worker_of, folder, calls, address=None):
+def with_worker(server_of, worker_of, door, calls, address=None):
     """Calls a server whose models have workers of another version, which may dial another address."""
-    server = server_of.serve(None, "--attach", f"unix:{folder}/door")
-    for model in ("Doubler", "Counter"):
-        worker_of.work(model, address or f"unix:{folder}/door")
-    workers_come(server)
+    server = server_of.serve(None, "--attach", door, *secret_for(door))
+    models = {model for model, _ in calls}
+    for model in models:
+        worker_of.work(model.title(), address or door)
+    workers_come(server, models)
     return answers(server, calls)
 
 
-def with_front(owner_of, front_of, folder, calls, address=None):
+def with_front(owner_of, front_of, door, calls, address=None):
     """Calls a front whose owner is of another version."""
-    owner_of.serve(FILE, "--attach", f"unix:{folder}/owner", "--worker-kind", "thread")
-    front = front_of.serve(None, "--owner", address or f"unix:{folder}/owner")
+    owner_of.serve(FILE, "--attach", door, *secret_for(door), "--worker-kind", "thread")
+    front = front_of.serve(None, "--owner", address or door, *secret_for(door))
     return answers(front, calls)
+
+
+def secret_for(door):
+    """What a server is told for a network: over a Unix socket the worker of the same user needs none."""
+    return ("--attach-secret", SECRET) if door.startswith("tcp:") else ()
 
 
 @contextmanager
@@ -119,9 +127,11 @@ def main():
         alone = answers(Version(here, stack).serve(FILE, "--worker-kind", "thread"), calls)
         for one, other, words in [(here, there, "this server, that"), (there, here, "that server, this")]:
             for kind, together in [("worker", with_worker), ("front", with_front)]:
-                with ExitStack() as inner, tempfile.TemporaryDirectory() as folder:
-                    told = together(Version(one, inner), Version(other, inner), folder, calls)
-                print(f"{words} {kind}:", "the same answers" if told == alone else f"{told} and not {alone}")
+                for door in (f"unix:{made}/{words[:4]}{kind}", f"tcp:127.0.0.1:{free_port()}"):
+                    with ExitStack() as inner:
+                        told = together(Version(one, inner), Version(other, inner), door, calls)
+                    is_same = "the same answers" if told == alone else f"{told} and not {alone}"
+                    print(f"{words} {kind}, {door.partition(':')[0]}: {is_same}"[:2000])
             with ExitStack() as inner, tempfile.TemporaryDirectory() as folder:
                 first, second = Path(folder, "first"), Path(folder, "second")
                 first.mkdir()

@@ -13,6 +13,13 @@ class Doubler(forebay.Model):
         return [forebay.InvalidRequest("no negative numbers") if one < 0 else 2 * one for one in batch]
 
 
+class Twice(forebay.Model):
+    """Says a text twice, which may be long."""
+
+    def predict(self, batch: list[str]) -> list[str]:
+        return [2 * one for one in batch]
+
+
 class Counter(forebay.Model):
     """Streams the numbers up to another one."""
 

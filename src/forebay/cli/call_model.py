@@ -16,6 +16,7 @@ from forebay.cli.numbers import between, seconds
 from forebay.cli.request_body import HELP, body_of
 from forebay.cli.request_head import add_header_flags, headers_of, url_of
 from forebay.errors import ConfigError
+from forebay.observe.logs.colors import has_colors, red
 from forebay.remote_servers.whole_head import WholeHeadResponse
 
 DESCRIPTION = f"""\
@@ -128,7 +129,8 @@ def _request(parsed: argparse.Namespace) -> request.Request:
 
 def _show(answer: Any, started: float) -> int:
     media_type = answer.headers.get_content_type()
-    note = [str(answer.status), media_type]
+    status = str(answer.status)
+    note = [red(status) if answer.status >= 400 and has_colors(sys.stderr) else status, media_type]
     if media_type == "text/event-stream":
         sys.stderr.write(" ".join(note) + "\n")
         for line in _lines(answer):
