@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 
 from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable
-from forebay.observe.logs.named_requests import id_of
 from forebay.observe.logs.noted_refusals import LastRefusals
+from forebay.observe.logs.request_ids import id_of
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.owners.answer_frames import Answers
 from forebay.owners.apart import Apart, refused
 from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation
-from forebay.owners.in_steps import COPIED_BYTES, InSteps
+from forebay.owners.in_steps import InSteps, send
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
 from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, ModelRequests, bytes_of
@@ -560,14 +560,8 @@ class CallerLink(asyncio.Protocol):
 
     def write(self, *pieces: Any) -> None:
         """Send the pieces of a frame."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if len(pieces) == 1:
-            transport.write(pieces[0])
-        else:
-            transport.writelines(pieces)
-        if self._watching is None and (self._lent or transport.get_write_buffer_size()):
+        transport = send(self._transport, pieces)
+        if transport is not None and self._watching is None and (self._lent or transport.get_write_buffer_size()):
             self._untaken, self._moved = (0, 0), time.monotonic()
             self._watching = asyncio.get_running_loop().call_later(LOOK_S, self._watch)
 
@@ -783,13 +777,7 @@ class CallerLink(asyncio.Protocol):
         try:
             for one in lying:
                 assert one.place is not None
-                copying = self._files.copy(one.place, places)
-                while True:
-                    try:
-                        yield next(copying) // COPIED_BYTES
-                    except StopIteration as end:
-                        one.put(end.value)
-                        break
+                one.put((yield from self._files.copy(one.place, places)))
         except OSError:
             return False
         return True

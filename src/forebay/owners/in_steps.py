@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from forebay.transports.intake import FULL_BUFFER, Intake
 from forebay.transports.reading_turns import turns_of
 
 TURN: Final = 256
 """What a link may do before others have their turn: so many requests, or four copied megabytes."""
-COPIED_BYTES: Final = 1 << 14
-"""Bytes that cost as much as a request."""
 
 
 class InSteps:
@@ -66,3 +64,14 @@ class InSteps:
             else:
                 left -= cost
         self._intake.give_way(self._go_on)
+
+
+def send(transport: asyncio.Transport | None, pieces: Sequence[Any]) -> asyncio.Transport | None:
+    """Write the pieces of a frame; returns what they were written to, or None if the connection is closed."""
+    if transport is None or transport.is_closing():
+        return None
+    if len(pieces) == 1:
+        transport.write(pieces[0])
+    else:
+        transport.writelines(pieces)
+    return transport

@@ -26,7 +26,7 @@ from forebay.owners.apart import (
     weight,
 )
 from forebay.owners.caller_conversation import MAX_PARAM_BYTES
-from forebay.owners.in_steps import COPIED_BYTES, InSteps
+from forebay.owners.in_steps import InSteps, send
 from forebay.owners.model_description import read_description
 from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.owner_pool import LinkPool, OwnerSlot
@@ -226,12 +226,8 @@ class OwnerLink(asyncio.Protocol):
         for one in lying:
             assert one.place is not None
             assert self._files is not None
-            copying = self._files.copy(one.place, None)
             try:
-                while True:
-                    yield next(copying) // COPIED_BYTES
-            except StopIteration as end:
-                one.put(end.value)
+                one.put((yield from self._files.copy(one.place, None)))
             except OSError as error:
                 problem = f"its answer lies in memory that cannot be read: {error.strerror}"
                 refused(one, message.results, Unavailable(problem))
@@ -386,11 +382,7 @@ class OwnerLink(asyncio.Protocol):
     def _speak_soon(self) -> None:
         if not self._is_speaking:
             self._is_speaking = True
-            asyncio.get_running_loop().call_soon(self._speak_now)
-
-    def _speak_now(self) -> None:
-        self._is_speaking = False
-        self._say()
+            asyncio.get_running_loop().call_soon(self._say)
 
     def _place(self, slot: OwnerSlot, kept: list[memoryview], data: Any) -> Any:
         """Return what stands in a frame for bytes in memory that the owner sees; None if it sees none."""
@@ -415,6 +407,7 @@ class OwnerLink(asyncio.Protocol):
             slot.end([name], [failure])
 
     def _say(self) -> None:
+        self._is_speaking = False
         new, self._new = self._new, {}
         self._new_bytes = self._following_bytes = self._lying_bytes = 0
         taken, self._taken = self._taken, 0
@@ -477,13 +470,7 @@ class OwnerLink(asyncio.Protocol):
         return why_closed(FLAG) if self._is_encrypted and not is_let_in else "the connection was closed"
 
     def _write(self, *pieces: Any) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if len(pieces) == 1:
-            transport.write(pieces[0])
-        else:
-            transport.writelines(pieces)
+        send(self._transport, pieces)
 
 
 async def dialled(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STEP_BYTES: Final = 1 << 20
 """How much is copied at once."""
+COPIED_BYTES: Final = 1 << 14
+"""Bytes that cost as much as a request."""
 _MAX_OPEN: Final = 32
 """Files of the other side that stay open."""
 
@@ -66,7 +68,7 @@ class SharedFiles:
         return True
 
     def copy(self, place: tuple[str, int, int, int], places: Places | None) -> Generator[int, None, bytes | memoryview]:
-        """Return a copy of what lies in a file of the other side; made in steps, each of which yields its bytes.
+        """Return a copy of what lies in a file of the other side; made in steps, each of which yields its cost.
 
         Args:
             place: Path and inode of the file, where in it and how long.
@@ -86,7 +88,7 @@ class SharedFiles:
                 piece = os.pread(descriptor, min(length - at, STEP_BYTES), offset + at)
                 size = len(piece)
                 if size == length:
-                    yield size
+                    yield size // COPIED_BYTES
                     return piece
                 joining.write(piece)
             else:
@@ -94,7 +96,7 @@ class SharedFiles:
             if not size:
                 raise InvalidRequest("less lies in shared memory than was announced")
             at += size
-            yield size
+            yield size // COPIED_BYTES
         return joining.getvalue() if room is None else room.toreadonly()
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from forebay.errors import (
     UserCodeError,
 )
 from forebay.observe.logs import model_log
-from forebay.observe.logs.named_requests import id_of
+from forebay.observe.logs.request_ids import id_of
 from forebay.observe.metrics import author_metrics
 from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.tenant_accounts import MAX_TOKENS, Accounts

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
 
 import msgspec
 
-from forebay.observe.logs.named_requests import id_of
+from forebay.observe.logs.request_ids import id_of
 from forebay.types.caught import answered, caught
 from forebay.types.failures import text_of, trace_of, words_of
 from forebay.types.log_line import LogLine

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 import msgspec
 
 from forebay.observe.listeners import Listeners
-from forebay.observe.logs.named_requests import id_of
-from forebay.observe.logs.request_ids import next_id
+from forebay.observe.logs.request_ids import id_of, next_id
 from forebay.types.batch import EntryBatch, Noted, Phase
 from forebay.types.server_state import here
 
