@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
 from forebay.errors import Unavailable
@@ -172,18 +172,11 @@ class Cache(Generic[V]):
 
     def keep_only(self, keys: Collection[str]) -> None:
         """Let everything else leave, as soon as nobody uses it; what is being loaded is used by who loads it."""
-        with self._lock:
-            gone = [key for key in self._shelf.keys if key not in keys and self._shelf.retire(key)]
-            leaving = [self._values.pop(key) for key in gone]
-        for value in leaving:
-            self._unload(value)
+        self._leave(lambda: [key for key in self._shelf.keys if key not in keys and self._shelf.retire(key)])
 
     def trim(self) -> None:
         """Let leave what is too much."""
-        with self._lock:
-            leaving = [self._values.pop(key) for key in self._shelf.trim()]
-        for value in leaving:
-            self._unload(value)
+        self._leave(self._shelf.trim)
 
     def _admit(self, key: str, size: int, beside: Collection[str]) -> list[V]:
         try:
@@ -195,9 +188,11 @@ class Cache(Generic[V]):
         return [self._values.pop(one) for one in gone]
 
     def _release(self, key: str) -> None:
+        self._leave(lambda: [*([key] if self._shelf.give_back(key) else ()), *self._shelf.trim()])
+
+    def _leave(self, gone: Callable[[], Iterable[str]]) -> None:
+        """Unload what is gone, which is asked under the lock; what unloads may take long, and does not hold it."""
         with self._lock:
-            gone = [key] if self._shelf.give_back(key) else []
-            gone += self._shelf.trim()
-            leaving = [self._values.pop(one) for one in gone]
+            leaving = [self._values.pop(key) for key in gone()]
         for value in leaving:
             self._unload(value)

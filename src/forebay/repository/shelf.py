@@ -110,9 +110,9 @@ class Shelf(Generic[K]):
         self._misses += 1
         return leaving
 
-    def trim(self, busy: Collection[K] = ()) -> list[K]:
+    def trim(self) -> list[K]:
         """Return what leaves because there is more than there is room for."""
-        leaving = self._victims(0, 0, busy)
+        leaving = self._victims(0, 0, ())
         self._leave(leaving)
         return leaving
 
