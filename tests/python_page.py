@@ -73,7 +73,8 @@ def entry(name):
         return f"### `{name}`\n\n{markdown(told_beside(short))}\n"
     node, *hidden = definitions(value)
     shown = class_outline(node, hidden) if isinstance(node, ast.ClassDef) else signature(node)
-    return f"### `{name}`\n\n```python\n{shown}\n```\n\n{markdown(ast.get_docstring(node))}\n"
+    first, _, rest = ast.get_docstring(node).partition("\n\n")
+    return f"### `{name}`\n\n{first}\n\n```python\n{shown}\n```\n\n{markdown(rest)}\n"
 
 
 def tree_of(path):
