@@ -73,7 +73,7 @@ def entry(name):
         return f"### `{name}`\n\n{markdown(told_beside(short))}\n"
     node, *hidden = definitions(value)
     shown = class_outline(node, hidden) if isinstance(node, ast.ClassDef) else signature(node)
-    first, _, rest = ast.get_docstring(node).partition("\n\n")
+    first, _, rest = (ast.get_docstring(node) or "").partition("\n\n")
     return f"### `{name}`\n\n{first}\n\n```python\n{shown}\n```\n\n{markdown(rest)}\n"
 
 
