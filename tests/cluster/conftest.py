@@ -52,6 +52,12 @@ class Program:
         with self.process:
             self.process.kill()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.stop()
+
 
 @contextlib.contextmanager
 def programs():

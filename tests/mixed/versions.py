@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.buckets import running_buckets
+from tests.cluster.conftest import Program
 from tests.conftest import MODELS, Server
 from tests.ports import free_port
 from tests.waiting import eventually
@@ -27,6 +28,20 @@ CALLS = [("doubler", 21), ("doubler", "x"), ("doubler", -1), ("counter", 3)]
 LONG = [("twice", "a" * 100_000), ("counter", 300)]
 """Calls that are made by hand only: their recordings would be long."""
 SECRET = "the secret of these tests, of 32 bytes"
+ASK = """
+import sys
+import numpy as np
+import forebay
+with forebay.cluster.join(sys.argv[1]):
+    for name in ("double", "doubled", "crash"):
+        rows = forebay.Batch.concatenate([np.arange(5)])
+        try:
+            told = forebay.batched_run(name, rows)
+            print(name, told.tolist() if hasattr(told, "tolist") else list(told))
+        except forebay.ForebayError as error:
+            print(name, type(error).__name__, error.message)
+"""
+"""A program that asks servings of another one."""
 RUN = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
 
 
@@ -61,6 +76,13 @@ class Version:
         self._stack.callback(worker.wait)
         self._stack.callback(worker.terminate)
 
+    def join(self, address):
+        self._stack.enter_context(Program(address, "double", "doubled", "crash", env=self._env)).wait_ready()
+
+    def ask(self, address):
+        command = [sys.executable, "-c", ASK, address]
+        return subprocess.run(command, env=self._env, check=True, capture_output=True, text=True).stdout
+
 
 def workers_come(server, models):
     """Waits until models that dial in are there."""
@@ -89,6 +111,13 @@ def with_front(owner_of, front_of, door, calls, address=None):
     owner_of.serve(FILE, "--attach", door, *secret_for(door), "--worker-kind", "thread")
     front = front_of.serve(None, "--owner", address or door, *secret_for(door))
     return answers(front, calls)
+
+
+def with_member(server_of, member_of, door, _calls):
+    """Asks servings of a member of another version than the server and the member that asks."""
+    server_of.serve(None, "--attach", door, *secret_for(door))
+    member_of.join(door)
+    return server_of.ask(door), member_of.ask(door)
 
 
 def secret_for(door):
@@ -125,12 +154,15 @@ def main():
         here, there = ROOT / "src", unpacked(commit, Path(made))
         calls = [*CALLS, *LONG]
         alone = answers(Version(here, stack).serve(FILE, "--worker-kind", "thread"), calls)
+        with ExitStack() as inner:
+            members = with_member(Version(here, inner), Version(here, inner), f"unix:{made}/members", calls)
+        print(members[0])
         for one, other, words in [(here, there, "this server, that"), (there, here, "that server, this")]:
-            for kind, together in [("worker", with_worker), ("front", with_front)]:
+            for kind, together in [("worker", with_worker), ("front", with_front), ("member", with_member)]:
                 for door in (f"unix:{made}/{words[:4]}{kind}", f"tcp:127.0.0.1:{free_port()}"):
                     with ExitStack() as inner:
                         told = together(Version(one, inner), Version(other, inner), door, calls)
-                    is_same = "the same answers" if told == alone else f"{told} and not {alone}"
+                    is_same = "the same answers" if told == (members if kind == "member" else alone) else f"{told}"
                     print(f"{words} {kind}, {door.partition(':')[0]}: {is_same}"[:2000])
             with ExitStack() as inner, tempfile.TemporaryDirectory() as folder:
                 first, second = Path(folder, "first"), Path(folder, "second")
