@@ -239,6 +239,7 @@ def test_the_dashboard_tells_what_happens_as_it_happens(divided):
         assert "event:" in next(told)
         divided.call("clip", 1.0)
         eventually(lambda: '"clip"' in next(told))
+    eventually(lambda: any(row[1] for row in divided.client.get("/ui/history").json()["samples"][-1][2]))
 
 
 def test_a_client_that_leaves_leaves_nothing_behind_at_the_owner(divided):

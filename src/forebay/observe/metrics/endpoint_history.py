@@ -4,7 +4,7 @@
 Theory of operation. Requests count nothing for this. Every `STEP_S` a `Pulse` compares the counters with their values
 of the step before, and its beats become one packed sample; endpoints without traffic take no room. A sample has at most
 `SAMPLE_BYTES`: the busiest endpoints get a row each, and the others are added up in one row without a name. So the
-memory is bounded by `SAMPLES * SAMPLE_BYTES` and by the counters that the pulse compares with, 1.3 KB an endpoint.
+memory is bounded by `SAMPLES * SAMPLE_BYTES` and by the counters that the pulse compares with, 2 KB an endpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEP_S: Final = 10.0
 """Time between two samples."""
 SAMPLES: Final = 90
 """Samples that are kept: 15 minutes."""
-SAMPLE_BYTES: Final = 12_000
+SAMPLE_BYTES: Final = 10_000
 """The rows of a sample: about 400 endpoints that had traffic in the same ten seconds."""
 MAX_NAMES: Final = 1000
 """Endpoints that have rows in the samples that are kept."""

@@ -9,6 +9,7 @@ left out. As on the page of metrics, `beat` is a generator that stops after ever
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Generator, Iterable
 from typing import Generic, TypeVar
 
@@ -169,9 +170,10 @@ class _Seen:
     def __init__(self, metrics: EndpointMetrics, reading: Reading | None = None) -> None:
         self._codes = metrics.codes.copy()
         self._parts = metrics.parts
-        self._request_s = metrics.request_s.counts.copy()
-        self._queue_s = metrics.queue_s.counts.copy()
-        self._batch_size = metrics.batch_size.counts.copy()
+        # Arrays: unlike that of lists, their size does not grow with the counts.
+        self._request_s = array("q", metrics.request_s.counts)
+        self._queue_s = array("q", metrics.queue_s.counts)
+        self._batch_size = array("q", metrics.batch_size.counts)
         self._rows = metrics.batch_size.total
         self._model_s = metrics.model_s.total
         self._state = None if reading is None else _state(reading)
@@ -227,7 +229,7 @@ def _state(reading: Reading) -> tuple[object, ...]:
     )
 
 
-def _more(histogram: Histogram, before: list[int]) -> Counts:
+def _more(histogram: Histogram, before: array[int]) -> Counts:
     pairs = enumerate(zip(histogram.counts, before, strict=True))
     return [(bucket, now - then) for bucket, (now, then) in pairs if now != then]
 
