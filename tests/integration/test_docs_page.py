@@ -89,6 +89,33 @@ def test_the_page_asks_models_under_a_policy_that_lets_in_nothing_else(launch):
         assert page.said == []
 
 
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
+def test_the_page_is_grouped_by_model_follows_the_colours_and_leads_back(launch):
+    server = launch("tried.py", "--worker-kind", "thread")
+    with Browser() as browser, browser.page(390, media=[("prefers-color-scheme", "dark")]) as page:
+        page.open(f"{server.url}/docs").until("document.querySelectorAll('.opblock').length > 5")
+        groups = page.eval("[...document.querySelectorAll('.opblock-tag')].map(one => one.dataset.tag)")
+        assert groups[:4] == ["pictures", "bytes", "tensors", "parrot"]
+        assert "version 2.1: Looks at pictures" in page.eval("document.querySelector('.opblock-tag').innerText")
+        assert "Names what is in a picture" in page.eval("document.body.innerText")
+        assert page.eval("document.querySelectorAll('[onerror], #swagger-ui script').length") == 0, "no docstring runs"
+        assert page.eval("window.hacked ?? null") is None
+        shade = "getComputedStyle(document.documentElement).backgroundColor"
+        assert page.eval(shade) == "rgb(28, 32, 34)"
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        page.until(f"{shade} !== 'rgb(28, 32, 34)'")
+        assert page.eval("document.documentElement.scrollWidth") <= 390
+        page.click(".top a")
+        page.until("location.pathname === '/ui' && document.querySelector('#link').dataset.state === 'live'")
+        assert [line for line in page.said if not line.endswith(f"404 (Not Found) {server.url}/x")] == []
+
+
+def test_the_page_has_no_link_to_a_dashboard_that_is_not_there(launch):
+    page = launch("zoo.py", "--worker-kind", "thread", "--no-dashboard").client.get("/docs").text
+    assert "openapi.json" in page
+    assert 'href="ui"' not in page
+
+
 WRITTEN = """(field, text) => {
     Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, 'value').set.call(field, text);
     field.dispatchEvent(new Event('input', {bubbles: true}));

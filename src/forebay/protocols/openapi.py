@@ -31,6 +31,10 @@ _BINARY: Final = "application/octet-stream"
 _FORM: Final = "multipart/form-data"
 _EVENTS: Final = "text/event-stream"
 
+# Groups of operations beside those of the models, whose names have no spaces.
+_SERVER: Final = "the server"
+_MANAGEMENT: Final = "version management"
+
 PREDICT: Final = "predict"
 """The method of a model that is asked at its own path."""
 
@@ -100,6 +104,7 @@ def document(
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
         "servers": [{"url": "."}],  # where this document lies: also below the prefix of a proxy
+        "tags": _tags(endpoints),
         "paths": paths,
         "components": components,
     }
@@ -110,6 +115,25 @@ def document(
         }
         result["security"] = [{"ApiKey": []}, {"Bearer": []}]
     return copy.deepcopy(result)  # the parts that every document has stay as they are, whatever the caller does
+
+
+def _tags(endpoints: Sequence[Described]) -> list[Json]:
+    """Return a group for each model, with its versions and what it says of itself."""
+    models: dict[str, list[Described]] = {}
+    for endpoint in endpoints:
+        models.setdefault(endpoint.name, []).append(endpoint)
+    return [{"name": name, "description": _about(versions)} for name, versions in models.items()]
+
+
+def _about(versions: Sequence[Described]) -> str:
+    named = [one.version for one in versions if one.version is not None]
+    told = f"{'version' if len(named) == 1 else 'versions'} {', '.join(named)}" if named else ""
+    return ": ".join(filter(None, (told, _title(versions[0]))))
+
+
+def _title(described: Described, otherwise: str = "") -> str:
+    """Return the first line of a docstring."""
+    return described.description.strip().partition("\n")[0].rstrip(".") or otherwise
 
 
 def _inference(
@@ -167,7 +191,7 @@ def _operations(endpoint: Described, suffix: str, ids: set[str], schemas: Schema
     post["parameters"] += query
     get = _describe(endpoint, _operation_id(f"describe{suffix}", ids), api_key=api_key)
     if endpoint.is_named and endpoint.streams:
-        get["summary"] += ", or with a query ask it as an EventSource does"
+        get["summary"] += ", or call it with a query, as an EventSource does"
         get["parameters"] = [*_HEADERS, _sample_in_query(endpoint, schemas), *query]
         get["responses"]["200"]["content"] |= answer
         get["responses"] |= _failures([*_REFUSALS, "403"], api_key=api_key)
@@ -200,8 +224,8 @@ def _predict(endpoint: Described, operation_id: str, request: Json, answer: Json
     codes = [*_REFUSALS, *([] if endpoint.streams or endpoint.output.raw else ["406"])]
     operation: Json = {
         "operationId": operation_id,
-        "summary": f"Ask {endpoint.name}{endpoint.path}",
-        "tags": ["models"],
+        "summary": _title(endpoint, f"Call {endpoint.name}{endpoint.path}"),
+        "tags": [endpoint.name],
         "parameters": [*_HEADERS],
         "requestBody": {"required": True, "content": request},
         "responses": {
@@ -219,7 +243,7 @@ def _describe(endpoint: Described, operation_id: str, *, api_key: bool) -> Json:
     return {
         "operationId": operation_id,
         "summary": f"Describe {endpoint.name}",
-        "tags": ["models"],
+        "tags": [endpoint.name],
         "responses": {
             "200": _answer("What is known about the model", _JSON, {"$ref": COMPONENTS + "ForebayModel"}),
             **_failures(["404"], api_key=api_key),
@@ -237,11 +261,11 @@ def _housekeeping(*, api_key: bool) -> dict[str, Json]:
     # path, operation, summary, media type, schema, failures
     rows: list[tuple[str, str, str, str, Json, list[str]]] = [
         ("/models", "list_models", "List the models", _JSON, models, []),
-        ("/healthz", "live", "Tell whether the server lives", _JSON, _STATUS, ["503"]),
-        ("/readyz", "ready", "Tell whether the server can answer", _JSON, _STATUS, ["503"]),
-        ("/metrics", "metrics", "Metrics in the format of Prometheus", "text/plain", text, []),
+        ("/healthz", "live", "Report whether the server is alive", _JSON, _STATUS, ["503"]),
+        ("/readyz", "ready", "Report whether every model can be called", _JSON, _STATUS, ["503"]),
+        ("/metrics", "metrics", "Metrics in Prometheus format", "text/plain", text, []),
         ("/openapi.json", "openapi", "This document", _JSON, {"type": "object"}, []),
-        ("/docs", "docs", "A page to read this document and try it", "text/html", text, []),
+        ("/docs", "docs", "This document as a page", "text/html", text, []),
     ]
     paths: dict[str, Json] = {}
     for path, operation_id, summary, media, schema, codes in rows:
@@ -249,7 +273,7 @@ def _housekeeping(*, api_key: bool) -> dict[str, Json]:
         operation: Json = {
             "operationId": operation_id,
             "summary": summary,
-            "tags": ["server"],
+            "tags": [_SERVER],
             "responses": {
                 "200": _answer(summary, media, schema),
                 **_failures(codes, api_key=api_key and not public),
@@ -268,22 +292,22 @@ def _management(*, api_key: bool) -> dict[str, Json]:
             **_failures(["400", "403", "404", "413", "500", "503", "504"], api_key=api_key),
         }
         found = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters]
-        told = {"operationId": operation_id, "summary": summary, "tags": ["versions"], "parameters": found}
+        told = {"operationId": operation_id, "summary": summary, "tags": [_MANAGEMENT], "parameters": found}
         return {"post": {**told, "responses": responses, **more}}
 
     weight = {"type": "integer", "minimum": 0, "maximum": 1_000_000}
     weights = {"type": "object", "additionalProperties": weight, "examples": [{"1": 90, "2": 10}]}
     summaries = {
-        "load": "Load a version that the project names, or load it anew",
-        "swap": "Load a version, and have it answer in place of those that did",
-        "unload": "Let a version leave",
+        "load": "Load a version of the project, or reload it",
+        "swap": "Load a version and replace the others with it",
+        "unload": "Unload a version",
     }
     paths = {
         f"/models/{{name}}/versions/{{version}}/{what}": operation(f"{what}_version", summary, ["name", "version"])
         for what, summary in summaries.items()
     }
     body: Json = {"required": True, "content": {_JSON: {"schema": weights}}}
-    shared = operation("share", "Share requests among versions by weights", ["name"], requestBody=body)
+    shared = operation("share", "Split requests among versions by weight", ["name"], requestBody=body)
     return paths | {"/models/{name}/weights": shared}
 
 

@@ -91,6 +91,23 @@ def test_one_endpoint():
     assert "security" not in doc
 
 
+def test_operations_are_grouped_by_model_and_titled_by_docstrings():
+    embed = one(path="/embed", call="embed", description="Embeds a fish.\n\nMore.")
+    fish = [one(version="1", description="Names a fish.\n\nMore."), one(version="2", methods=[embed])]
+    doc = check(document("t", "1", [*fish, one(name="server", description="")], manages=True))
+    assert doc["tags"] == [
+        {"name": "fish", "description": "versions 1, 2: Names a fish"},
+        {"name": "server", "description": ""},
+    ]
+    told = {path: (post["summary"], post["tags"]) for path, item in doc["paths"].items() if (post := item.get("post"))}
+    assert told["/models/fish"] == ("Names a fish", ["fish"])
+    assert told["/models/fish/embed"] == ("Embeds a fish", ["fish"])
+    assert told["/models/server"] == ("Call server", ["server"])
+    groups = {tag for item in doc["paths"].values() for each in item.values() for tag in each["tags"]}
+    assert {tag for tag in groups if " " not in tag} == {"fish", "server"}, "no group of ours has the name of a model"
+    assert {"the server", "version management"} <= groups
+
+
 def test_two_endpoints_have_no_root():
     doc = check(document("t", "1", [one(), one(name="fowl")]))
     assert "/" not in doc["paths"]

@@ -13,6 +13,7 @@ Json: TypeAlias = dict[str, Any]
 
 IDS: Final = ("list_v1_models", "v1_model", *("v1_" + path.replace("/", "_") for path in PATHS))
 """The operations described here."""
+_TAG: Final = "OpenAI protocol"
 
 
 def paths_of(
@@ -40,7 +41,7 @@ def paths_of(
             "post": {
                 "operationId": "v1_" + path.replace("/", "_"),
                 "summary": _SUMMARIES[path],
-                "tags": ["openai"],
+                "tags": [_TAG],
                 "requestBody": {"required": True, "content": {"application/json": {"schema": sent}}},
                 "responses": {
                     "200": {"description": "The answer", "content": _content(path)},
@@ -113,12 +114,12 @@ def _models(*, api_key: bool) -> dict[str, Json]:
         answer = {"description": summary, "content": {"application/json": {"schema": schema}}}
         responses = {"200": answer, **_failures(codes, api_key=api_key)}
         return {
-            "get": {"operationId": operation_id, "summary": summary, "tags": ["openai"], **more, "responses": responses}
+            "get": {"operationId": operation_id, "summary": summary, "tags": [_TAG], **more, "responses": responses}
         }
 
     return {
-        "/v1/models": read("list_v1_models", "List the models for OpenAI's clients", listed, ()),
-        "/v1/models/{name}": read("v1_model", "Describe a model for them", card, ("404",), parameters=[name]),
+        "/v1/models": read("list_v1_models", "List the models for OpenAI clients", listed, ()),
+        "/v1/models/{name}": read("v1_model", "Describe a model for OpenAI clients", card, ("404",), parameters=[name]),
     }
 
 
@@ -132,9 +133,9 @@ def _object(**properties: Json) -> Json:
 
 
 _SUMMARIES: Final = {
-    CHAT: "Go on with a conversation",
-    COMPLETIONS: "Go on with a text",
-    EMBEDDINGS: "Return the vector of a text, or of each of several",
+    CHAT: "Continue a conversation",
+    COMPLETIONS: "Continue a text",
+    EMBEDDINGS: "Embed a text, or several",
 }
 _SEVERAL: Final = {COMPLETIONS: ("prompt", MAX_CHOICES), EMBEDDINGS: ("input", MAX_INPUTS)}
 _MESSAGE: Final[Json] = {

@@ -47,7 +47,9 @@ _ASSETS: Final = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
     "docs-init.js": "text/javascript",
+    "docs.css": "text/css",
 }
+_LINK_BACK: Final = b'<a href="ui">Dashboard</a>'
 _NAMED: Final = 3
 """Models that a sentence names."""
 
@@ -220,7 +222,10 @@ class ServerPages:
         """Return the page that shows the document."""
         if path_as_sent(request.scope).endswith("/"):
             return without_last_slash(request)
-        return Response(_file("docs.html"), media_type="text/html", headers=API_PAGE)
+        body = _file("docs.html")
+        if self.dashboard is None:
+            body = body.replace(_LINK_BACK, b"")
+        return Response(body, media_type="text/html", headers=API_PAGE)
 
     async def asset(self, request: HttpRequest) -> Response:
         """Return a file of that page."""

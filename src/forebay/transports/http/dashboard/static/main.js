@@ -59,10 +59,20 @@ function choose() {
   if (chosen === left) return;
   const name = chosen;
   detail.choose(name, models);
+  placeTryIt();
   scrollTo(0, name === ALL ? leftAt : 0);
   if (name !== ALL) detail.title.focus({ preventScroll: true });
   if (name !== ALL && document.body.dataset.beside === undefined) tryIt.choose(name);
   show();
+}
+
+/** Puts the panel that calls models at the top of the page of a model, or beside the trace if none is chosen. */
+function placeTryIt() {
+  const panel = $("try");
+  const isOnTop = panel.parentElement === detail.host;
+  mark(panel, "data-one", chosen === ALL ? null : "");
+  if (chosen !== ALL && !isOnTop) detail.versions.after(panel);
+  if (chosen === ALL && isOnTop) $("trace").before(panel);
 }
 
 function show() {
@@ -96,9 +106,10 @@ async function learn() {
   mark(document.body, "data-empty", models.length === 0);
   table.learn(told);
   detail.choose(chosen, models, isAnother);
+  placeTryIt();
   show();
   if (lacksPast) recall();
-  if (document.body.dataset.beside === undefined) await tryIt.learn(models, isAnother);
+  if (document.body.dataset.beside === undefined) await tryIt.learn(models, isAnother, chosen);
 }
 
 /** Reads what happened before the stream began; that needs to know the graphs. */

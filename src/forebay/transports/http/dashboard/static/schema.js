@@ -5,17 +5,8 @@ import { h } from "./dom.js";
 
 const DEPTH = 6;
 
-/** What a model takes: {schema, isRaw, isArray, query, isStream}; null if nothing is known of it. */
-export function inputOf(document, name) {
-  const wanted = Object.entries(document.paths ?? {}).find(([path]) => path.startsWith("/models/") && decodeURIComponent(path.slice(8)) === name);
-  const operation = wanted?.[1]?.post;
-  if (!operation) return null;
-  const content = operation.requestBody?.content ?? {};
-  const json = content["application/json"]?.schema;
-  const query = (operation.parameters ?? []).filter((one) => one.in === "query").map((one) => ({ name: one.name, schema: follow(document, one.schema) }));
-  if (!json) return { isRaw: true, type: Object.keys(content)[0] ?? "application/octet-stream", query };
-  return { isRaw: false, schema: follow(document, json), query, document };
-}
+/** Whether a schema is that of a file: it comes with a form as it is, and in JSON as base64. */
+export const isBinary = (schema) => schema.type === "string" && (schema.contentEncoding === "base64" || schema.format === "binary");
 
 export function follow(document, schema, depth = 0) {
   if (!schema?.$ref || depth > DEPTH) return schema ?? {};
@@ -67,10 +58,21 @@ function plain(document, schema) {
   return rest.length === 1 ? { ...rest[0], description: schema.description ?? rest[0].description, default: schema.default } : { type: "any" };
 }
 
-/** A form for one value. `read` returns it, or undefined if nothing was filled in. `place` tells apart what may have equal names. */
-export function field(document, given, name, isRequired, value, place = "") {
+/** Whether one value of a form holds it: no list and no object. */
+export function isSimple(document, given) {
+  const { type, enum: choices } = plain(document, follow(document, given));
+  return choices !== undefined || ["integer", "number", "string", "boolean"].includes(type);
+}
+
+/**
+ * A form for one value. `read` returns it, or undefined if nothing was filled in. `place` tells apart what may have equal
+ * names; `takesFiles` whether files may be chosen.
+ */
+export function field(document, given, name, { isRequired = false, value, place = "", takesFiles = false } = {}) {
   const schema = plain(document, follow(document, given));
   const id = `try-${place}${name}`; // in an object no two names are equal, in whatever script
+  const items = schema.type === "array" ? plain(document, follow(document, schema.items ?? {})) : {};
+  if (takesFiles && (isBinary(schema) || isBinary(items))) return fileField(schema, name, id, isRequired, isBinary(items));
   const initial = value ?? schema.default ?? (isRequired ? example(document, schema) : undefined);
   const shown = initial === undefined || initial === null ? "" : initial;
   let input;
@@ -100,11 +102,24 @@ export function field(document, given, name, isRequired, value, place = "") {
       }
     };
   }
-  const told = schema.description ? h("small", {}, schema.description) : null;
-  const element = h("div", { class: "field" },
-    h("label", { for: id }, name, isRequired ? null : h("span", { class: "quiet-text" }, " optional"), h("span", { class: "type" }, typeOf(document, schema))),
-    input, told);
-  return { element, read, input };
+  return { element: labelled(schema, name, id, isRequired, typeOf(document, schema), input), read, input };
+}
+
+function labelled(schema, name, id, isRequired, type, input) {
+  return h("div", { class: "field" },
+    h("label", { for: id }, name, isRequired ? null : h("span", { class: "quiet-text" }, " optional"), h("span", { class: "type" }, type)),
+    input, schema.description ? h("small", {}, schema.description) : null);
+}
+
+function fileField(schema, name, id, isRequired, isList) {
+  const input = h("input", { id, type: "file", multiple: isList });
+  const read = () => {
+    const files = [...input.files];
+    if (files.length) return isList ? files : files[0];
+    if (isRequired) throw new Error(`${name}: choose a file`);
+    return undefined;
+  };
+  return { element: labelled(schema, name, id, isRequired, isList ? "files" : "file", input), read, input };
 }
 
 function typeOf(document, schema) {

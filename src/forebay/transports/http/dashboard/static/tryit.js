@@ -1,130 +1,182 @@
 // SPDX-License-Identifier: Apache-2.0
-// A form that asks a model, and shows what it answers: streams as they come.
+// The panel that calls a model: a form, JSON, a file or a conversation; the answer; the same call as code.
 
+import { showAnswer } from "./answer.js";
+import { bodyOf, callsOf, inferCall, partsOf } from "./calls.js";
+import { Chat } from "./chat.js";
 import { choice, h, say } from "./dom.js";
-import { bytes, span } from "./numbers.js";
-import { example, field, inputOf, parse, pretty } from "./schema.js";
-import { ask, events, hasKey, read, reason } from "./server.js";
-
-const SHOWN_CHARS = 100_000;
-const SHOWN_PARTS = 500;
+import { span } from "./numbers.js";
+import { example, field, parse, pretty } from "./schema.js";
+import { ask, hasKey, read } from "./server.js";
+import { LANGUAGES, snippet } from "./snippets.js";
 
 export class TryIt {
   constructor(host) {
+    this.host = host;
     this.models = [];
     this.document = null;
     this.way = "form";
     this.select = h("select", { id: "asked-model", onchange: () => this.choose(this.select.value) });
+    this.paths = h("select", { id: "asked-path", onchange: () => this.#build(this.calls[this.paths.selectedIndex]) });
     this.ways = h("div", { class: "choice", role: "group", "aria-label": "How the request is written" });
     this.fields = h("div", { class: "fields" });
     this.send = h("button", { type: "submit", class: "primary" }, "Send");
     this.stop = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.control?.abort() }, "Stop");
-    this.copy = h("button", { type: "button", class: "quiet", onclick: () => this.#copy() }, "Copy as curl");
+    this.renew = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.#build(this.call) }, "New conversation");
+    this.copies = LANGUAGES.map(([language, label]) => h("button", { type: "button", class: "quiet", "data-language": language, onclick: () => this.#copy(language) }, label));
     this.wrong = h("p", { class: "wrong", role: "alert" });
-    this.command = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The command", hidden: true });
+    this.code = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The request as code", hidden: true });
     this.status = h("p", { class: "status", role: "status" });
-    this.output = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The answer" }, h("p", { class: "empty" }, "The answer appears here."));
-    const form = h("form", { onsubmit: (event) => { event.preventDefault(); this.#run(); } },
-      h("div", { class: "row" }, h("label", { class: "hidden", for: "asked-model" }, "Model"), this.select, this.ways),
-      this.fields, this.wrong, h("div", { class: "row" }, this.send, this.stop, this.copy), this.command);
+    this.output = h("div", { class: "output", tabindex: 0, role: "region", "aria-label": "The answer" });
+    const form = h("form", { onsubmit: (event) => { event.preventDefault(); this.#run(); }, oninput: () => { this.code.hidden = true; } },
+      h("div", { class: "row" }, h("label", { class: "hidden", for: "asked-model" }, "Model"), this.select, h("label", { class: "hidden", for: "asked-path" }, "Path"), this.paths, this.ways),
+      this.fields, this.wrong, h("div", { class: "row" }, this.send, this.stop, this.renew, h("span", { class: "quiet-text" }, "Copy as"), ...this.copies), this.code);
+    // A browser can point at a wrong value only where it is seen.
+    form.addEventListener("invalid", (event) => event.target.closest("details")?.setAttribute("open", ""), true);
     host.replaceChildren(h("header", {}, h("h2", { id: "asked-title" }, "Try it")), form, this.status, this.output);
     choice(this.ways, [["form", "Form"], ["json", "JSON"]], this.way, (way) => this.#switch(way));
   }
 
-  /** Takes the names of the models; what they take is read when it is first needed, and again if it may differ. */
-  async learn(models, mayDiffer) {
+  /** Takes the models; what they take is read when it is first needed, and again if it may differ. Begins with `preferred`. */
+  async learn(models, mayDiffer, preferred) {
     const names = models.map((one) => one.name);
-    const isSame = names.join("\n") === this.models.join("\n");
+    const isSame = names.join("\n") === this.models.map((one) => one.name).join("\n");
+    this.models = models;
     if (isSame && !mayDiffer) return;
-    this.models = names;
     this.document = null;
-    const chosen = names.includes(this.name) ? this.name : names[0];
+    const chosen = [this.name, preferred, names[0]].find((name) => names.includes(name));
     if (!isSame) this.select.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+    this.host.hidden = chosen === undefined;
     if (chosen !== undefined) await this.choose(chosen);
   }
 
   async choose(name) {
     this.name = name;
     this.select.value = name;
+    let why = "";
     try {
       this.document ??= await (await read("openapi.json")).json();
     } catch (problem) {
-      say(this.wrong, `what the models take cannot be read: ${problem.message}`);
+      why = `The server's description of its models could not be read: ${problem.message}`;
       this.document = { paths: {} };
     }
-    if (this.name === name) this.#renew();
+    const { document } = this;
+    const calls = callsOf(document, name);
+    if (!calls.length) calls.push(await this.#undescribed(name));
+    if (this.name !== name || this.document !== document) return; // another one was chosen meanwhile
+    this.#offer(calls);
+    if (why) say(this.wrong, why);
   }
 
-  /** Makes the form anew where it is another one; what was filled in stays. */
-  #renew() {
-    const { paths, components } = this.document;
-    const taken = JSON.stringify([paths[`/models/${this.name}`], components]);
+  /** The call of a model that the document leaves out: in tensors if it has any, else any JSON. */
+  async #undescribed(name) {
+    const path = encodeURIComponent(name);
+    const model = this.models.find((one) => one.name === name);
+    if (model?.ready) { // asking for another one would load it
+      try {
+        const told = await (await read(`v2/models/${path}`)).json();
+        if (told.inputs?.length) return inferCall(told);
+      } catch {
+        // it has none
+      }
+    }
+    return { path: `/models/${path}`, method: "POST", query: [], isRaw: false, schema: {}, takesForm: false, answers: "bytes" };
+  }
+
+  /** Makes the form anew where the calls are others than before; what was filled in stays. */
+  #offer(calls) {
+    const taken = JSON.stringify([calls, this.document.components]);
     if (this.name === this.shown && taken === this.taken) return;
-    const body = this.name === this.shown ? this.#filledIn() : undefined;
+    const before = this.name === this.shown ? calls.find((one) => one.path === this.call.path) : undefined;
+    const value = before && this.#filledIn();
     this.shown = this.name;
     this.taken = taken;
-    this.#build(body);
+    this.calls = calls;
+    this.paths.replaceChildren(...calls.map((one) => h("option", {}, `${one.method} ${decodeURI(one.path)}${one.isChat ? " (chat)" : ""}`)));
+    this.paths.hidden = calls.length < 2;
+    const call = before ?? calls[0];
+    this.paths.selectedIndex = calls.indexOf(call);
+    this.#build(call, value);
   }
 
   /** What is filled in; undefined if it is no JSON, and the form begins with an example. */
   #filledIn() {
     try {
-      return this.input.isRaw ? undefined : this.readValue();
+      return this.call.isRaw || this.call.isChat ? undefined : this.readValue();
     } catch {
       return undefined;
     }
   }
 
-  #build(body) {
-    const input = inputOf(this.document, this.name) ?? { isRaw: false, schema: {}, query: [], document: this.document };
-    this.input = input;
-    this.ways.hidden = input.isRaw;
+  #build(call, value) {
+    const { document } = this;
+    const { schema } = call;
+    this.control?.abort();
+    this.call = call;
+    this.chat = call.isChat ? new Chat(document, call, this.name) : null;
+    this.ways.hidden = call.isRaw || call.isChat === true || call.wrap !== undefined;
+    this.renew.hidden = !this.chat;
+    this.code.hidden = true;
+    this.output.hidden = this.chat !== null;
+    this.output.replaceChildren(h("p", { class: "empty" }, "The answer appears here."));
     say(this.wrong, "");
-    this.command.hidden = true;
-    this.query = input.query.map((one) => ({ name: one.name, ...field(this.document, one.schema, one.name, false, undefined, "?") }));
-    const parts = this.query.map((one) => one.element);
-    if (input.isRaw) {
-      this.file = h("input", { type: "file", id: "asked-file" });
-      this.text = h("textarea", { id: "asked-text", rows: 3, spellcheck: "false", placeholder: "or type the bytes as text" });
-      this.readBody = () => this.file.files[0] ?? this.text.value;
-      parts.push(h("div", { class: "field" }, h("label", { for: "asked-file" }, "Body", h("span", { class: "type" }, "a file")), this.file), h("div", { class: "field" }, h("label", { class: "hidden", for: "asked-text" }, "Body as text"), this.text));
-    } else if (this.way === "json" || (input.schema.type === "object" && !input.schema.properties)) {
-      const text = h("textarea", { id: "asked-json", class: "code", rows: 8, spellcheck: "false", value: pretty(body ?? example(this.document, input.schema)) });
-      this.readValue = () => parse(text.value);
-      this.readBody = () => JSON.stringify(this.readValue());
-      parts.push(h("div", { class: "field" }, h("label", { for: "asked-json" }, "Body", h("span", { class: "type" }, "JSON")), text));
-    } else if (input.schema.properties) {
-      const required = input.schema.required ?? [];
-      const fields = Object.entries(input.schema.properties).map(([name, schema]) => ({ name, ...field(this.document, schema, name, required.includes(name), body?.[name]) }));
-      this.readValue = () => Object.fromEntries(fields.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
-      this.readBody = () => JSON.stringify(this.readValue());
-      parts.push(...fields.map((one) => one.element));
-    } else {
-      const one = field(this.document, input.schema, input.schema.title ?? "sample", true, body);
-      this.readValue = () => one.read();
-      this.readBody = () => JSON.stringify(one.read());
-      parts.push(one.element);
+    say(this.status, "");
+    this.host.toggleAttribute("data-chat", this.chat !== null);
+    this.query = call.query.map((one) => ({ name: one.name, ...field(document, one.schema, one.name, { place: "?" }) }));
+    this.fields.replaceChildren(...this.query.map((one) => one.element), ...(this.chat?.elements ?? this.#sample(call, schema, value)));
+  }
+
+  /** The fields of a sample; sets how they are read. */
+  #sample(call, schema, value) {
+    const { document } = this;
+    if (call.isRaw) {
+      const file = h("input", { type: "file", id: "asked-file" });
+      const text = h("textarea", { id: "asked-text", rows: 3, spellcheck: "false", placeholder: "or type the bytes as text" });
+      this.readValue = () => file.files[0] ?? text.value;
+      return [labelled("asked-file", "Body", "a file", file), h("div", { class: "field" }, h("label", { class: "hidden", for: "asked-text" }, "Body as text"), text)];
     }
-    this.fields.replaceChildren(...parts);
+    const { properties, required = [] } = schema;
+    if (!call.wrap && (this.way === "json" || (schema.type === "object" && !properties))) {
+      const text = h("textarea", { id: "asked-json", class: "code", rows: 8, spellcheck: "false", value: pretty(value ?? example(document, schema)) });
+      this.readValue = () => parse(text.value);
+      return [labelled("asked-json", "Body", "JSON", text)];
+    }
+    const more = { takesFiles: call.takesForm };
+    if (!properties) {
+      const one = field(document, schema, schema.title ?? "sample", { ...more, isRequired: true, value });
+      this.readValue = () => one.read();
+      return [one.element];
+    }
+    const [first, then] = [true, false].map((wanted) => Object.keys(properties).filter((name) => required.includes(name) === wanted));
+    const fields = [...first, ...then].map((name) => ({ name, ...field(document, properties[name], name, { ...more, isRequired: required.includes(name), value: value?.[name] }) }));
+    this.readValue = () => Object.fromEntries(fields.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
+    return fields.map((one) => one.element);
   }
 
   #switch(way) {
     this.way = way;
-    if (this.input && !this.input.isRaw) this.#build(this.#filledIn());
+    if (this.call && !this.ways.hidden) this.#build(this.call, this.#filledIn());
   }
 
   #request() {
-    const query = new URLSearchParams();
+    const { call } = this;
+    const url = new URL(call.path.slice(1), document.baseURI);
     for (const one of this.query) {
       const value = one.read();
-      if (value !== undefined && value !== "") query.set(one.name, typeof value === "string" ? value : JSON.stringify(value));
+      if (value !== undefined && value !== "") url.searchParams.set(one.name, typeof value === "string" ? value : JSON.stringify(value));
     }
-    const address = `models/${encodeURIComponent(this.name)}${query.size ? `?${query}` : ""}`;
-    const type = this.input.isRaw ? "application/octet-stream" : "application/json";
-    return { address, type, body: this.readBody() };
+    const needsKey = hasKey() || this.document.components?.securitySchemes !== undefined;
+    const request = { method: call.method, url, body: null, answers: call.answers, needsKey };
+    if (this.chat) return { ...request, body: { json: JSON.stringify(this.chat.sample()) } };
+    const value = this.readValue();
+    if (call.isRaw) return { ...request, body: { raw: value } };
+    if (call.method === "POST") return { ...request, body: bodyOf(call.wrap ? call.wrap(value) : value) };
+    for (const [name, text] of partsOf(call.schema.properties ? value : { sample: value })) url.searchParams.append(name, text);
+    return request;
   }
 
   async #run() {
+    if (this.chat && !this.stop.hidden) return; // the answer before is still coming
     let request;
     try {
       request = this.#request();
@@ -135,111 +187,58 @@ export class TryIt {
     say(this.wrong, "");
     this.control?.abort();
     const control = (this.control = new AbortController());
+    const { chat } = this;
     this.stop.hidden = false;
     this.output.replaceChildren();
+    chat?.begin();
     say(this.status, "asking …");
     const began = performance.now();
     const passed = () => span((performance.now() - began) / 1000);
     try {
-      const answer = await ask(request.address, { method: "POST", body: request.body, headers: { "Content-Type": request.type }, signal: control.signal });
+      const answer = await ask(request.url.href, { ...sent(request), signal: control.signal });
       const id = answer.headers.get("x-request-id");
-      const told = (more) => this.#tell(answer.status, [passed(), more, id ? `request ${id}` : ""]);
-      await this.#show(answer, told, began);
+      const onProgress = (more) => this.#tell(answer.status, [passed(), more, id ? `request ${id}` : ""]);
+      onProgress("");
+      await (chat ? chat.take(answer, onProgress) : showAnswer(this.output, answer, onProgress, this.name));
     } catch (error) {
-      if (this.control === control) this.#tell(null, [error.name === "AbortError" ? `stopped after ${passed()}` : `no answer: ${error.message}`]);
+      const isStopped = error.name === "AbortError";
+      chat?.fail(isStopped ? "" : error.message);
+      if (this.control === control && (isStopped || !chat)) this.#tell(null, [isStopped ? `stopped after ${passed()}` : `no answer: ${error.message}`]);
     } finally {
       if (this.control === control) this.stop.hidden = true;
     }
   }
 
-  #tell(status, parts) {
+  #tell(status, facts) {
     const code = status === null ? [] : [h("b", { class: "tag code", "data-state": status < 400 ? "ready" : "wrong" }, String(status)), " "];
-    this.status.replaceChildren(...code, parts.filter(Boolean).join(" · "));
+    this.status.replaceChildren(...code, facts.filter(Boolean).join(" · "));
   }
 
-  async #show(answer, told, began) {
-    const type = (answer.headers.get("content-type") ?? "").split(";")[0];
-    if (type === "text/event-stream") return this.#stream(answer, told, began);
-    const blob = await answer.blob();
-    told(bytes(blob.size));
-    if (/^image\/(png|jpeg|gif|webp|avif|bmp)$/.test(type)) {
-      this.output.replaceChildren(h("img", { src: URL.createObjectURL(blob), alt: "the answer" }));
-    } else if (/^(audio|video)\//.test(type)) {
-      this.output.replaceChildren(h(type.slice(0, 5), { src: URL.createObjectURL(blob), controls: true }));
-    } else if (type === "application/json" || type.startsWith("text/")) {
-      this.output.replaceChildren(h("pre", {}, shownJson(await blob.text(), type)));
-    } else {
-      const head = await blob.slice(0, 4096).arrayBuffer();
-      const text = new TextDecoder().decode(head);
-      this.output.replaceChildren(
-        h("pre", {}, /[\u0000-\u0008\u000e-\u001f\ufffd]/.test(text) ? hex(new Uint8Array(head).subarray(0, 512)) : text),
-        h("a", { class: "quiet", href: URL.createObjectURL(blob), download: `${this.name}.bin` }, "Save"));
-    }
-  }
-
-  async #stream(answer, told, began) {
-    const parts = h("ol", { class: "parts" });
-    const joined = h("p", { class: "joined" });
-    this.output.replaceChildren(joined, parts);
-    let number = 0;
-    let isText = true;
-    for await (const [kind, data] of events(answer)) {
-      number += 1;
-      const at = span((performance.now() - began) / 1000);
-      let value = data;
-      try {
-        value = JSON.parse(data);
-      } catch {
-        // shown as it is
-      }
-      if (kind === "error") isText = false;
-      isText &&= typeof value === "string";
-      if (isText) joined.append(value);
-      else joined.hidden = true;
-      if (number <= SHOWN_PARTS) {
-        parts.append(h("li", { "data-kind": kind }, h("time", {}, at), h("span", {}, kind === "error" ? (value.error?.message ?? data) : typeof value === "string" ? JSON.stringify(value) : data)));
-        this.output.scrollTop = this.output.scrollHeight;
-      }
-      told(`${number} ${number === 1 ? "part" : "parts"} so far`);
-    }
-    told(`${number} ${number === 1 ? "part" : "parts"}`);
-  }
-
-  async #copy() {
+  /** Shows the request as code, and copies it where the browser lets the page. */
+  async #copy(language) {
+    say(this.wrong, "");
     try {
-      const { address, type, body } = this.#request();
-      const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-      const data = typeof body === "string" ? `--data-raw ${quoted(body)}` : `--data-binary ${quoted(`@${body.name}`)}`;
-      const key = hasKey() ? ' -H "X-API-Key: $KEY"' : "";
-      const command = `curl -N ${quoted(new URL(address, document.baseURI).href)} -H 'Content-Type: ${type}'${key} ${data}`;
-      if (navigator.clipboard) {
-        await navigator.clipboard.writeText(command);
-        say(this.copy, "Copied");
-      } else {
-        this.command.replaceChildren(h("p", { class: "quiet-text" }, "Over plain HTTP a browser lets no page copy; this is the command:"), h("pre", {}, command));
-        this.command.hidden = false;
-      }
+      const request = this.#request();
+      const code = snippet(language, { ...request, url: request.url.href });
+      const hint = request.needsKey ? " Set FOREBAY_KEY to your API key." : "";
+      const told = h("p", { class: "quiet-text" }, `Select the code to copy it.${hint}`); // over plain HTTP no page may copy
+      this.code.replaceChildren(told, h("pre", {}, code));
+      this.code.hidden = false;
+      await navigator.clipboard?.writeText(code).then(() => say(told, `Copied.${hint}`), () => {});
     } catch (error) {
       say(this.wrong, error.message);
     }
-    setTimeout(() => say(this.copy, "Copy as curl"), 1500);
   }
 }
 
-function shownJson(text, type) {
-  if (text.length > SHOWN_CHARS) return `${text.slice(0, SHOWN_CHARS)}\n… ${bytes(text.length)} in all`;
-  if (type !== "application/json") return text;
-  try {
-    return pretty(parse(text));
-  } catch {
-    return text;
-  }
-}
+const labelled = (id, label, type, input) => h("div", { class: "field" }, h("label", { for: id }, label, h("span", { class: "type" }, type)), input);
 
-function hex(data) {
-  const lines = [];
-  for (let at = 0; at < data.length; at += 16) {
-    lines.push([...data.subarray(at, at + 16)].map((byte) => byte.toString(16).padStart(2, "0")).join(" "));
-  }
-  return lines.join("\n");
+/** A request as the browser takes it. */
+function sent({ method, body }) {
+  if (body === null) return { method };
+  if (body.json !== undefined) return { method, body: body.json, headers: { "Content-Type": "application/json" } };
+  if (body.raw !== undefined) return { method, body: body.raw, headers: { "Content-Type": "application/octet-stream" } };
+  const form = new FormData();
+  for (const [name, value] of body.form) form.append(name, value);
+  return { method, body: form };
 }
