@@ -171,7 +171,7 @@ def test_every_way_to_call_gives_code_that_runs(browser, server, start, tmp_path
 
 
 def test_a_chat_streams_is_stopped_and_says_what_went_wrong(browser, server, start, tmp_path):
-    said = "[...document.querySelectorAll('#try .talk li')].map(one => one.textContent.trim())"
+    said = "[...document.querySelectorAll('#try .talk > *')].map(one => one.textContent.trim())"
     with browser.page(390) as page:
         log_in(page, server)
         choose(page, "parrot")

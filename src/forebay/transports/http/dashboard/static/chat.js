@@ -14,7 +14,7 @@ export class Chat {
     this.name = name;
     this.model = call.schema.properties.model.enum[0];
     this.messages = [];
-    this.talk = h("ol", { class: "talk", role: "log", tabindex: 0, "aria-label": "Conversation" }, h("li", { class: "empty" }, "The conversation appears here."));
+    this.talk = h("div", { class: "talk", role: "log", tabindex: 0, "aria-label": "Conversation" }, h("p", { class: "empty" }, "The conversation appears here."));
     this.text = h("textarea", { id: "asked-message", rows: 2, placeholder: "Message. Enter sends it, Shift+Enter begins a new line.", onkeydown: (event) => this.#key(event) });
     const { properties, required = [] } = call.schema;
     const system = { ...field(document, { type: "string", description: "Sent in front of the conversation" }, "System message", { place: "chat-" }), name: "system" };
@@ -53,7 +53,7 @@ export class Chat {
     this.said = h("p");
     if (!this.messages.length) this.talk.replaceChildren();
     this.talk.querySelector(".wrong")?.remove();
-    this.turn = [h("li", { "data-role": "user" }, h("b", {}, "You"), h("p", {}, this.asked)), h("li", { "data-role": "assistant" }, h("b", {}, this.name), this.said)];
+    this.turn = [h("div", { "data-role": "user" }, h("b", {}, "You"), h("p", {}, this.asked)), h("div", { "data-role": "assistant" }, h("b", {}, this.name), this.said)];
     this.#append(...this.turn);
   }
 
@@ -92,7 +92,7 @@ export class Chat {
       for (const one of this.turn) one.remove();
       this.text.value ||= this.asked;
     }
-    if (message) this.#append(h("li", { class: "wrong", role: "alert" }, message));
+    if (message) this.#append(h("p", { class: "wrong", role: "alert" }, message));
   }
 
   #append(...items) {
