@@ -91,9 +91,14 @@ def start():
                 own.mkdir(parents=True)
                 for file in [one for one in folder.iterdir() if one.is_file()]:
                     shutil.copy(file, own)
-                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-                command, env = [*RUN[language], code], {**os.environ, "FOREBAY_KEY": KEY}
-                process = stack.enter_context(subprocess.Popen(command, cwd=own, env=env, **pipes))
+                process = subprocess.Popen(
+                    [*RUN[language], code],
+                    cwd=own,
+                    env={**os.environ, "FOREBAY_KEY": KEY},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+                stack.enter_context(process)
                 stack.callback(process.kill)
                 running.append((language, process, own / "answer.bin"))
             return running
