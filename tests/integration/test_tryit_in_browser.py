@@ -47,9 +47,8 @@ def log_in(page, server):
 
 def choose(page, name, path=0):
     """Open the page of a model, and choose one of its paths."""
-    row = f"[...document.querySelectorAll('#models .name')].find(one => one.textContent === '{name}')"
-    shown = f"document.querySelector('#detail h2').textContent === '{name}'"
-    page.until(f"{shown} || (found => found && (found.click(), false))({row})")
+    page.eval(f"location.hash = 'model/{name}'")
+    page.until(f"document.querySelector('#detail h2').textContent === '{name}'")
     page.until(f"document.querySelector('#asked-path').textContent.includes('/models/{name}')")
     page.eval(f"document.querySelector('#asked-path').selectedIndex = {path}")
     page.eval("document.querySelector('#asked-path').dispatchEvent(new Event('change')) && null")
