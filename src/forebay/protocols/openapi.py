@@ -76,11 +76,8 @@ def document(
     """Describe a server.
 
     Args:
-        title: Name of the application.
-        version: Version of the application.
         endpoints: What it serves. Those of one name are its versions, first the one that answers what names none. If
             there is one name, it also answers at `/`.
-        api_key: Whether callers must show a key.
         manages: Whether versions may be managed over HTTP.
         apart: Versions that nobody asks who names none.
     """

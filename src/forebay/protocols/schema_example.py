@@ -16,7 +16,6 @@ def example_of(schema: Json, parts: Mapping[str, Json], depth: int = 0) -> Any:
     """Return an example: the schema's own, its default or first choice, or one made of its required fields.
 
     Args:
-        schema: What is allowed.
         parts: Components that it refers to, by name.
         depth: How deep it lies in the example; beyond six levels there is nothing.
     """

@@ -39,8 +39,6 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
     """Put together what all sides say, the strongest first, and then the file that they or the target name.
 
     Args:
-        target: What is to be served.
-        sides: Who says something.
         **more: Of `Options`, what is not told by anybody.
 
     Raises:

@@ -21,8 +21,6 @@ def server_of(project: Project, *, drain_s: float, ready: Callable[[str], None],
     """Open the project's ports; the HTTP one is the first, if it has one.
 
     Args:
-        project: What is served.
-        drain_s: Time that open requests have to end.
         ready: Called with the address, as a URL, once everything is up.
         is_part: Whether it is a part of one server, whose node process is signalled.
     """

@@ -63,7 +63,6 @@ def bound(
     without any. All addresses of IPv6 are those of IPv4, too, each with a socket: so clients keep their own address.
 
     Args:
-        found: The addresses.
         is_shared: Whether other processes of this user may listen there as well.
         is_reused: Whether it is no matter that connections of a server before are not over yet. Who asks for that gets
             a port also where another socket that asked for it has it and does not listen.
@@ -128,7 +127,6 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     """Return the sentence for an address that cannot be bound, with the cure.
 
     Args:
-        host: The address.
         error: What the system, or the encoding of the host's name, says.
         source: What has set the port: a file, its line and the key; empty where an option may have.
     """
@@ -155,7 +153,6 @@ def require_free(host: str, port: int) -> None:
     """Check that a port can be had, before time goes into what would listen there.
 
     Args:
-        host: The address.
         port: 0 for any, which asks only whether the address is one of this machine.
 
     Raises:

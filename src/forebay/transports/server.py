@@ -58,9 +58,6 @@ class Server:
         """Describe a server; `run` runs it.
 
         Args:
-            app: What answers.
-            listener: Its port.
-            more: Further ports.
             drain_s: Time that open requests, and what follows an answer, have to end after SIGTERM or SIGINT; a second
                 signal ends it.
             ready: Called with the address of `listener` once every model is loaded and the ports are open.

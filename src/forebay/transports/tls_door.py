@@ -70,13 +70,6 @@ class TlsDoor:
     """Listens on one address."""
 
     def __init__(self, port: TlsPort, tls: TlsFiles, connect: Callable[[], asyncio.Protocol]) -> None:
-        """Describe the door.
-
-        Args:
-            port: Whose connections they become.
-            tls: How they are encrypted.
-            connect: Makes the protocol of one.
-        """
         self._port = port
         self._tls = tls
         self._connect = connect

@@ -20,10 +20,8 @@ class InferRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A question to a model.
 
     Attributes:
-        model: Its name.
         version: Its version; empty lets the server choose.
         id: What the answer repeats.
-        inputs: What it is given.
         outputs: Names of what it shall give; none asks for everything.
         parameters: What else the model takes.
         is_binary: Whether outputs are wanted as they lie in memory, rather than as lists in JSON.
@@ -46,8 +44,6 @@ class InferResponse(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A model's answer.
 
     Attributes:
-        outputs: What it gave.
-        model: Its name.
         version: The version that answered.
         id: What the request said.
         parameters: What else the model says.

@@ -50,7 +50,6 @@ def place_of(what: str, parameters: Mapping[str, Parameter]) -> Place | None:
 
     Args:
         what: What lies there, for messages.
-        parameters: Of the input or output.
 
     Raises:
         InvalidRequest: If they tell it wrongly.

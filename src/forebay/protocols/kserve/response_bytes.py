@@ -28,14 +28,10 @@ _NONE: Final[Mapping[str, Any]] = {}
 
 
 def response(said: InferResponse, places: Mapping[str, Mapping[str, Parameter]] = _NONE) -> Written:
-    """Write a response with raw contents.
+    """Write a response with raw contents: its bytes, or its pieces if there are many.
 
     Args:
-        said: What it says.
         places: What is said of single outputs, by name.
-
-    Returns:
-        Its bytes, or its pieces if there are many.
     """
     outputs = said.outputs
     head = bytearray(_titled(said.model, said.version))

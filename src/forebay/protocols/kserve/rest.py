@@ -259,9 +259,6 @@ def counting(
 ) -> Steps[Envelope | None]:
     """Count what would be made of a request, before anything is, and read its envelope if it is long.
 
-    Args:
-        length: As for `decode_request`.
-
     Raises:
         InvalidRequest: If the length is none, or a long body is no request.
         TooLarge: If there is too much.

@@ -23,8 +23,6 @@ def paths_of(
 
     Args:
         asked: By path the models that answer there, each with the schema of its samples.
-        resolve: Returns what a schema refers to.
-        api_key: Whether callers must show a key.
     """
     found: dict[str, Json] = {}
     for path in [one for one in PATHS if asked.get(one)]:

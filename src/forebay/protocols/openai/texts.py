@@ -183,7 +183,6 @@ class Texts:
 
         Args:
             path: What was asked: `CHAT`, or completions.
-            id: What the answer is called.
             created: Seconds since 1970.
         """
         self._is_chat = path == CHAT

@@ -41,7 +41,6 @@ class BatchingHttp:
 
         Args:
             endpoint: What answers; its time limit is also that for sending a body.
-            max_body_bytes: Longest body.
         """
         self._endpoint = endpoint
         self._max_body_bytes = max_body_bytes

@@ -25,7 +25,6 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
     """Return the Dockerfile.
 
     Args:
-        recipe: What the image needs.
         build: The command that builds it.
         source: The project's folder, seen from where the image is built.
     """

@@ -22,10 +22,8 @@ class InstallStep(msgspec.Struct, frozen=True):
 
     Attributes:
         name: shell, conda or pip.
-        file: The file that says what, relative to the project.
         commands: What does it, in the project's folder.
         needs: Whether it needs more of the project than this file.
-        text: What the file says.
     """
 
     name: str
@@ -39,9 +37,7 @@ def steps(folder: Path, files: tuple[str, str, str], pip: tuple[str, ...] = ("pi
     """Return the installation steps of a project in their order; a file that is not there makes no step.
 
     Args:
-        folder: The project's.
         files: For a shell, for conda, for pip.
-        pip: How pip is called.
 
     Raises:
         ConfigError: If a file lies outside the project, where no image could have it.

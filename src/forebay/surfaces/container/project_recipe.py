@@ -26,11 +26,7 @@ def recipe_of(
 
     Args:
         project: It; None for one that is only looked at where it is served.
-        options: What was said.
-        folder: Where it lies.
         target: What is served, for `forebay serve` in that folder.
-        extras: Which of forebay's extras it needs.
-        protocol: What of KServe's protocols it speaks.
         writes: Folders that it writes to.
 
     Raises:

@@ -31,10 +31,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     """A container beside that of the project, which shares the first folder that the project writes to.
 
     Attributes:
-        name: What it is called.
         host: What the project calls it; empty where it is in the project's own network.
-        dockerfile: The text of its Dockerfile.
-        port: Where it listens.
     """
 
     name: str
@@ -78,13 +75,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         has_keys: Whether a request needs a key.
         user: Who it runs as; any but the usual one is a user of the base.
         writes: Folders that it writes to, beside /tmp.
-        gpus: How many it needs.
-        workers: How many workers it has.
         capacity: How many requests the endpoint that has room for the fewest answers at a time.
-        drain_s: Time that open requests have to end.
-        sidecars: Containers beside it.
         models: Its models, if the workers of all of them may run elsewhere.
-        warnings: What is odd about it.
     """
 
     name: str

@@ -51,12 +51,7 @@ def split(recipe: Recipe, wanted: Wanted, flags: SplitFlags) -> dict[str, str]:
 
 
 def certificates_script(recipe: Recipe, file: str) -> str:
-    """Return the program that makes the certificates of a deployment; see `split`.
-
-    Args:
-        recipe: What is deployed.
-        file: What the program is called.
-    """
+    """Return the program that makes the certificates of a deployment; see `split`."""
     names = ",".join(f"DNS:{_owner(app)}" for app in _apps(recipe).values())
     return filled("wire-certificates.sh", {"name": recipe.name, "owners": names, "file": file})
 

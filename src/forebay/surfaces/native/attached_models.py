@@ -133,7 +133,6 @@ class ProjectPool(AttachedPool[WorkerSlot]):
 
         Args:
             described: What a worker must say of the model.
-            isolates: Whether its workers isolate errors.
             seats: Streams that may be open in each slot.
             threads: Slots of each worker, where their number follows the load.
             bounds: Within which that number is; None where nobody asks how many there should be.
@@ -208,9 +207,6 @@ class Lobby:
         """Give the app a door.
 
         Args:
-            app: What endpoints join.
-            config: Where the door is and what holds for workers.
-            endpoint_of: Makes the endpoint of a description.
             seats_of: Says how many streams may be open in a slot of it.
             source: The configuration that was read, if there is one: that of a front lies in the folder of its node.
 

@@ -67,8 +67,6 @@ def deployment_of(
 
     Args:
         target: What the person names; empty if a file names several targets.
-        options: What the person says.
-        entries: What is served.
         build: Checks the whole project.
 
     Raises:

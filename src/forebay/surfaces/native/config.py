@@ -148,7 +148,6 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
 
     Args:
         target: What the command line names beside it.
-        told: What person and environment tell about all models.
         has_others: Whether workers may attach, or other servers have models, so that there need not be anything else.
 
     Raises:

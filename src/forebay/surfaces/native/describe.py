@@ -87,7 +87,6 @@ def faces_of(
     """Return how a model, and each of its further methods, is documented and how its bytes are moved.
 
     Args:
-        model: What it says of itself.
         types: Those of a sample and of a result.
         methods: Its further methods, with theirs, and what tensors they take.
         shares_disk: Whether its workers see the files of the server.
@@ -186,15 +185,11 @@ def require_no_batch_key(where: str, description: Description) -> None:
 
 
 def describe_in(python: str, target: str, env: Mapping[str, str]) -> list[tuple[str, Description]]:
-    """Describe the models of a file in another interpreter.
+    """Describe the models of a file in another interpreter; returns the description of each class by its name.
 
     Args:
         python: The interpreter; it must have forebay.
         target: `file.py` or `file.py:Name`.
-        env: Variables it is given beside those of this process.
-
-    Returns:
-        The name of each class, and its description.
 
     Raises:
         ConfigError: If the interpreter cannot be used or the file is wrong.

@@ -60,7 +60,6 @@ def fresh_modules(folders: Collection[Path], limit_s: float) -> Generator[None]:
     """Import what lies in these folders anew; where that fails, what was not imported again is there as before.
 
     Args:
-        folders: Whose modules are read again.
         limit_s: How long that takes at most, if it does not hang; others that import anew wait meanwhile.
     """
     with _turns.take(limit_s), _taken_out(folders):

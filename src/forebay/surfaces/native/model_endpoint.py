@@ -65,7 +65,6 @@ def serve_model(
     """Build the endpoint of a model class.
 
     Args:
-        overrides: What the person says.
         spec: How a worker builds its runner; None finds the class in the file it was imported from.
         files: The folder that it loads, if it has a repository.
 
@@ -93,10 +92,6 @@ def endpoint_of(
 
     Args:
         where: The model, as messages name it.
-        settings: What it says about itself.
-        pool: Who runs it.
-        overrides: What the person says.
-        keys: Gives the batch keys of its samples.
 
     Raises:
         ConfigError: If model and person want what does not go together.

@@ -46,9 +46,7 @@ def read_model_file(
     """Try a model file and find out what it takes and gives, and how it can be batched.
 
     Args:
-        overrides: What the person says.
         shared: The file, where workers in this process share it with others who use it.
-        openvino: What OpenVINO is told, where it is to run the file.
 
     Raises:
         ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.

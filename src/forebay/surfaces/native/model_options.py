@@ -39,11 +39,6 @@ def environment_of(overrides: Overrides) -> dict[str, str] | None:
 def devices_of(where: str, said: Sequence[str], kind: WorkerKind) -> tuple[Device, ...]:
     """Return the devices of a model's workers.
 
-    Args:
-        where: The model, as messages name it.
-        said: What person, node or class say.
-        kind: Where it runs.
-
     Raises:
         ConfigError: If they are not there, or such workers cannot be on them.
     """
@@ -75,11 +70,6 @@ def workers_of(said: int | WorkerRange | None, devices: Sequence[Device]) -> int
 
 def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:
     """Return how a model is batched.
-
-    Args:
-        where: The model, as messages name it.
-        settings: What it says about itself.
-        overrides: What the person says.
 
     Raises:
         ConfigError: If model and person want what does not go together.
@@ -115,10 +105,7 @@ def times_of(where: str, said_ms: int | None, own_ms: int, max_ms: int) -> tuple
     """Return the seconds that a request has if it names none itself, and the longest that it may ask for.
 
     Args:
-        where: The model, as messages name it.
-        said_ms: What the person says.
         own_ms: What it says itself; what is everybody's counts as not said, and is no more than the longest.
-        max_ms: The longest.
 
     Raises:
         ConfigError: If requests would have more time than they may ask for.

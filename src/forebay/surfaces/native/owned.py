@@ -56,7 +56,6 @@ def expected_models(served: list[Served], wanted: Sequence[WantedOwner], attach:
 
     Args:
         served: What the project serves; it is changed.
-        wanted: The owners.
         attach: How long requests wait for them.
     """
     owners = {one.name: one.address for one in reversed(wanted) if one.name is not None}
@@ -80,9 +79,6 @@ def serve_owners(
     """Have a project serve the models of these owners.
 
     Args:
-        project: The project.
-        attach: What holds for all owners.
-        wanted: The owners.
         expected: See `expected_models`.
         take_back: Loads what the project has by a name that no owner serves any more.
 

@@ -27,7 +27,6 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         what: What runs in them, for messages.
         kind: Where they run.
-        threads: Threads of each.
         devices: What they run on.
         seats: Rows of streams that may be open in each.
         isolates: Whether what shares the way to a worker is not to share its end.
@@ -53,8 +52,6 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
 
     Args:
         spec: How a worker that is a process builds what it runs.
-        workers: What is wanted.
-        overrides: What the person says beside that.
 
     Raises:
         ConfigError: If it does not go together.

@@ -64,15 +64,6 @@ class Reloading:
         entries_of: Callable[[Options], list[TargetEntry]],
         build: Callable[[TargetEntry], Sequence[Served]],
     ) -> None:
-        """Describe it.
-
-        Args:
-            app: What is kept.
-            options: What was said at the start.
-            entries: What is served.
-            entries_of: Returns what is served according to other options.
-            build: Makes the endpoints of an entry.
-        """
         self.owners: Owners | None = None
         """The other servers whose models are served; a reload follows what the configuration says of them."""
         self.peers: PeerServers | None = None

@@ -49,8 +49,6 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
         address: Where it is.
         below: The folder that a path is meant from.
         name: What the model is called if the place is one model.
-        overrides: What is said about its models.
-        make: Builds their endpoints.
         timeout_ms: Time that a request has if neither it nor `overrides` name any.
         is_files: Whether its models are files that a library runs.
     """

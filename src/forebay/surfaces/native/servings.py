@@ -64,9 +64,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
     """Build the endpoint of a serving.
 
     Args:
-        serving: What is served.
         name: Its name there, and, in kebab-case, that of the endpoint.
-        overrides: What the person says.
 
     Raises:
         ConfigError: If person and serving want what does not go together.

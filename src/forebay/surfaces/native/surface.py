@@ -47,7 +47,6 @@ class NativeSurface:
 
         Args:
             target: A Python file; an empty one serves what a file names, and what attaches.
-            options: What the person says.
 
         Raises:
             ConfigError: If a file cannot be read or imported or a model is not well-formed.

@@ -90,7 +90,6 @@ def serve_target(target: str, overrides: Overrides, given: Collection[str] = ())
 
     Args:
         target: The file, or a name in it.
-        overrides: What the person says about every model.
         given: Which of that was said and is not a default.
 
     Raises:

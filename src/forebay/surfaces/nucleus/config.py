@@ -35,15 +35,11 @@ from forebay.types.did_you_mean import meant
 
 
 def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, list[str]]:
-    """Read a configuration file.
+    """Read a configuration file; returns it, and what is odd about it but does not stop it.
 
     Args:
-        path: The file, of any name.
         serving: Whether the project is to be served here; else it is to be packed, which asks for less (the handler may
             still be missing) and in places for more (as the original's generator does).
-
-    Returns:
-        The configuration, and what is odd about the file but does not stop it.
 
     Raises:
         ConfigError: With the place in the file, what was found and what is allowed.

@@ -58,10 +58,7 @@ def worker_environment(
     """Return the environment to start worker processes with; `settle`, run in them, completes it.
 
     Args:
-        config: The project's configuration.
-        port: The port the server answers on.
         base: The environment of the server.
-        model_dir: Where models are kept.
         log_level: What the command line says instead of the configuration.
 
     Raises:

@@ -63,7 +63,6 @@ class HandlerHost(Runner):
         """Describe the handler.
 
         Args:
-            handler: Its file.
             config: The project's own `config`, as YAML so that every type of its survives.
             requirements: Where the project lists its packages, for the message when one is missing.
         """
@@ -79,7 +78,6 @@ class HandlerHost(Runner):
         """Have the handler ask its server for more.
 
         Args:
-            desk: Where the server is asked.
             models: What the configuration says of its models; None if it has none.
         """
         self._desk = DeskClient(desk)

@@ -150,8 +150,6 @@ def steps(
 
     Args:
         outcomes: An `Answer` or a `Streamed` for each request, or an `After` around one.
-        coroutines: Runs the responses.
-        report: Called with what a response raises.
     """
 
     def failed(error: BaseException) -> Failure:  # what a response raises ends that response only

@@ -35,10 +35,7 @@ _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
 
 
 def recipe(config: NucleusConfig, state: Path = DEFAULT_FOLDER) -> Recipe:
-    """Return what a container of a project needs.
-
-    Args:
-        state: The folder that tells when it is ready.
+    """Return what a container of a project needs; the folder `state` tells when it is ready.
 
     Raises:
         ConfigError: If a file that says what to install lies outside the project.

@@ -50,7 +50,6 @@ class ModelRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration says of models.
 
     Attributes:
-        kind: Which of its keys names them.
         names: Those of `paths`.
         cache_size: Versions that are kept in memory; None keeps all. Calls that use more at the same time have them all
             the same, as with the original, which counts every ten seconds; what is too much leaves with its last call.

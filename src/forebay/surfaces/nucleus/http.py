@@ -91,13 +91,8 @@ class NucleusHttp:
         """Describe the face.
 
         Args:
-            endpoint: What answers.
-            batched: Whether posts are batched.
-            in_flight: Requests in flight, and how many may be.
             max_body_bytes: Longest body, if the person asked for a limit.
-            http: Its keys, and how many elements a body may have.
             pages: Forebay's own pages; None leaves them out.
-            protocol: The Open Inference Protocol, if it is spoken.
         """
         self._protocol = protocol
         self._endpoint = endpoint

@@ -23,12 +23,7 @@ _CONTRACT: Final = Contract(raw_input=True, raw_output=True, batchable=False, st
 
 
 def let_in(served: Served, key: Hashable, in_flight: InFlight) -> None:
-    """Have a handler asked in tensors.
-
-    Args:
-        key: The batch key of its posts.
-        in_flight: Requests in flight, and how many may be.
-    """
+    """Have a handler asked in tensors; `key` is the batch key of its posts."""
     served.tensors = TensorFace(is_open=True, has_rows=False)
     served.stand_in = StandIn(_AskedAsPost(served.endpoint, key, in_flight), _CONTRACT)
 

@@ -109,14 +109,7 @@ def configure_logger(
 
 
 def log_access(client: str, method: str, path: str, status: int) -> None:
-    """Write the line of a request.
-
-    Args:
-        client: Address and port of the client.
-        method: Method of the request.
-        path: Its target.
-        status: Status of the answer.
-    """
+    """Write the line of a request; `client` has an address and a port."""
     if logger.isEnabledFor(logging.INFO):
         extra = {"method": method, "status_code": _phrase(status), "path": path}
         logger.info('%s - "%s %s HTTP/1.1" %d', client, method, path, status, extra=extra)

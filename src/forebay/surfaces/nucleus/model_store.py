@@ -111,12 +111,8 @@ class ModelStore:
         """Describe the store.
 
         Args:
-            source: Where the models are.
-            folder: Where they are copied to.
-            desk: Where workers ask.
             disk_cache_size: Versions that are kept here, of those that were asked for; None keeps all that there are.
             looks: How often the place is looked at; 0 seconds look at the start only.
-            rules: How files make models.
             tfs: Is told what workers use.
         """
         self._rules = rules

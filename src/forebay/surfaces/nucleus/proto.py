@@ -63,7 +63,6 @@ class UserService(msgspec.Struct, frozen=True):
     Attributes:
         full_name: With its package.
         file: The file it is described in, below the project's folder.
-        rpcs: Its methods.
         files: Serialized descriptors of that file and all it imports, each after those it imports itself.
     """
 

@@ -21,11 +21,7 @@ class Readiness:
     """One file for the server and one for each worker, there only while all of them are ready."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Describe the files.
-
-        Args:
-            folder: Where they go; None takes the original's folder, which need not be writable here.
-        """
+        """Describe the files; without a folder they go to the original's, which need not be writable here."""
         self._folder = folder or DEFAULT_FOLDER
         self._is_asked_for = folder is not None
         self._works = True

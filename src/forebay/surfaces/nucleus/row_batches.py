@@ -30,11 +30,9 @@ class RowBatches:
         """Describe how.
 
         Args:
-            run: The model.
             max_rows: Rows that run together at most.
             interval_s: Time that the first of them waits for others.
             threads: Batches that run at a time.
-            timeout_s: Time that a call may take.
         """
         self._run = run
         self._max_rows = max_rows

@@ -39,14 +39,7 @@ class NucleusRpc:
     """The service."""
 
     def __init__(self, endpoint: Endpoint, service: UserService, inflows: Inflows, *, max_concurrency: int) -> None:
-        """Describe the face.
-
-        Args:
-            endpoint: What answers.
-            service: What clients may call.
-            inflows: Where the messages of clients that send several wait for workers.
-            max_concurrency: Calls in flight at a time; 0 means no limit.
-        """
+        """Describe the face; with a `max_concurrency` of 0 any number of calls may be in flight."""
         self._endpoint = endpoint
         self._service = service
         self._inflows = inflows

@@ -32,7 +32,6 @@ class RpcContext:
         """Describe the call.
 
         Args:
-            params: What the server says of it.
             begin: Called with metadata that is to go before the first message.
         """
         self._params = params

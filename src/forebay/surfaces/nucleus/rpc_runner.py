@@ -95,10 +95,8 @@ class RpcRunner(HandlerHost):
         """Describe handler and service.
 
         Args:
-            handler: The file of the handler.
             config: The project's own `config`, as YAML.
             requirements: Where the project lists its packages.
-            service: What it serves.
         """
         super().__init__(handler, config=config, requirements=requirements)
         self._service = service

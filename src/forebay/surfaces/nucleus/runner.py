@@ -48,9 +48,7 @@ def build(
     """Build the runner; the reference that worker processes are given.
 
     Args:
-        handler: Path of the handler's file.
         config: The project's own `config`, as YAML so that every type of its survives.
-        batched: Whether `handle_post` takes batches.
         requirements: Where the project lists its packages, for the message when one is missing.
         desk: Where the server is asked for more; None if that is not needed.
         models: What the configuration says of models; None if it has none.

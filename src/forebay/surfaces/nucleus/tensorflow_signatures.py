@@ -37,8 +37,6 @@ class KeyedSignature(msgspec.Struct, frozen=True):
     """A signature of a SavedModel.
 
     Attributes:
-        key: What it is called.
-        signature: What it takes and gives.
         shapes: Of its inputs, -1 for any length; None for any shape.
     """
 
@@ -72,7 +70,6 @@ def misfit(address: str, project: Path, wanted: str | None, model: str) -> str:
         address: Where its versions are.
         project: The folder that relative paths are meant from.
         wanted: The `signature_key`.
-        model: Its name.
     """
     if "://" in address and not address.startswith("file://"):
         return ""

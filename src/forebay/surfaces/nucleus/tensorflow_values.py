@@ -25,10 +25,7 @@ def arrays_of(
     """Return what a model is given.
 
     Args:
-        signature: What it takes.
         shapes: Of its inputs, -1 for any length; None for any shape.
-        given: What the handler says.
-        model: Its name, for messages.
 
     Raises:
         UserException: If an input is missing, unknown, or no array of its type and shape.

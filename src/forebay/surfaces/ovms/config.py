@@ -46,7 +46,6 @@ class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A graph that is to be served.
 
     Attributes:
-        name: What it is served as.
         base_path: Where the paths of its handlers begin.
         graph_path: Its file.
         subconfig: A file with models for its sessions, which need not be there.
@@ -75,7 +74,6 @@ class OvmsConfig(msgspec.Struct, frozen=True, kw_only=True):
         models: The versions of models.
         bases: Where versions of models come and go on this machine.
         stored: Models that are in a bucket, each with its address.
-        warnings: What is odd.
         problems: What cannot be served, while the rest is: models of which no version is there.
         shapes_at: Where the shapes of inputs are told, by the names of the model and of the input.
     """

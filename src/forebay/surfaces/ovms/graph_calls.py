@@ -222,11 +222,7 @@ class GraphCalls:
 
 
 class GraphFace(TensorFace, frozen=True, kw_only=True):
-    """What a graph says of its tensors, and how it is asked.
-
-    Attributes:
-        calls: What requests mean.
-    """
+    """What a graph says of its tensors, and how it is asked."""
 
     calls: GraphCalls
 
@@ -285,13 +281,10 @@ class GraphStream:
         """Open a stream; the first request enters the graph.
 
         Args:
-            calls: What requests mean.
-            endpoint: Where they go.
             on_answer: Called with each answer, and with what to call once there is room for the next.
             on_end: Called once, with the request to the endpoint, if there was one, and None or a `Failure`.
             on_progress: Called whenever requests were worked off.
             deadline: When it ends at the latest.
-            tenant: Whose it is, where the server tells tenants apart.
         """
         self._calls = calls
         self._tenant = tenant

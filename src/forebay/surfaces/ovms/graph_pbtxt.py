@@ -42,8 +42,6 @@ class StreamPort(msgspec.Struct, frozen=True):
     Attributes:
         tag: Its tag; empty without one.
         index: Its number among those with the same tag.
-        name: Name of the stream.
-        line: Where it stands.
     """
 
     tag: str
@@ -83,7 +81,6 @@ class CalculatorNode(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         executor: Which of the graph's executors it runs on; empty for the usual one.
         options: Of its calculator, as `options` or `node_options` has them; None if it has none.
-        line: Where it begins.
         lines: Where its fields stand, by their names, and entries of maps in its options, as `FIELD.KEY`.
     """
 

@@ -56,12 +56,6 @@ def serve_graph(
 ) -> GraphServed:
     """Build a graph; none of its code is run here.
 
-    Args:
-        entry: Where it is.
-        known: SharedModels that its sessions may use.
-        models: Those that are loaded.
-        overrides: What the person says.
-
     Raises:
         ConfigError: If its file is wrong, with the line, or its configuration.
     """

@@ -32,7 +32,6 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that runs a handler; plain data.
 
     Attributes:
-        handler: Its file.
         input_names: Streams that it reads, in the order of the file.
         output_names: Streams that it writes, in the order of the file.
         reads: What `execute` is given, in this order.
@@ -56,11 +55,7 @@ class PythonNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorName(msgspec.Struct, frozen=True):
-    """What a graph calls a tensor of a model.
-
-    Attributes:
-        place: File, line and key that say so, for messages.
-    """
+    """What a graph calls a tensor of a model."""
 
     name: str
     place: str
@@ -70,7 +65,6 @@ class InferenceNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that runs a model of the server's.
 
     Attributes:
-        name: What it is called.
         servable: The model.
         version: Its version; empty for the default one.
         inputs: The model's inputs by port.
@@ -103,7 +97,6 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
     """A graph that can be built.
 
     Attributes:
-        spec: Nodes and streams.
         python: The nodes with handlers, by name.
         inference: The nodes with models, by name.
         passing: The nodes between an input and an output of the graph, and what answers call their tensor.
@@ -115,7 +108,6 @@ class GraphLayout(msgspec.Struct, frozen=True, kw_only=True):
         side_packets: Parameters that each request must have.
         takes_side_packets: Whether requests may have any.
         loops: Whether a node may generate.
-        warnings: What is odd.
     """
 
     path: Path

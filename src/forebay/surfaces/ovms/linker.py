@@ -73,7 +73,6 @@ def read_layout(name: str, path: Path, base_path: Path) -> GraphLayout:
     """Read a graph and link it.
 
     Args:
-        name: What it is served as.
         base_path: Where the paths of its handlers begin.
 
     Raises:

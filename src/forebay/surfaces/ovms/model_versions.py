@@ -34,8 +34,6 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a model that is to be served.
 
     Attributes:
-        name: What it is served as.
-        version: Which version it is.
         path: Its file, or the folder of a SavedModel; below the folder of the version if that is in a bucket.
         device: What it runs on, as forebay writes it; empty for the processor.
         options: What OpenVINO is told of it.

@@ -41,7 +41,6 @@ class GraphReloading:
         """Describe it.
 
         Args:
-            app: What is kept.
             target: The `config.json` or the `graph.pbtxt`.
             name: What a single graph is called.
             look_s: Pause between two looks at the files; 0 looks only when somebody asks.

@@ -28,7 +28,6 @@ def as_python(value: Any, name: str, *, is_renamed: bool = False) -> PyTensor:
     """Return a value for a handler.
 
     Args:
-        value: A packet's.
         name: What a tensor without a name of its own is called.
         is_renamed: Whether one that has a name is called so as well.
     """

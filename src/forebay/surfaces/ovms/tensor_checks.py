@@ -52,7 +52,6 @@ def misfits(
 
     Args:
         sessions: The nodes of all graphs that run a model, and which.
-        stored: Where models of buckets are.
     """
     found: list[str] = []
     for entry in config.models:

@@ -89,13 +89,7 @@ class CustomException(Exception):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a client is told about an error.
-
-    Attributes:
-        err_no: The number.
-        text: The sentence.
-        product: Whether the project's own code decided on it.
-    """
+    """What a client is told about an error; `product` if the project's own code decided on it."""
 
     err_no: int
     text: str
@@ -166,7 +160,6 @@ def error(err_no: int, text: object, *, product: bool = False, is_final: bool = 
     Args:
         err_no: One of `CustomExceptionCode`, or a project's own.
         text: What the client reads; anything a project gave that every answer can carry in some form.
-        product: Whether the project's own code decided on it.
         is_final: Whether an op does not try again, whatever the number: `process` has ended by itself.
         trace: For the log only.
     """
@@ -211,23 +204,14 @@ def is_time_out(error: ForebayError) -> bool:
 
 
 def error_answered(err_no: int, text: str, error_codes: str) -> ForebayError:
-    """Return what an answer with an error is where errors have kinds.
-
-    Args:
-        err_no: The number that it carries.
-        error_codes: The configuration's.
-    """
+    """Return what an answer with an error is where errors have kinds."""
     number = _FROM_V04.get(err_no, err_no) if error_codes == "v0.4" else err_no
     kind = _ANSWERED.get(number, InternalError if number in _KNOWN else InvalidRequest)
     return kind(f"{text} (err_no {err_no})")
 
 
 def value_of(code: Any, bits: int = 32) -> int | None:
-    """Return a code the user gave, a number or a member of an enum, as a number.
-
-    Returns:
-        None if it is neither, or does not fit into so many bits; `err_no` has 32.
-    """
+    """Return a number or a member of an enum as a number; None if it is neither, or needs more than `bits` bits."""
     found = code.value if isinstance(code, enum.Enum) else code
     if isinstance(found, bool) or not isinstance(found, numbers.Integral):  # NumPy's are no int
         return None

@@ -188,13 +188,7 @@ class _LocalKeys(LocalConf, frozen=True, kw_only=True):
 
 
 def read(source: str | FilePath | Mapping[str, Any]) -> tuple[PipelineConfig, list[str]]:
-    """Read a configuration.
-
-    Args:
-        source: A YAML file, or its content as a dict.
-
-    Returns:
-        The configuration, and warnings about keys that nothing reads.
+    """Read a YAML file, or its content as a dict; returns the configuration and warnings about keys that nothing reads.
 
     Raises:
         ConfigError: In one line: where, which key, what was found and what is allowed.
@@ -228,9 +222,7 @@ def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> d
     """Return the settings of an op: the constructor's before the file's before the usual ones.
 
     Args:
-        name: The op, for messages.
         given: What its constructor was given; None counts as not given.
-        section: What the configuration says of it.
 
     Raises:
         ConfigError: If the constructor was given what is not allowed.
@@ -241,12 +233,7 @@ def settle(name: str, given: Mapping[str, Any], section: Mapping[str, Any]) -> d
 
 
 def masked(config: PipelineConfig, ops: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the configuration that holds, as lines of YAML without its secrets.
-
-    Args:
-        config: What was read.
-        ops: The settings that hold for each op of the graph.
-    """
+    """Return the configuration that holds, as lines of YAML without its secrets."""
     import yaml
 
     plain: dict[str, Any] = msgspec.to_builtins(config)

@@ -44,10 +44,6 @@ def base_of(log_path: str | None) -> Path | None:
 def write_to(base: Path, level: str) -> list[logging.Handler]:
     """Write forebay's records, the root logger's and what ops say to files below `base`; returns the handlers.
 
-    Args:
-        base: The folder they are made in.
-        level: Lowest level of what is written.
-
     Raises:
         ConfigError: If the folder cannot be made or written.
     """
@@ -77,11 +73,7 @@ def write_to(base: Path, level: str) -> list[logging.Handler]:
 
 
 def to_stderr(level: str) -> None:
-    """Write forebay's records to stderr in a process that was started for a worker, unless they go somewhere already.
-
-    Args:
-        level: Lowest level of what is written.
-    """
+    """Write forebay's records to stderr in a worker process, unless they go somewhere already."""
     if not logging.getLogger("forebay").hasHandlers():
         configure(level, "text" if sys.stderr.isatty() else "json")
 

@@ -50,11 +50,6 @@ LAST_WORD_S: Final = 1.0
 def project_of(server: PipelineServer, script: Callable[[], Script], options: Options) -> Project:
     """Put the graph of a prepared server on workers, with its two ports in front.
 
-    Args:
-        server: What the script was about to run.
-        script: Gives the script, for worker processes.
-        options: What the command line says.
-
     Raises:
         ConfigError: If the graph, an op or a port is wrong.
     """

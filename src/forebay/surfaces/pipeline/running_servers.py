@@ -23,9 +23,7 @@ class Running(msgspec.Struct, frozen=True):
     """A server.
 
     Attributes:
-        pid: Its process.
         born: When that began, in the ticks of the system's clock.
-        script: What it runs.
     """
 
     pid: int

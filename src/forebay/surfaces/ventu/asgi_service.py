@@ -53,7 +53,6 @@ class VentuHttp:
         """Describe the face; it answers 503 until it is given the service's pages.
 
         Args:
-            endpoint: What runs inferences and health checks.
             metrics: Makes the page for Prometheus, and tells its media type.
             max_body_bytes: Longest body.
             api_keys: If any, a request needs one of them.

@@ -23,7 +23,6 @@ class Metrics:
     """The metrics of one Ventu object.
 
     Attributes:
-        registry: Where they are registered.
         single: Time of the steps of one inference, by `process`.
         batch: Time of the steps of a batch, by `process`.
         workers: Loops that serve, by `protocol`.
@@ -67,7 +66,6 @@ def merged(folder: str, alive: Collection[int] | None = None) -> CollectorRegist
     """Return a registry that adds up what processes have written into a folder.
 
     Args:
-        folder: The folder that they share.
         alive: Processes that run; what others have said about the present is forgotten. None forgets nothing.
     """
     from prometheus_client import CollectorRegistry

@@ -86,11 +86,8 @@ def document(*, title: str, version: str, summary: str, media: str, request: Sch
     """Describe a service, in JSON.
 
     Args:
-        title: Its name.
         summary: What it does, in a line.
         media: Media type of bodies and answers.
-        request: What it reads.
-        response: What it answers.
     """
     components: dict[str, Node] = {"ServiceStatus": _STATUS, "ValidationErrors": _PROBLEMS}
     asked, answered = _add(request, components), _add(response, components)

@@ -32,7 +32,6 @@ def build(*, path: str, name: str | None) -> VentuBatchRunner:
     """Build the runner; the reference that worker processes are given.
 
     Args:
-        path: The project's file.
         name: The object in it, or the function that makes it; None looks for one.
 
     Raises:
@@ -184,7 +183,6 @@ class VentuBatchRunner(Runner):
         """Take a model.
 
         Args:
-            path: Its file, for messages.
             left_out: The call of the file's that would have served it.
         """
         from forebay.surfaces.ventu.model import Ventu

@@ -27,11 +27,7 @@ class Service:
     """A Ventu object as the faces see it.
 
     Attributes:
-        model: The object.
         media: What it speaks.
-        request: The schema of requests.
-        response: The schema of answers.
-        metrics: Its numbers.
         steps: Its hooks, in order and timed.
         inference: From the bytes of requests to those of answers.
     """

@@ -64,7 +64,6 @@ class ServicePages:
         """Prepare the answers that never change.
 
         Args:
-            media: What the service speaks.
             document: Its OpenAPI document, in JSON.
         """
         self.media = media

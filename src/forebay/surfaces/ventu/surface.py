@@ -113,9 +113,6 @@ class _App(App):
         """Describe it.
 
         Args:
-            path: The project's file, for messages.
-            endpoint: Its one endpoint.
-            pool: The workers of the endpoint.
             environment: That of the workers, to be completed before they start.
         """
         super().__init__([Served(endpoint, OPAQUE)])

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class WsgiApp:
-    """Answers for one Ventu object, in whichever thread it is called.
-
-    Attributes:
-        service: The object.
-    """
+    """Answers for one Ventu object, in whichever thread it is called."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -26,11 +26,7 @@ WASTE_BYTES: Final = 1024
 
 
 class Manners:
-    """The counts of one client.
-
-    Attributes:
-        begun: Calls that it began.
-    """
+    """The counts of one client."""
 
     __slots__ = ("_credited", "_idle", "_sender", "_wasted", "begun")
 

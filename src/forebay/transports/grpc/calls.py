@@ -165,7 +165,6 @@ class OpenCall:
         """Tell the client, in turn, that it came to a full queue; `RefusalLine` decides when.
 
         Args:
-            refusal: Why.
             retry_at: When it should try again; 0 if that is not known.
         """
         self.on_cancel = None

@@ -75,7 +75,6 @@ class GrpcConnection(asyncio.Protocol):
         port: What it shares with the others.
         peer: Who is there, as `ADDRESS:PORT`.
         account: What it holds.
-        state: Where it is.
         kept_bytes: What is kept of frames and header blocks that have not come whole, if that is much.
     """
 

@@ -32,14 +32,6 @@ class ControlFrames:
     def __init__(
         self, connection: GrpcConnection, calls: dict[int, OpenCall], sender: Sender, manners: Manners
     ) -> None:
-        """Begin to listen.
-
-        Args:
-            connection: Where the client is.
-            calls: Its open calls, by stream.
-            sender: Where answers go.
-            manners: Where what the client does for nothing is counted.
-        """
         self.has_settings = False
         self._connection = connection
         self._calls = calls

@@ -57,7 +57,6 @@ class GrpcForwarding:
         """Describe it.
 
         Args:
-            path: The socket of the owner.
             grace_s: How long calls wait for an owner that is away.
             handed_on: Methods that the front answers itself.
         """

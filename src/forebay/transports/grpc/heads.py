@@ -148,7 +148,6 @@ class HeadReader:
         """Return what a list of fields means.
 
         Args:
-            fields: Names and values.
             size: How long the list is; if that is too long, `fields` is not complete.
 
         Raises:

@@ -46,7 +46,6 @@ class KServe:
         """Describe the service.
 
         Args:
-            app: The models.
             is_managed: Whether clients may load and unload them.
         """
         self._app = app

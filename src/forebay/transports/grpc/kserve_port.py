@@ -42,9 +42,7 @@ class KServePort:
         """Describe the port; `start` binds it.
 
         Args:
-            app: What is served.
             http: The HTTP port, which says all that is not said of this one.
-            grpc: What is said.
             place: Where it listens, if not just at its address.
             owner: The server that answers what this one does not; None if this one has all.
         """

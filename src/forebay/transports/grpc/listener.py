@@ -54,7 +54,6 @@ class GrpcListener:
         """Describe the listener; `start` binds it.
 
         Args:
-            services: What is served there.
             is_ready: What the health service tells: whether calls can be answered now.
             source: What has set the port, for messages; see `why_not`.
             is_model_ready: What it tells of a model; None if there is none of that name.

@@ -46,8 +46,6 @@ class _Plan(msgspec.Struct, eq=False):
     """What was found out about requests of one layout.
 
     Attributes:
-        served: Who answers.
-        params: Of the request.
         size: How many samples it has.
         spans: Where in the message its data lies.
         answered: What the last answer said of its only tensor, how long that was, and what stood before it.

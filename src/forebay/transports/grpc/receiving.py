@@ -58,14 +58,6 @@ class Receiver:
     def __init__(
         self, connection: GrpcConnection, calls: dict[int, OpenCall], sender: Sender, manners: Manners
     ) -> None:
-        """Begin to listen.
-
-        Args:
-            connection: Where the client is.
-            calls: Its open calls, by stream.
-            sender: Where answers go.
-            manners: Where what the client does for nothing is counted.
-        """
         port = self._port = connection.port
         self._connection = connection
         self._calls = calls
@@ -116,9 +108,6 @@ class Receiver:
 
     def read(self, data: bytes = b"") -> None:
         """Act on the frames that are complete; stops early at a client that sends many or does not take its answers.
-
-        Args:
-            data: What has come just now.
 
         Raises:
             ConnectionFault: If nothing more of this client can be believed.

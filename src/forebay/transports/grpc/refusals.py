@@ -26,8 +26,6 @@ class CallRefusal:
     """Why calls are refused.
 
     Attributes:
-        status: How they end.
-        text: The reason in words.
         trailers: The header block that says so.
     """
 

@@ -81,7 +81,6 @@ class TfServing:
         """Describe them.
 
         Args:
-            app: The models.
             is_managed: Whether clients may say which versions are loaded.
         """
         self._app = app

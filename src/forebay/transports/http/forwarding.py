@@ -63,7 +63,6 @@ class HttpForwarding:
         Args:
             own: Answers for the models.
             targets: Where they are asked.
-            path: The socket of the owner.
             grace_s: How long requests wait for an owner that is away.
         """
         self._own = own

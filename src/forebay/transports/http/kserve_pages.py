@@ -55,8 +55,6 @@ class InferencePages:
         """Describe the pages.
 
         Args:
-            app: What is served.
-            routes: The calls, by target.
             management: Who may load and unload.
             predict: Makes an ASGI application of a route.
         """

@@ -258,7 +258,6 @@ def about(app: App, name: str, below: str) -> dict[str, Any]:
     """Return what the protocol tells of a model, or of a version of it.
 
     Args:
-        app: What is served.
         below: What stands behind it in the path.
 
     Raises:

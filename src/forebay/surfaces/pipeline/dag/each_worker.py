@@ -61,9 +61,7 @@ class EachWorker:
     """The processes, and what hands requests to them.
 
     Attributes:
-        endpoint: Their queue.
         nodes: None: those are in the processes.
-        service: What answers requests with them.
     """
 
     nodes: Mapping[str, Endpoint] = {}
@@ -171,7 +169,6 @@ def dag_runner(script: Mapping[str, Any], count: int, given: int) -> GraphRunner
 
     Args:
         script: The fields of the `Script`.
-        count: How many processes do so.
         given: How many requests the processes before this one, in its place, were given at most.
     """
     return GraphRunner(captured(script), count, given)

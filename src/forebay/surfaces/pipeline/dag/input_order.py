@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def input_order(last: Op) -> Mapping[Op, Sequence[Op]]:
-    """Return the inputs of each op in the order in which it gets them.
-
-    Args:
-        last: The op whose result is the answer; the ops before it go round in no circle.
-    """
+    """Return the inputs of each op in the order in which it gets them; the ops before `last` go round in no circle."""
     readers: dict[Op, list[Op]] = {last: []}
     waiting = [last]
     while waiting:

@@ -31,9 +31,7 @@ def instances_of(
     """Make an op ready to be run.
 
     Args:
-        config: What holds for the graph.
         store: The fields of the store's `StoreConfig`; if empty, the op has no store.
-        own_process: Whether its worker is a process of its own.
     """
     op, settings = dag.ops[name], dag.settings[name]
     before = [one.name for one in op.get_input_ops()]
@@ -83,7 +81,6 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
 
     Args:
         script: The fields of the `Script`.
-        store: See `instances_of`.
     """
     dag, config = built(captured(script))
     return instances_of(dag, name, config, store, own_process=True).runner()

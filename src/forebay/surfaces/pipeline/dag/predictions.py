@@ -107,7 +107,6 @@ class Predictions:
             respond: Called on the loop, once, unless the request is called off: with the answer, whose `err_no` says
                 whether it is an error, or with a `ForebayError` where the transport is to tell that there is none. If
                 it raises, it is called again with the error that the client is to see.
-            tenant: Whose it is, where the server tells tenants apart.
             more: See `_admit`.
 
         Returns:
@@ -177,11 +176,7 @@ class Predictions:
         Args:
             deadline: What the client states, in seconds of `time.monotonic`; infinity takes the tenant's, else the
                 configured time.
-            peer: Who sent it, for the log.
-            respond: See `submit`.
             came: When it came in, in seconds of `time.monotonic`, if it was in another process before; None means now.
-            parent: The caller's `traceparent`.
-            tenant: See `submit`.
         """
         if not self.endpoint.accepting and not self.is_closing:
             respond(Unavailable("the ops are still loading; try again later"), None)

@@ -42,8 +42,6 @@ class ServedGraph:
 
     Attributes:
         endpoint: The graph; to be started after `open` and drained before `close`.
-        nodes: The endpoint of each op.
-        service: What answers requests with it.
         reporter: Tells the server that started this process; None where this is the server.
     """
 
@@ -58,10 +56,7 @@ class ServedGraph:
         """Describe it.
 
         Args:
-            name: What requests may name the service as.
-            config: What holds for them.
             script: Gives the script that worker processes execute to find their op; asked only where there are any.
-            ids: Numbers of the requests.
         """
         self._store_config = StoreConfig(**(config.dag.external_store or {}))
         self._storage: Storage | None = None
@@ -138,11 +133,7 @@ class ServedGraph:
 
 
 def endpoint_of(dag: Dag, config: PipelineConfig, pool: Pool, more_s: float = 0.0) -> Endpoint:
-    """Return the endpoint of a whole graph.
-
-    Args:
-        more_s: Time that a request may have beyond the longest one.
-    """
+    """Return the endpoint of a whole graph; a request may ask for `more_s` beyond the longest time."""
     timeout_ms = config.dag.timeout_ms
     timeout_s = NEVER_S if timeout_ms is None else timeout_ms / 1000
     return Endpoint(

@@ -77,11 +77,6 @@ class PipelineService(Predictions):
         """Put a graph behind its first and its last op.
 
         Args:
-            name: What requests may name it as.
-            endpoint: The graph of them.
-            config: What holds for it.
-            ids: Numbers of its requests.
-            profile: Makes the profile of a request that asks for it.
             restored: Puts back into a result what is in the store, given the number of its request.
             ended: Called with each request that has come to its end: its number, its times and whether it was
                 answered without an error.

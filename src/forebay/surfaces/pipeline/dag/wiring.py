@@ -29,11 +29,8 @@ class Dag(msgspec.Struct, frozen=True):
 
     Attributes:
         spec: Its nodes, one for each op that leads to the answer, named as the ops are.
-        request_op: Where it begins.
-        response_op: Where it ends.
         ops: The ops by name, each after those it reads.
         settings: The settings that hold for each of them.
-        warnings: What is odd about it.
     """
 
     spec: GraphSpec
@@ -69,8 +66,6 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
 
     Args:
         name: What messages and metrics call it.
-        response_op: Its end.
-        config: What holds for it.
 
     Raises:
         ConfigError: If they are no graph from one request op to the answer, or one of them has settings that are

@@ -36,7 +36,6 @@ class Outlets:
         """Describe them; `open` begins.
 
         Args:
-            config: What holds for them.
             waiting: Returns how many requests are before each op.
             slots: Requests that may be inside the graph, of all processes together.
             processes: How many processes host the graph.
@@ -85,13 +84,7 @@ class Observers:
     """
 
     def __init__(self, dag: Dag, config: PipelineConfig, nodes: Mapping[str, Endpoint], slots: int) -> None:
-        """Describe them; `open` begins.
-
-        Args:
-            config: What holds for them.
-            nodes: The endpoint of each op.
-            slots: Requests that may be inside the graph.
-        """
+        """Describe them; `open` begins."""
         self.profile = Profile(dag.spec.name, in_threads=config.dag.is_thread_op or config.build_dag_each_worker)
         self._writer = ProfileWriter(self.profile) if config.dag.use_profile else None
         self._nodes = nodes

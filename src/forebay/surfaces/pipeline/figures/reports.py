@@ -37,7 +37,6 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     """What happened in a process since its last report.
 
     Attributes:
-        pid: The process.
         lines: Records of the log, as JSON of their fields.
         calls: The number of each request that ended, its time in seconds, and whether it ended without an error.
         ops: What the ops did.
@@ -61,7 +60,6 @@ class Reporter(logging.Handler):
         """Describe the graph.
 
         Args:
-            nodes: The endpoint of each op.
             level: Lowest level of the lines of requests that are told; None if the server writes none.
         """
         super().__init__()
@@ -161,7 +159,6 @@ class Reports:
 
         Args:
             ops: The ops of the graph, in the order of `Report.waiting`.
-            alive: Returns the processes that are up.
         """
         self._ops = list(ops)
         self._alive = alive
@@ -173,12 +170,7 @@ class Reports:
         return {op: sum(counts[place] for counts in self._waiting.values()) for place, op in enumerate(self._ops)}
 
     def read(self, told: Any, tracer: Tracer | None) -> None:
-        """Take a report: write its lines, count what it says.
-
-        Args:
-            told: The report, as it came.
-            tracer: Who counts; None if nobody does.
-        """
+        """Take a report: write its lines, and have the tracer count what it says."""
         report = msgspec.convert(told, known(Report))
         for line in report.lines:
             _write(line)

@@ -53,8 +53,6 @@ class Tracer:
         """Describe the graph.
 
         Args:
-            workers: How many workers each op has.
-            inputs: The ops that each op reads.
             waiting: Returns how many requests are before each op now.
             limit: How many may be; 0 for any number.
         """
@@ -98,11 +96,7 @@ class Tracer:
                 self._failed.append(data_id)
 
     def block(self, now: float | None = None) -> str:
-        """Return the figures since the last block, and begin the next interval.
-
-        Args:
-            now: Seconds of `time.monotonic`; None reads the clock.
-        """
+        """Return the figures since the last block, and begin the next interval at `now`, by `time.monotonic`."""
         now = time.monotonic() if now is None else now
         seconds = max(now - self._since, 1e-9)
         lines = ["==================== TRACER ======================"]
@@ -175,7 +169,6 @@ class TracerFile:
         """Open the file.
 
         Args:
-            tracer: Whose blocks.
             folder: Where `pipeline.tracer` is made.
             interval_s: Seconds between two blocks, at least `SHORTEST_S`.
 

@@ -219,10 +219,8 @@ class PipelineHttp:
         """Describe the face.
 
         Args:
-            gateway: The services.
             config: Its port; if it has API keys, a request needs one of them.
             pages: Forebay's own pages; None leaves them out.
-            protocol: The Open Inference Protocol, if it is spoken.
         """
         self._gateway = gateway
         self._protocol = protocol

@@ -74,8 +74,6 @@ class ChannelData:
 
         Args:
             outcome: The last op's result, or the error.
-            data_id: Number of the request in this server.
-            log_id: Number the client gave it.
             closing: Whether the server is shutting down.
         """
         if isinstance(outcome, ForebayError):

@@ -228,9 +228,6 @@ def unpack(op: RequestOp, request: Any, *, debug: bool = False) -> Unpacked:
 def pack(op: ResponseOp, channeldata: Any, *, debug: bool = False) -> Any:
     """Write an answer with its op.
 
-    Returns:
-        The message, ready for the wire.
-
     Raises:
         ForebayError: With 8000 if the hook raises or returns nothing.
     """

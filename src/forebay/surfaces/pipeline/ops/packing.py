@@ -82,7 +82,6 @@ def pack(channeldata: ChannelData, response_class: Any = None, *, as_tensors: bo
     """Write the pairs of an answer, or the error.
 
     Args:
-        channeldata: The last op's result, or the error.
         response_class: The message to make; None for the usual one.
         as_tensors: Whether arrays become tensors instead of texts.
     """

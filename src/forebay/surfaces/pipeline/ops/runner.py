@@ -88,8 +88,6 @@ class OpInstances:
         """Describe them; the first worker that opens initialises the op.
 
         Args:
-            op: What the project made.
-            settings: How it runs.
             client_for: Makes clients; None without a model, unless the op brings a handler of its own.
             store: For large values; None leaves the op without one.
             offloads_to: Where large values in results go, and come back from for the ops that read them; None leaves

@@ -67,10 +67,7 @@ class RepeatedPrediction(msgspec.Struct, frozen=True, eq=False):
     """A prediction that the model in use has made, for another model to repeat.
 
     Attributes:
-        feed: What it was given.
-        fetch: The results that were wanted.
         batch: Whether the first axis counted samples.
-        types: The types of the results.
     """
 
     feed: Any
@@ -165,13 +162,7 @@ class ModelWatch:
     """Looks at the files of one model for all in this process who hold it, one copy each."""
 
     def __init__(self, name: str, path: Path, poll_s: float) -> None:
-        """Describe it; it looks from the first holder to the last.
-
-        Args:
-            name: Whose model it is, for the log.
-            path: The folder or file.
-            poll_s: Seconds between two looks.
-        """
+        """Describe it, for the log by its name; it looks every `poll_s` from the first holder to the last."""
         self._name = name
         self._path = path
         self._lock = threading.Lock()
@@ -257,11 +248,7 @@ class ModelWatch:
 
 
 def watch_of(name: str, conf: LocalConf) -> ModelWatch | None:
-    """Return what watches the files of a local model; None if that is not wanted, or if it has no files.
-
-    Args:
-        name: Whose model it is, for the log.
-    """
+    """Return what watches the files of a local model, for the log by its name; None if nothing is to be watched."""
     if conf.model_config is None or not conf.model_poll_s or is_reference(conf.model_config):
         return None
     return ModelWatch(name, Path(conf.model_config), conf.model_poll_s)

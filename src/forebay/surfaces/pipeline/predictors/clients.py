@@ -29,7 +29,6 @@ def client_for(
     """Make the client of one worker of an op; it is used by one call at a time, remote ones by any number.
 
     Args:
-        settings: What the op is told about its model.
         concurrency_idx: Number of the worker process, which decides on the device; None in threads.
         process: Whether the worker is a process, which then starts a model service of its own where one is wanted;
             the threads of a server share one.

@@ -48,9 +48,6 @@ def describe(path: Path) -> Signature | None:
 def read_signature(path: Path) -> Signature:
     """Read the description of a model.
 
-    Args:
-        path: The `.prototxt` file.
-
     Raises:
         ConfigError: If it cannot be read or describes no model.
     """

@@ -138,7 +138,6 @@ def unpack(tensor: GeneralTensor, usual: int = _USUAL) -> Value:
     """Make an array of a tensor.
 
     Args:
-        tensor: What came.
         usual: The number of its type if it does not say it.
 
     Raises:

@@ -28,11 +28,7 @@ class GeneralModelBackend:
     """A model that several servers have."""
 
     def __init__(self, endpoints: Sequence[ServerAddress], timeout_s: float) -> None:
-        """Describe them.
-
-        Args:
-            endpoints: Where they are.
-            timeout_s: How long a call may take in all.
+        """Describe them; a call may take `timeout_s` in all.
 
         Raises:
             ConfigError: If one is asked over gRPC, and grpcio is not installed.

@@ -29,7 +29,6 @@ def local_client(conf: LocalConf, wanted: Sequence[str], index: int | None) -> P
     """Load a model.
 
     Args:
-        conf: Where it is and how it runs.
         wanted: Aliases of the results for a call that names none; if empty, all.
         index: Number of the worker process, which decides on the device; None in threads.
 

@@ -101,7 +101,6 @@ class ModelClient(Predictor):
         Args:
             signature: What it takes and gives; None asks the model at the first prediction.
             wanted: Aliases of the results for a call that names none; if empty, all.
-            is_shared: See `Predictor`.
 
         Raises:
             ConfigError: If one is none of the model's, as far as they are known.

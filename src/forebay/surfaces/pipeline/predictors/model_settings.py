@@ -156,7 +156,6 @@ class PredictorSettings(OpModel, frozen=True, kw_only=True):
 
         Args:
             settled: Its settings under their names in the configuration; None counts as not given.
-            pack_tensors: See the attribute.
 
         Raises:
             ConfigError: If one has the wrong type or cannot be used.

@@ -80,7 +80,6 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
 
     Args:
         mode: "raw" reads nothing, "ndarray" only the text of one array, "literal" the whole grammar.
-        limits: What is read at most.
         budget: What it has in common with other texts; None if it stands alone.
 
     Raises:

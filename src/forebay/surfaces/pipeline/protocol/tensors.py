@@ -71,8 +71,6 @@ def pack(tensor: Any, name: str, value: Any, *, lod: Any = None, as_npy: bool = 
 
     Args:
         tensor: The message, empty.
-        value: The array or text.
-        lod: Its levels of detail.
         as_npy: Write the array as the bytes of an `.npy` file.
 
     Raises:

@@ -194,7 +194,6 @@ def open_store(config: StoreConfig, *, run: str | Sequence[str]) -> Store:
     """Return the store as one run sees it; cheap enough to be called for every sample.
 
     Args:
-        config: What `Storage.config` says.
         run: Whose entries: letters, digits, '-' and '_'. Several for a batch: what is put then belongs to each of them.
     """
     runs = (run,) if isinstance(run, str) else tuple(run)
@@ -205,11 +204,7 @@ def open_store(config: StoreConfig, *, run: str | Sequence[str]) -> Store:
 
 
 class Storage:
-    """The server's side of the store.
-
-    Attributes:
-        config: What workers are told.
-    """
+    """The server's side of the store."""
 
     def __init__(self, config: StoreConfig) -> None:
         """Make the place where entries lie.

@@ -45,7 +45,6 @@ class Audience:
         """Wait for viewers.
 
         Args:
-            make: Makes an event.
             stopped: Called when the last viewer has left.
             is_ending: Tells whether the server stops.
         """

@@ -103,7 +103,6 @@ class Dashboard:
         """Make the page.
 
         Args:
-            app: What it is about.
             sources: All endpoints, also those of nodes.
             read: Reads the numbers of one.
         """
