@@ -29,11 +29,7 @@ FIELDS: Final = {
 
 
 def field_of(name: str, datatype: str) -> str:
-    """Return the field that holds elements of a type.
-
-    Raises:
-        ValidationError: If there is none.
-    """
+    """Return the field that holds elements of a type; raises ValidationError if there is none."""
     field = FIELDS.get(datatype)
     if field is None:
         raise ValidationError(f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw")
@@ -97,11 +93,7 @@ def taken(name: str, datatype: str, shape: Sequence[int], contents: Any) -> byte
 
 
 def _require_only(name: str, datatype: str, contents: Any) -> None:
-    """Refuse elements of another type.
-
-    Raises:
-        ValidationError: If there are some.
-    """
+    """Refuse elements of another type; raises ValidationError if there are some."""
     field = field_of(name, datatype)
     for other, _ in contents.ListFields():
         if other.name != field:
@@ -110,11 +102,7 @@ def _require_only(name: str, datatype: str, contents: Any) -> None:
 
 
 def _require_count(name: str, datatype: str, shape: Sequence[int], count: int) -> None:
-    """Hold the number of elements to the shape.
-
-    Raises:
-        ValidationError: If they do not agree.
-    """
+    """Hold the number of elements to the shape; raises ValidationError if they do not agree."""
     expected = elements(name, shape)
     if count != expected:
         raise ValidationError(

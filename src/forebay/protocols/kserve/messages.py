@@ -149,11 +149,7 @@ def messages() -> Any:
 
 
 def parsed(kind: str, data: bytes) -> Any:
-    """Read a message.
-
-    Raises:
-        ValidationError: If it is none of this kind.
-    """
+    """Read a message; raises ValidationError if it is none of this kind."""
     return _TABLE.parsed(kind, data)
 
 

@@ -107,11 +107,7 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         return self.fixed is not None
 
     def id_in(self, message: Data) -> str:
-        """Return what the answer repeats.
-
-        Raises:
-            InvalidRequest: If it is no text.
-        """
+        """Return what the answer repeats; raises InvalidRequest if it is no text."""
         return "" if self.id is None else _text(message, self.id, "id")
 
     def tensors(self, message: Data, read: Callable[[Place], Data] | None = None) -> list[Tensor]:
@@ -186,11 +182,7 @@ class RequestLayouts:
 
 
 def scan(message: Data) -> RequestLayout:
-    """Read the head of a request.
-
-    Raises:
-        InvalidRequest: If it is no request, or contradicts itself.
-    """
+    """Read the head of a request; raises InvalidRequest if it is no request, or contradicts itself."""
     walk = _Walk(message)
     model = version = ""
     id_at: Span | None = None

@@ -201,11 +201,7 @@ def decode_raw(body: bytes | memoryview, face: TensorFace) -> InferRequest:
 
 
 def head_size(length: str | None, body_bytes: int) -> int:
-    """Return how many bytes of a body are JSON.
-
-    Raises:
-        InvalidRequest: If the header does not say it.
-    """
+    """Return how many bytes of a body are JSON; raises InvalidRequest if the header does not say it."""
     if length is None:
         return body_bytes
     if not (length.isascii() and length.isdecimal() and len(length) < _MAX_DIGITS and int(length) <= body_bytes):
@@ -363,11 +359,7 @@ def _require_few(text: Data, data: Sequence[msgspec.Raw], names: int, limits: El
 
 
 def _envelope(text: bytes | memoryview) -> Envelope:
-    """Read a request, or what one has beside its data.
-
-    Raises:
-        InvalidRequest: If it is none.
-    """
+    """Read a request, or what one has beside its data; raises InvalidRequest if it is none."""
     try:
         return _request.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

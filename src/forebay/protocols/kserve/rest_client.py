@@ -59,11 +59,7 @@ def model_path(model: str, version: str = "") -> str:
 
 
 def decode_metadata(body: bytes) -> ModelMetadata:
-    """Read what a model takes and gives.
-
-    Raises:
-        ValidationError: If the body does not say it.
-    """
+    """Read what a model takes and gives; raises ValidationError if the body does not say it."""
     found = _decoded(body, _Metadata)
     inputs, outputs = (
         [TensorMetadata(one.name, one.datatype, tuple(one.shape)) for one in side or ()]

@@ -22,11 +22,7 @@ def encode_metadata_request(model: str, version: str = "") -> bytes:
 
 
 def decode_metadata(data: bytes) -> ModelMetadata:
-    """Read the answer to that.
-
-    Raises:
-        ValidationError: If it is none.
-    """
+    """Read the answer to that; raises ValidationError if it is none."""
     message = parsed("ModelMetadataResponse", data)
     inputs, outputs = (
         [TensorMetadata(one.name, one.datatype, tuple(one.shape)) for one in side]

@@ -24,11 +24,7 @@ _counted: Final = msgspec.json.Decoder(known(_Counted))
 
 
 def whole(asked: Asked, vectors: Sequence[bytes]) -> tuple[bytes, int]:
-    """Return the answer, and how many tokens its texts were.
-
-    Raises:
-        BadOutcome: If a result is no vector.
-    """
+    """Return the answer, and how many tokens its texts were; raises BadOutcome if a result is no vector."""
     tokens = 0
     written: list[bytes] = []
     for index, vector in enumerate(vectors):

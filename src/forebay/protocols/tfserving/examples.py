@@ -62,11 +62,7 @@ def with_context(context: Example, examples: Iterable[Example]) -> list[Example]
 
 
 def checked(examples: list[Example]) -> list[Example]:
-    """Return examples.
-
-    Raises:
-        InvalidRequest: If there are none.
-    """
+    """Return examples; raises InvalidRequest if there are none."""
     if not examples:
         raise InvalidRequest("there are no examples; one at least is needed")
     return examples

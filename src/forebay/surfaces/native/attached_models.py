@@ -286,11 +286,7 @@ class Lobby:
         return JobSlot(self._guest(JOBS).pool, self._config.max_frame_bytes, self._config.max_elements)
 
     def _guest(self, description: Description) -> Guest:
-        """Return whose workers share an endpoint with this one.
-
-        Raises:
-            ConfigError: If the name is taken.
-        """
+        """Return whose workers share an endpoint with this one; raises ConfigError if the name is taken."""
         name = description.name
         if self._is_own(name):
             return self._expected(description)

@@ -126,11 +126,7 @@ def served_by(description: Description, endpoint: Endpoint) -> Served:
 
 
 def describe(model: type[Model]) -> Description:
-    """Describe a model class.
-
-    Raises:
-        ConfigError: If the class is not well-formed.
-    """
+    """Describe a model class; raises ConfigError if the class is not well-formed."""
     settings = settings_of(model)
     given, answer = io_types(model)
     plain = {name: getattr(settings, name) for name in PlainSettings.__struct_fields__}

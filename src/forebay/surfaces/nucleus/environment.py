@@ -76,11 +76,7 @@ def worker_environment(
 def handler_environment(
     config: NucleusConfig, port: int, base: Mapping[str, str], *, model_dir: Path = MODEL_DIR
 ) -> dict[str, str]:
-    """Return the environment as the handler is to see it.
-
-    Raises:
-        ConfigError: If `.env` cannot be read.
-    """
+    """Return the environment as the handler is to see it; raises ConfigError if `.env` cannot be read."""
     env = {**base, **_cortex_variables(config, port, base, model_dir), **config.env}
     existing = [folder for folder in env.get(PYTHONPATH, "").split(os.pathsep) if folder]
     env[PYTHONPATH] = os.pathsep.join([*existing, str(config.python_dir)])

@@ -84,11 +84,7 @@ class HandlerHost(Runner):
         self._models = models
 
     def open(self, ctx: WorkerContext) -> None:
-        """Import and construct the handler.
-
-        Raises:
-            ModelError: If that fails, with the reason in words.
-        """
+        """Import and construct the handler; raises ModelError if that fails, with the reason in words."""
         from forebay.surfaces.nucleus import shim
 
         shim.install()
@@ -169,11 +165,7 @@ class HandlerHost(Runner):
 def _tensorflow(
     plan: Arguments, rules: ModelRules, told: Mapping[str, Any], desk: DeskClient
 ) -> tuple[TensorFlowModels, TensorFlowClient]:
-    """Make the client of a TensorFlow project.
-
-    Raises:
-        ModelError: If the handler does not ask for it.
-    """
+    """Make the client of a TensorFlow project; raises ModelError if the handler does not ask for it."""
     from forebay.surfaces.nucleus.tensorflow_client import TensorFlowClient, TensorFlowModels, TensorFlowRules
 
     if "tensorflow_client" not in plan.wanted:
@@ -186,11 +178,7 @@ def _tensorflow(
 
 
 def _check_models(cls: type, plan: Arguments, key: str) -> None:
-    """Check that a handler of a project with models does what it takes.
-
-    Raises:
-        ModelError: If not.
-    """
+    """Check that a handler of a project with models does what it takes; raises ModelError if not."""
     if key == "models" and "python_client" not in signature_of(cls.__init__).parameters:
         raise ModelError(NO_PYTHON_CLIENT)
     if "model_client" not in plan.wanted:

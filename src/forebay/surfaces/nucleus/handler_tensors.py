@@ -26,11 +26,7 @@ def is_call(item: Item) -> bool:
 
 
 def payload_of(item: Item) -> dict[str, Any]:
-    """Return what the handler is given.
-
-    Raises:
-        BadPayload: If it cannot be read.
-    """
+    """Return what the handler is given; raises BadPayload if it cannot be read."""
     try:
         return {one.name: plain_array(one).tolist() for one in tensors_of(item.params["given"], item.body)}
     except ForebayError as error:

@@ -45,11 +45,7 @@ class BadPayload(Exception):
 
 
 def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
-    """Return the payload.
-
-    Raises:
-        BadPayload: If the body cannot be decoded.
-    """
+    """Return the payload; raises BadPayload if the body cannot be decoded."""
     content_type = headers.get("content-type", "")
     kind = content_type.lower()
     if kind.startswith("application/json"):

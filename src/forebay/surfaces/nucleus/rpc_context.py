@@ -194,11 +194,7 @@ def _text(details: Any) -> str:
 
 
 def _checked(metadata: Iterable[tuple[str, Any]]) -> Pairs:
-    """Return metadata as plain data.
-
-    Raises:
-        ValueError: If a name or a value cannot be written.
-    """
+    """Return metadata as plain data; raises ValueError if a name or a value cannot be written."""
     found: Pairs = []
     for name, value in metadata:
         if not _NAME.fullmatch(name) or name.startswith("grpc-"):

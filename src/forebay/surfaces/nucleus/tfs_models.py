@@ -26,11 +26,7 @@ class TfsModels:
     """Keeps a server's models as they should be; for several threads."""
 
     def __init__(self, address: ServerAddress, folder: Path) -> None:
-        """Tell a server of the links in a folder.
-
-        Raises:
-            ConfigError: If grpcio is not installed.
-        """
+        """Tell a server of the links in a folder; raises ConfigError if grpcio is not installed."""
         self._calls = TfServingCalls(address, RELOAD_S)
         self._folder = folder
         self._lock = threading.Lock()

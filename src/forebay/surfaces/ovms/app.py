@@ -193,11 +193,7 @@ class OvmsApp(App):
 
 
 def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project:
-    """Read a project.
-
-    Raises:
-        ConfigError: If its configuration is wrong, or the graph if that is all.
-    """
+    """Read a project; raises ConfigError if its configuration is wrong, or the graph if that is all."""
     from forebay.transports.http.asgi import asgi_app
     from forebay.transports.http.model_routes import routes_of
 

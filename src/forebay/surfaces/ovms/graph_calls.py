@@ -172,11 +172,7 @@ class GraphCalls:
         return packets
 
     def timestamp_of(self, request: InferRequest) -> int | None:
-        """Return the timestamp that a request gives.
-
-        Raises:
-            InvalidRequest: If it is none.
-        """
+        """Return the timestamp that a request gives; raises InvalidRequest if it is none."""
         given = request.parameters.get(TIMESTAMP)
         if given is None:
             return None
@@ -428,11 +424,7 @@ def _check_declared(tensor: Tensor, declared: TensorMetadata) -> None:
 
 
 def _check_image(tensor: Tensor) -> None:
-    """Hold a tensor to what the original takes for an image.
-
-    Raises:
-        InvalidRequest: If it is none.
-    """
+    """Hold a tensor to what the original takes for an image; raises InvalidRequest if it is none."""
     shape = tensor.shape
     if len(shape) != len("HWC") or shape[-1] not in _CHANNELS.get(tensor.datatype, ()):
         found = f"{tensor.datatype[:80]}[{','.join(map(str, shape[:10]))}]"

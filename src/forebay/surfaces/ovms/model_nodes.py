@@ -70,11 +70,7 @@ class SharedModels:
         return _Shared(self, entry)
 
     def trial(self, entry: ModelEntry, devices: Sequence[Device]) -> Trial:
-        """Return what a file is.
-
-        Raises:
-            ModelError: If it cannot be loaded.
-        """
+        """Return what a file is; raises ModelError if it cannot be loaded."""
         with self._lock:
             return self._try(entry, _key(entry), tuple(devices))
 
@@ -159,11 +155,7 @@ class InferenceRunner(Runner):
             self._here.release()
 
     def _bind(self, file: ModelFile) -> None:
-        """Use a model.
-
-        Raises:
-            ModelError: If it has no tensor of a name that the graph gives.
-        """
+        """Use a model; raises ModelError if it has no tensor of a name that the graph gives."""
         self._ports, wrong = bound(self._node, file.signature())
         if wrong:
             raise ModelError("; ".join(wrong))

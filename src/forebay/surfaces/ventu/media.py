@@ -139,11 +139,7 @@ class MsgPack(Serialisation):
 
 
 def _require_few(counting: Steps[Any]) -> None:
-    """Count the elements of a body before any is made.
-
-    Raises:
-        Unreadable: If there are too many.
-    """
+    """Count the elements of a body before any is made; raises Unreadable if there are too many."""
     try:
         at_once(counting)
     except TooLarge as error:

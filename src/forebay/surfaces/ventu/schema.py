@@ -49,11 +49,7 @@ class Schema:
     """
 
     def __init__(self, model: Any) -> None:
-        """Read the class.
-
-        Raises:
-            TypeError: If it is no pydantic model class, or its example is none.
-        """
+        """Read the class; raises TypeError if it is no pydantic model class, or its example is none."""
         self.model = model
         self.name: str = getattr(model, "__name__", type(model).__name__)
         self._is_v1 = not hasattr(model, "model_validate")
@@ -72,11 +68,7 @@ class Schema:
             raise NotPossible(msg)
 
     def parse(self, data: Any) -> Any:
-        """Return the object that plain data stands for.
-
-        Raises:
-            Invalid: If the data does not fit.
-        """
+        """Return the object that plain data stands for; raises Invalid if the data does not fit."""
         try:
             return self._parse(data)
         except ValueError as error:

@@ -36,11 +36,7 @@ DRAIN_S: Final = 30.0
 
 
 def serve(service: Service, host: str, port: int, threads: int) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        ConfigError: If the address cannot be bound.
-    """
+    """Serve until SIGTERM or SIGINT; raises ConfigError if the address cannot be bound."""
     spec = RunnerSpec(factory=f"{__name__}:SingleRunner", local=lambda: SingleRunner(service))
     endpoint = Endpoint(
         EndpointConfig(name="ventu", timeout_s=NEVER_S, max_timeout_s=NEVER_S),

@@ -42,11 +42,7 @@ class Manners:
         self._credited = self._progress()
 
     def idle_frame(self, weight: int = 1) -> None:
-        """Count a frame that moves no call forward.
-
-        Raises:
-            ConnectionFault: If it is one too many.
-        """
+        """Count a frame that moves no call forward; raises ConnectionFault if it is one too many."""
         self._idle += weight
         if self._idle > MAX_IDLE_FRAMES:
             progress = self._progress()

@@ -373,11 +373,7 @@ class OpenCall:
         self._received_more(inbox, len(payload))
 
     def _count(self, size: int, flow_bytes: int, *, is_last: bool) -> None:
-        """Count what has come.
-
-        Raises:
-            StreamFault: If it is more than the client was allowed to send.
-        """
+        """Count what has come; raises StreamFault if it is more than the client was allowed to send."""
         port = self._connection.port
         self._allowed -= flow_bytes
         if self._allowed < 0:

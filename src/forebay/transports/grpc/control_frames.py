@@ -70,11 +70,7 @@ class ControlFrames:
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
 
     def check_settings(self) -> None:
-        """Make sure that the client began with its settings.
-
-        Raises:
-            ConnectionFault: If it did not.
-        """
+        """Make sure that the client began with its settings; raises ConnectionFault if it did not."""
         if not self.has_settings:
             msg = "the first frame is not SETTINGS"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)

@@ -201,11 +201,7 @@ class Http2FrameReader:
         self._data, self._at = data[at:], 0  # idle connections should hold nothing
 
     def _check_length(self, kind: int, flags: int, length: int) -> None:
-        """Refuse a frame that nobody here may send.
-
-        Raises:
-            ConnectionFault: If it is one.
-        """
+        """Refuse a frame that nobody here may send; raises ConnectionFault if it is one."""
         if length > LONG_FRAME_BYTES:
             msg = f"a frame of {length} bytes is longer than the {LONG_FRAME_BYTES} that may be sent here"
             raise ConnectionFault(Reason.FRAME_SIZE_ERROR, msg)

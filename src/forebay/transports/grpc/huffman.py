@@ -91,11 +91,7 @@ _TABLE, _ENDS = _transitions()
 
 
 def unpack(data: bytes) -> bytes:
-    """Return the string.
-
-    Raises:
-        BadString: If it holds the word for its end, or ends within a word.
-    """
+    """Return the string; raises BadString if it holds the word for its end, or ends within a word."""
     table: list[Any] = _TABLE  # None cannot be taken apart, and means that this word means nothing
     node = 0
     found: list[bytes] = []

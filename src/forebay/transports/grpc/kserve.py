@@ -203,10 +203,6 @@ def _unary(name: str, work: Callable[[Any], Awaitable[None]]) -> Unary:
 
 
 def _check_reads(asked: Any) -> None:
-    """Refuse to change settings.
-
-    Raises:
-        NotOffered: If that is what is asked for.
-    """
+    """Refuse to change settings; raises NotOffered if that is what is asked for."""
     if asked.settings:
         raise NotOffered(unchangeable(asked.settings))

@@ -35,11 +35,7 @@ class _Counting:
         """A message of this length cannot have too many."""
 
     def steps(self, message: Any) -> Steps[None]:
-        """Count those of a message.
-
-        Raises:
-            TooLarge: If there are too many.
-        """
+        """Count those of a message; raises TooLarge if there are too many."""
         return message_elements(message, self._descriptor, self._limits)
 
 

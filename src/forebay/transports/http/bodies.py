@@ -21,11 +21,7 @@ class CountedReceive:
         self._size = 0
 
     async def __call__(self) -> Message:
-        """Receive the next message.
-
-        Raises:
-            Unavailable: If its body exceeds the budget.
-        """
+        """Receive the next message; raises Unavailable if its body exceeds the budget."""
         message = await self._receive()
         size = len(message.get("body", b""))
         if size:

@@ -150,11 +150,7 @@ class ConnectionState:
         self._window_at = self._window_from = 0.0
 
     def on(self, event: Event) -> None:
-        """Go where this event leads.
-
-        Raises:
-            KeyError: If it cannot happen in this state: a defect.
-        """
+        """Go where this event leads; raises KeyError if it cannot happen in this state: a defect."""
         state = self.state = TABLE[self.state][event]
         if event is ASKED or event is END:
             self._ended += 1

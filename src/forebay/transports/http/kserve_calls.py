@@ -95,11 +95,7 @@ class InferenceRoute(Route):
         return fault_of(error, request_id)
 
     def require_whole(self) -> None:
-        """Refuse calls of a model that streams.
-
-        Raises:
-            InvalidRequest: If it does.
-        """
+        """Refuse calls of a model that streams; raises InvalidRequest if it does."""
         if self._streams:
             msg = f"the model '{self.endpoint.name}' streams its answers; ask it over gRPC, or at /models/NAME"
             raise InvalidRequest(msg)
@@ -146,11 +142,7 @@ class InferRoute(InferenceRoute):
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
     ) -> Request:
-        """Make a request of a head and its body.
-
-        Raises:
-            ForebayError: If the model does not take it.
-        """
+        """Make a request of a head and its body; raises ForebayError if the model does not take it."""
         assert isinstance(head, InferHead)
         call = self._call(body, head.json_bytes, read)
         if isinstance(call, _Call):

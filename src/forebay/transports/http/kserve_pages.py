@@ -208,11 +208,7 @@ class InferencePages:
         return self._told(scope, {}, verb="POST")
 
     async def _manage(self, name: str, what: str, scope: Scope, asked: Mapping[str, Any]) -> None:
-        """Load or unload all versions of a model.
-
-        Raises:
-            ForebayError: If it is not allowed, or fails.
-        """
+        """Load or unload all versions of a model; raises ForebayError if it is not allowed, or fails."""
         self._management.check(HttpRequest(scope))
         parameters: Any = asked.get("parameters") or {}
         if not isinstance(parameters, dict):

@@ -214,11 +214,7 @@ class Route:
         return None if self._staging is None else self._staging.memory
 
     def stage(self, head: Head) -> Staged:
-        """Begin to read a body in steps.
-
-        Raises:
-            ForebayError: If it is refused before.
-        """
+        """Begin to read a body in steps; raises ForebayError if it is refused before."""
         assert self._staging is not None
         return self._staging.open(head, self.max_body_bytes)
 

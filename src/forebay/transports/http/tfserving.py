@@ -132,11 +132,7 @@ class PredictRoute(InferenceRoute):
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
     ) -> Request:
-        """Make a request of a head and its body.
-
-        Raises:
-            ForebayError: If the model does not take it.
-        """
+        """Make a request of a head and its body; raises ForebayError if the model does not take it."""
         found: _Read = read if isinstance(read, _Read) else at_once(self._reading(body))
         if found.named is None:
             samples = found.samples
@@ -186,11 +182,7 @@ class ExamplesRoute(InferenceRoute):
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
     ) -> Request:
-        """Make a request of a head and its body.
-
-        Raises:
-            ForebayError: If the model does not take it.
-        """
+        """Make a request of a head and its body; raises ForebayError if the model does not take it."""
         self.require_whole()
         given, signature = decode_examples(body)
         asked = facts.asked(self._served, signature)

@@ -138,11 +138,7 @@ class AskedPipeline:
         return rest.is_quick(body, self._inference.request_class)
 
     def read(self, body: Any, _params: Mapping[str, Any]) -> Any:
-        """Return a body as a message.
-
-        Raises:
-            InvalidRequest: If it is none.
-        """
+        """Return a body as a message; raises InvalidRequest if it is none."""
         asked = rest.request_of(body, self._inference.request_class)
         # The service and method of the path count, and not those in the body.
         fields = asked.DESCRIPTOR.fields_by_name

@@ -27,11 +27,7 @@ class ChainedClient(Predictor):
     is_shared = True
 
     def __init__(self, settings: PredictorSettings) -> None:
-        """Describe the servers.
-
-        Raises:
-            ConfigError: If an endpoint is none, or grpcio is not installed.
-        """
+        """Describe the servers; raises ConfigError if an endpoint is none, or grpcio is not installed."""
         endpoints = [ServerAddress.parse(text, "grpc", "server_endpoints") for text in settings.server_endpoints or ()]
         self._servers = Servers(endpoints, [GrpcCalls(endpoint) for endpoint in endpoints], settings.timeout_s)
         self._pack_tensors = settings.pack_tensors

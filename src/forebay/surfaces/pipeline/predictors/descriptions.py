@@ -46,11 +46,7 @@ def describe(path: Path) -> Signature | None:
 
 
 def read_signature(path: Path) -> Signature:
-    """Read the description of a model.
-
-    Raises:
-        ConfigError: If it cannot be read or describes no model.
-    """
+    """Read the description of a model; raises ConfigError if it cannot be read or describes no model."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:

@@ -157,11 +157,7 @@ class ModelClient(Predictor):
 
 
 def require_wanted(wanted: Sequence[str], signature: Signature) -> None:
-    """Check that a model gives the results that are wanted.
-
-    Raises:
-        ConfigError: If it does not.
-    """
+    """Check that a model gives the results that are wanted; raises ConfigError if it does not."""
     known = [var.alias for var in signature.fetches]
     for name in wanted:
         if name not in known:

@@ -97,11 +97,7 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
         return ids[(index or 0) % len(ids)] if ids else 0
 
     def checked(self) -> LocalConf:
-        """Return it if it can be used.
-
-        Raises:
-            ConfigError: If not.
-        """
+        """Return it if it can be used; raises ConfigError if not."""
         _refuse_encryption(self)
         for name, setting in declared(type(self)).items():
             value = getattr(self, name)
@@ -189,11 +185,7 @@ class PredictorSettings(OpModel, frozen=True, kw_only=True):
         return self.timeout_ms / 1000 if self.timeout_ms is not None and self.timeout_ms > 0 else DEFAULT_TIMEOUT_S
 
     def checked(self) -> PredictorSettings:
-        """Return it if it can be used.
-
-        Raises:
-            ConfigError: If not.
-        """
+        """Return it if it can be used; raises ConfigError if not."""
         if self.server_endpoints and self.kind == "local_predictor":
             raise ConfigError(
                 f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls nobody; "

@@ -39,11 +39,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
 
 
 def decode_response(data: bytes) -> GeneralResponse:
-    """Read an answer.
-
-    Raises:
-        RunnerFailed: If it is none.
-    """
+    """Read an answer; raises RunnerFailed if it is none."""
     try:
         response = messages.Response.FromString(data)
     except DecodeError as problem:

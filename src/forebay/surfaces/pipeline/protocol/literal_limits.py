@@ -60,11 +60,7 @@ class Budget:
             raise LiteralTooLarge(msg)
 
     def take_keys(self, count: int) -> None:
-        """Count keys that are no texts.
-
-        Raises:
-            TooMuch: If there are too many in this request.
-        """
+        """Count keys that are no texts; raises TooMuch if there are too many in this request."""
         self._left_keys -= count
         if self._left_keys < 0:
             raise LiteralTooLarge(f"at most {MAX_ODD_KEYS} keys that are no texts are read")

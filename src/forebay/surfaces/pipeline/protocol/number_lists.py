@@ -139,11 +139,7 @@ def _shape_of(structure: bytes, limits: LiteralLimits) -> tuple[int, ...]:
 
 
 def cast_to(array: Any, dtype: str, budget: Budget) -> Any:
-    """Convert an array to the type that its text names.
-
-    Raises:
-        NotLiteral: If values get lost by it.
-    """
+    """Convert an array to the type that its text names; raises NotLiteral if values get lost by it."""
     import numpy as np
 
     width = TEXT_DTYPE.fullmatch(dtype)

@@ -121,11 +121,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return what `encode` was given.
-
-    Raises:
-        BadOutcome: If it is something else.
-    """
+    """Return what `encode` was given; raises BadOutcome if it is something else."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_restored)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:

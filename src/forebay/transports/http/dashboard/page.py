@@ -122,11 +122,7 @@ class Dashboard:
         app.watch(self._changed)
 
     async def file(self, request: Request) -> Response:
-        """Return a file of the page.
-
-        Raises:
-            NotFound: If there is none of this name.
-        """
+        """Return a file of the page; raises NotFound if there is none of this name."""
         name = request.path_params.get("file", "index.html")
         if not name:
             return without_last_slash(request)
@@ -219,11 +215,7 @@ class Dashboard:
         return waiting
 
     async def graph(self, request: Request) -> Response:
-        """Return the drawing of a graph.
-
-        Raises:
-            NotFound: If the model is none that is drawn.
-        """
+        """Return the drawing of a graph; raises NotFound if the model is none that is drawn."""
         drawing = self._app.find(request.path_params["name"]).drawing
         if drawing is None:
             raise NotFound(f"the model '{request.path_params['name'][:100]}' is no graph")
