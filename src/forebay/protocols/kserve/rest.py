@@ -319,7 +319,7 @@ def _sides(listed: memoryview) -> Steps[list[_UnreadSide]]:
         return []
     rows = yield from rows_of(listed, MAX_TENSORS)
     if rows is None:
-        raise _too_many_tensors()
+        raise TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time")
     found: list[_UnreadSide] = []
     pace = StepPace()
     for row in rows:
@@ -368,10 +368,6 @@ def _envelope(text: bytes | memoryview) -> Envelope:
 
 def _no_request(error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is no inference request: {error}")
-
-
-def _too_many_tensors() -> TooLarge:
-    return TooLarge(f"the request has more than {MAX_TENSORS} inputs or outputs; send fewer at a time")
 
 
 def _too_many_parameters() -> TooLarge:

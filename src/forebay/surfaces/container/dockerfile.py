@@ -139,14 +139,10 @@ def _copy(source: str, target: str, more: str = "") -> str:
 
 
 def _words(words: Sequence[str]) -> str:
-    return " ".join(word if _PLAIN.fullmatch(word) else _single_quoted(word) for word in words)
+    return " ".join(word if _PLAIN.fullmatch(word) else "'" + word.replace("'", "'\"'\"'") + "'" for word in words)
 
 
 def _quoted(text: str) -> str:
     if re.fullmatch(r"[\w./:-]*", text):
         return text or '""'
     return '"' + re.sub(r'([\\"$])', r"\\\1", text) + '"'
-
-
-def _single_quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\"'\"'") + "'"

@@ -93,19 +93,16 @@ def ray_cluster(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         "scrape": block({"annotations": annotations} if annotations else {"annotations": {}}),
         "open": [f"- {{port: {name}}}" for name in ports],
     }
+    target, *flags = recipe.serve
+    more = ["--", *recipe.arguments] if recipe.arguments else []
+    command = shlex.join(["forebay", "serve", target, "--cluster", "auto", *flags, *more])
     job = {
         "name": recipe.name,
         "file": shown(wanted.output / "kubernetes/rayjob.yaml"),
-        "entrypoint": block({"entrypoint": f"cd {recipe.home} && exec {shlex.join(_deploys(recipe))}"}),
+        "entrypoint": block({"entrypoint": f"cd {recipe.home} && exec {command}"}),
     }
     return {
         "raycluster.yaml": filled("raycluster.yaml", cluster),
         "service.yaml": service(recipe, {"ray.io/cluster": recipe.name, "ray.io/node-type": "worker"}),
         "rayjob.yaml": filled("rayjob.yaml", job),
     }
-
-
-def _deploys(recipe: Recipe) -> list[str]:
-    target, *flags = recipe.serve
-    more = ["--", *recipe.arguments] if recipe.arguments else []
-    return ["forebay", "serve", target, "--cluster", "auto", *flags, *more]

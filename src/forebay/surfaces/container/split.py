@@ -42,11 +42,12 @@ def split(recipe: Recipe, wanted: Wanted, flags: SplitFlags) -> dict[str, str]:
     """
     apps = _apps(recipe)
     front = f"{recipe.name[:_LONGEST].strip('-')}-front"
-    by_manager = {"certificates.yaml": _certificates(recipe, [*apps.values()])}
+    owners = [f"- {_owner(app)}" for app in apps.values()]
+    certificates = filled("wire-certificates.yaml", {"name": recipe.name, "owners": owners})
     return {
         "fronts.yaml": _fronts(recipe, wanted, front, [*apps.values()], flags),
         **{f"{app}.yaml": _model(recipe, wanted, model, app, front, flags) for model, app in apps.items()},
-        **(by_manager if flags.tls == "cert-manager" else {}),
+        **({"certificates.yaml": certificates} if flags.tls == "cert-manager" else {}),
     }
 
 
@@ -54,11 +55,6 @@ def certificates_script(recipe: Recipe, file: str) -> str:
     """Return the program that makes the certificates of a deployment; see `split`."""
     names = ",".join(f"DNS:{_owner(app)}" for app in _apps(recipe).values())
     return filled("wire-certificates.sh", {"name": recipe.name, "owners": names, "file": file})
-
-
-def _certificates(recipe: Recipe, apps: list[str]) -> str:
-    names = [f"- {_owner(app)}" for app in apps]
-    return filled("wire-certificates.yaml", {"name": recipe.name, "owners": names})
 
 
 def _owner(app: str) -> str:

@@ -144,7 +144,7 @@ def _source(project_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
     clean = {name: value for name, value in env.items() if name != "BASH_ENV"}
     syntax = _run(bash, ["-n", DOT_ENV], project_dir, clean)
     if syntax.status != 0:
-        raise ConfigError(f"{file}: {_last_line(syntax.errors)}")
+        raise ConfigError(f"{file}: {(syntax.errors.splitlines() or ['bash cannot read it'])[-1]}")
     found = _run(bash, ["--noprofile", "--norc", "-c", _SOURCE, "bash", DOT_ENV], project_dir, clean)
     if not found.output.endswith(b"\0"):
         raise ConfigError(
@@ -201,7 +201,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     assert process.stdin is not None
     process.stdin.close()
-
-
-def _last_line(text: str) -> str:
-    return text.splitlines()[-1] if text else "bash cannot read it"

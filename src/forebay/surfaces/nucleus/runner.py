@@ -92,7 +92,7 @@ class NucleusRunner(HandlerHost):
             handler_tensors.settled(outcome) if handler_tensors.is_call(item) else outcome
             for item, outcome in zip(items, outcomes, strict=True)
         ]
-        if any(type(_unwrapped(outcome)) is Streamed for outcome in outcomes):
+        if any(type(one.outcome if type(one) is After else one) is Streamed for one in outcomes):
             return handler_answers.steps(outcomes, self._coroutines, _report)
         return outcomes
 
@@ -251,10 +251,6 @@ def _failed(error: BaseException, *, in_words: bool = False) -> Answer | Failure
 def _unforeseen(error: BaseException) -> Answer:
     _report(error)
     return handler_answers.text(500, INTERNAL_ERROR)
-
-
-def _unwrapped(outcome: Outcome) -> Any:
-    return outcome.outcome if type(outcome) is After else outcome
 
 
 def _report(error: BaseException) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -103,8 +102,12 @@ def capture(script: Script) -> Any:
     if script.started_in is not None:
         with suppress(OSError):  # it is gone, and the script may do without
             os.chdir(script.started_in)
-    with _capturing() as found:
+    found = _Capture()
+    _captures.append(found)
+    try:
         _, error = caught(exec, code, vars(module))
+    finally:
+        _captures.pop()
     if error is not None and not (found.server is not None and isinstance(error, _Handed | SystemExit)):
         _refuse(path, error)
     if found.server is None:
@@ -140,29 +143,15 @@ def running() -> Script:
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).is_file():
-        _no_script()
+        raise ConfigError(
+            "ops in processes of their own need the script that defines them as a file, and this program has none; "
+            "run it as `python script.py`, or set dag.is_thread_op to true"
+        )
     path = Path(file).resolve()
     spec = main.__spec__
     if spec is None:
         return Script(str(path), tuple(sys.argv[1:]), started_in=_STARTED_IN)
     return Script(str(path), tuple(sys.argv[1:]), _STARTED_IN, spec.parent, _STARTED_IN)  # python -m
-
-
-def _no_script() -> NoReturn:
-    raise ConfigError(
-        "ops in processes of their own need the script that defines them as a file, and this program has none; "
-        "run it as `python script.py`, or set dag.is_thread_op to true"
-    )
-
-
-@contextmanager
-def _capturing() -> Generator[_Capture]:
-    found = _Capture()
-    _captures.append(found)
-    try:
-        yield found
-    finally:
-        _captures.pop()
 
 
 def not_imported(error: ImportError) -> str:

@@ -109,7 +109,9 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
             msg = f"{where} has nothing named {name}" + (f"; did you mean {hint}?" if hint else "")
             raise ConfigError(msg)
         value = getattr(module, name)
-        _require_no_class(value, f"{name} in {where}")
+        if _is_project_class(value):
+            what = f"{name} in {where} is a class; an object of it is needed"
+            raise ConfigError(f"{what}: model = {value.__name__}(Request, Response)")
         found = _made(value, f"{name} in {where}")
         if found is None:
             raise ConfigError(f"{name} in {where} is no Ventu object and no function that returns one")
@@ -134,11 +136,6 @@ def _is_project_class(value: Any) -> bool:
     from forebay.surfaces.ventu.model import Ventu
 
     return isinstance(value, type) and issubclass(value, Ventu) and value is not Ventu
-
-
-def _require_no_class(value: Any, what: str) -> None:
-    if _is_project_class(value):
-        raise ConfigError(f"{what} is a class; an object of it is needed: model = {value.__name__}(Request, Response)")
 
 
 def _made(value: Any, what: str) -> Ventu | None:

@@ -67,7 +67,7 @@ class KServe:
             "LogSettings": self._logging,
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register,
-            "SystemSharedMemoryUnregister": self._unregister,
+            "SystemSharedMemoryUnregister": lambda asked: self._shared_regions().unregister(asked.name) or {},
             "CudaSharedMemoryStatus": lambda asked: {"regions": CudaRegions.status(asked.name)},
             "CudaSharedMemoryRegister": lambda asked: CudaRegions.register(asked.name) or {},
             "CudaSharedMemoryUnregister": lambda asked: CudaRegions.unregister(asked.name) or {},
@@ -165,10 +165,6 @@ class KServe:
 
     def _register(self, asked: Any) -> Mapping[str, Any]:
         self._shared_regions().register(Region(asked.name, asked.key, asked.offset, asked.byte_size))
-        return {}
-
-    def _unregister(self, asked: Any) -> Mapping[str, Any]:
-        self._shared_regions().unregister(asked.name)
         return {}
 
     def _shared_regions(self) -> SharedRegions:

@@ -104,12 +104,9 @@ def _name(version: str) -> str:
 def _file(version: str) -> bytes:
     """Return the file that describes a version: the same messages in another package."""
     file = descriptor_pb2.FileDescriptorProto()
-    text_format.Parse(str(_file_of_v1alpha()).replace("v1alpha", version), file)
+    v1alpha = descriptor_pb2.FileDescriptorProto.FromString(_messages.DESCRIPTOR.serialized_pb)
+    text_format.Parse(str(v1alpha).replace("v1alpha", version), file)
     return file.SerializeToString()
-
-
-def _file_of_v1alpha() -> Any:
-    return descriptor_pb2.FileDescriptorProto.FromString(_messages.DESCRIPTOR.serialized_pb)
 
 
 def _described(file: Any) -> dict[str, Any]:

@@ -154,18 +154,13 @@ class HttpConnection(ReadingConnection):
         if self.is_answer_begun():
             return False  # a stream may be quiet for long, and nothing can be put into it that would tell who is gone
         if talk.state.reads:
-            if talk.state.is_inside and self._takes_own_body():
-                return False
+            if talk.state.is_inside and self._working is not None and self._working.more_body:
+                return False  # the body that ends too early belongs to the request that the slow lane is working on
             self._body.drop()
             self._stand_alone()
             talk.on(SHUT)
         self._probe()
         return True
-
-    def _takes_own_body(self) -> bool:
-        """Tell whether the body that ends too early belongs to the request that the slow lane is working on."""
-        cycle = self._working
-        return cycle is not None and cycle.more_body
 
     def _probe(self) -> None:
         """Learn whether the client has only closed its side, or is gone: both look the same until something is sent.

@@ -164,7 +164,8 @@ class _Client:
         self, feed_dict: Mapping[str, Any], fetch: Sequence[str] | None, timeout_s: float | None, **form: Any
     ) -> tuple[Any, _Deadline, list[Any]]:
         """Return a request, when it is given up, and whom to ask in which order; see `request_of` for the form."""
-        _check_fetch(fetch)
+        if fetch is not None and not isinstance(fetch, list | tuple):
+            raise TypeError(f"fetch must be a list of names, not {type(fetch).__name__}")
         request = request_of(feed_dict, **form)
         return request, _Deadline(self._timeout if timeout_s is None else timeout_s), _order(self._methods, self._turn)
 
@@ -384,11 +385,6 @@ def _check_endpoints(endpoints: Any) -> None:
         raise TypeError(f"endpoints must be a list of 'host:port', not {type(endpoints).__name__}")
     if not endpoints:
         raise ValueError("endpoints is empty; name at least one 'host:port'")
-
-
-def _check_fetch(fetch: Any) -> None:
-    if fetch is not None and not isinstance(fetch, list | tuple):
-        raise TypeError(f"fetch must be a list of names, not {type(fetch).__name__}")
 
 
 def _method(channel: Any) -> Any:

@@ -8,7 +8,6 @@ what comes back is told apart by its shape, so that ops of every version, and op
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
 
@@ -331,7 +330,8 @@ def form_of(op: Op, hook: HookName) -> Form:
     positional = next((form for form in forms if len(form) == count), () if has_names and not by_position else None)
     named = {one.name: _ALSO.get(one.name, one.name) for one in by_position[count:]}
     named |= {one.name: _ALSO.get(one.name, one.name) for one in parameters if one.kind is one.KEYWORD_ONLY}
-    missing = [one.name for one in parameters if _must_be_named(one) and named[one.name] not in longest]
+    needed = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+    missing = [one.name for one in needed if named[one.name] not in longest]
     if positional is None or missing:
         ways = " or ".join(f"{hook}(self, {', '.join(form)})" for form in forms)
         problem = f"needs '{missing[0]}', which is not known" if missing else f"takes {required} values"
@@ -362,14 +362,8 @@ def _at_the_edge(op: RequestOp | ResponseOp, hook: HookName, values: Mapping[str
         del raised  # its frames hold this one, and with it the request: a circle
 
 
-@functools.lru_cache(maxsize=16)
-def _edge_form(op: Op, hook: HookName) -> Form:
-    """Read the form of a hook that runs for each request, once."""
-    return form_of(op, hook)
-
-
-def _must_be_named(parameter: inspect.Parameter) -> bool:
-    return parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+_edge_form: Final = functools.lru_cache(maxsize=16)(form_of)
+"""Reads the form of a hook that runs for each request, once."""
 
 
 def _taken(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, ...]:

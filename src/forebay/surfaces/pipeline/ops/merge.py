@@ -67,7 +67,10 @@ def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
     Raises:
         ValueError: If it is no dict, or its number of rows differs from that of the samples.
     """
-    found = _dict(result, len(rows))
+    if not isinstance(result, dict):
+        needed = f"{len(rows)} samples; a dict of arrays with a row each is needed"
+        raise ValueError(f"process returned {type(result).__name__} for {needed}")  # noqa: TRY004 - as for all misfits
+    found = cast("dict[str, Any]", result)
     starts = [0]
     for count in rows:
         starts.append(starts[-1] + count)
@@ -79,7 +82,8 @@ def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
             _require(f"{name}{LOD}", len(offsets), starts[-1] + 1)
             for share, (start, end) in zip(shares, bounds, strict=True):
                 share[name] = value[offsets[start] : offsets[end]]
-                share[f"{name}{LOD}"] = _shifted(offsets[start : end + 1], -offsets[start])
+                shifted = [int(offset) - int(offsets[start]) for offset in offsets[start : end + 1]]
+                share[f"{name}{LOD}"] = _like(offsets, shifted)
         elif _is_lod(name, found):
             continue
         elif _has_rows(value):
@@ -109,15 +113,6 @@ def one_each(result: Any, count: int) -> list[Any]:
         }
         for share in split(result, [1] * count)
     ]
-
-
-def _dict(result: Any, count: int) -> dict[str, Any]:
-    if not isinstance(result, dict):
-        msg = (
-            f"process returned {type(result).__name__} for {count} samples; a dict of arrays with a row each is needed"
-        )
-        raise ValueError(msg)  # noqa: TRY004 - one error for all that does not fit
-    return cast("dict[str, Any]", result)
 
 
 def _require(name: str, found: int, needed: int) -> None:
@@ -194,10 +189,6 @@ def _joined_offsets(parts: Sequence[Any]) -> Any:
     for part in parts:
         joined += [joined[-1] + int(offset) - int(part[0]) for offset in part[1:]]
     return _like(parts[0], joined)
-
-
-def _shifted(offsets: Any, by: Any) -> Any:
-    return _like(offsets, [int(offset) + int(by) for offset in offsets])
 
 
 def _like(model: Any, values: list[int]) -> Any:

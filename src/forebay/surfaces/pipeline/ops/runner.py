@@ -272,7 +272,7 @@ class OpRunner(Runner):
         with one_version():
             samples = list(map(self._prepared, range(len(items)), items))
             live = [sample for sample in samples if sample.outcome is None]
-            if self._has_process(self._op):
+            if self._op.client is not None or (self._settings.run_process and overrides(self._op, "process")):
                 self._process([sample for sample in live if not sample.skips])
             if own_s is not None and self._times is not None:
                 own_s += self._times.seconds([sample.outcome for sample in samples])
@@ -318,9 +318,6 @@ class OpRunner(Runner):
             text = f"[{self._op.name}] the model cannot be opened again after a time-out: {words_of(raised)}"
             raise error(CustomExceptionCode.INIT_ERROR.value, text) from raised
         self._has_left_client = False
-
-    def _has_process(self, op: Op) -> bool:
-        return op.client is not None or (self._settings.run_process and overrides(op, "process"))
 
     def _prepared(self, place: int, item: Item) -> _Sample:
         assert self._hooks is not None
@@ -377,7 +374,8 @@ class OpRunner(Runner):
             shares = self._shares(members, feed_batch, split)
         except ForebayError as failed:
             if len(members) > 1 and self._settings.isolate_failures and not is_time_out(failed):
-                alone = _the_only if self._settings.batch_style == "list" else _splitter([])
+                is_list = self._settings.batch_style == "list"
+                alone = (lambda found: merge.one_each(found, 1)) if is_list else _splitter([])
                 for sample in members:
                     self._run_group([sample], [sample.data], alone)
                 return
@@ -472,10 +470,6 @@ class OpRunner(Runner):
 def _splitter(rows: Sequence[int]) -> Callable[[Any], Sequence[Any]]:
     """Return what cuts the result of a group apart; one sample gets it as it is."""
     return (lambda found: merge.split(found, rows)) if rows else (lambda found: [found])
-
-
-def _the_only(found: Any) -> Sequence[Any]:
-    return merge.one_each(found, 1)
 
 
 def _is_shared(client: Any) -> bool:
