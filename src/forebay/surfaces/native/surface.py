@@ -16,10 +16,7 @@ from forebay.surfaces.contract import Options, Project, TargetEntry
 from forebay.surfaces.native.attached_models import Lobby
 from forebay.surfaces.native.model_endpoint import endpoint_of
 from forebay.surfaces.native.model_files import is_model_file
-from forebay.surfaces.native.model_options import (
-    seats_of,
-    times_of,
-)
+from forebay.surfaces.native.model_options import seats_of, times_of
 from forebay.surfaces.native.owned import expected_models, serve_owners, wanted_owners
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import is_repository

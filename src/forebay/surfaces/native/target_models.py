@@ -24,13 +24,7 @@ from forebay.surfaces.native.compositions import GraphTarget, compositions_of, d
 from forebay.surfaces.native.describe import describe_in, served_by
 from forebay.surfaces.native.model_endpoint import endpoint_of, serve_model, serve_model_file, spec_of
 from forebay.surfaces.native.model_files import is_model_file, read_model_file
-from forebay.surfaces.native.model_options import (
-    devices_of,
-    isolates,
-    named,
-    seats_of,
-    workers_of,
-)
+from forebay.surfaces.native.model_options import devices_of, isolates, named, seats_of, workers_of
 from forebay.surfaces.native.pools import Workers, pool_of
 from forebay.surfaces.native.repositories import RepositoryTarget, is_repository, model_files, name_of, stock
 from forebay.surfaces.native.servings import serve_serving, serving_in

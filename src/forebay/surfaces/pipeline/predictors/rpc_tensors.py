@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError
 
 from forebay.errors import RunnerFailed, ValidationError
-from forebay.surfaces.pipeline.predictors.general_calls import (
-    GeneralResponse,
-    GeneralTensor,
-    Output,
-    pack,
-)
+from forebay.surfaces.pipeline.predictors.general_calls import GeneralResponse, GeneralTensor, Output, pack
 from forebay.surfaces.pipeline.protocol import general_model as messages
 
 if TYPE_CHECKING:
