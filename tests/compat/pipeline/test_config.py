@@ -233,7 +233,7 @@ def test_what_a_file_leaves_out_has_the_documented_value():
     dag = config.dag
     assert (config.rpc_port, config.http_port, config.worker_num) == (18080, None, 1)
     assert not config.build_dag_each_worker
-    assert (dag.is_thread_op, dag.retry, dag.use_profile, dag.tracer_interval_s) == (True, 1, False, -1)
+    assert (dag.is_thread_op, dag.retry, dag.use_profile, dag.tracer.interval_s) == (True, 1, False, -1)
     assert (dag.channel_size, dag.client_type, dag.first_arrival) == (0, "brpc", False)
     assert (dag.enable_prometheus, dag.prometheus_port) == (False, 19393)
 

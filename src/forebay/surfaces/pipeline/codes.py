@@ -132,18 +132,8 @@ _ANSWERED: Final[Mapping[int, type[ForebayError]]] = {
 """What answers with these numbers mean where errors have kinds; of all others that the original has nobody but the
 server can be the cause, and a number of the project's own is a refusal."""
 
-_V03: Final[Mapping[int, int]] = {
-    CustomExceptionCode.OK.value: ChannelDataEcode.OK.value,
-    CustomExceptionCode.TIMEOUT.value: ChannelDataEcode.TIMEOUT.value,
-    CustomExceptionCode.NOT_IMPLEMENTED.value: ChannelDataEcode.NOT_IMPLEMENTED.value,
-    CustomExceptionCode.TYPE_ERROR.value: ChannelDataEcode.TYPE_ERROR.value,
-    CustomExceptionCode.RPC_PACKAGE_ERROR.value: ChannelDataEcode.RPC_PACKAGE_ERROR.value,
-    CustomExceptionCode.CLIENT_ERROR.value: ChannelDataEcode.CLIENT_ERROR.value,
-    CustomExceptionCode.CLOSED_ERROR.value: ChannelDataEcode.CLOSED_ERROR.value,
-}
-_FROM_V03: Final = {old: new for new, old in _V03.items()} | {
-    ChannelDataEcode.UNKNOW.value: CustomExceptionCode.UNKNOW.value
-}
+_FROM_V03: Final = {one.value: CustomExceptionCode[one.name].value for one in ChannelDataEcode}
+_V03: Final = {new: old for old, new in _FROM_V03.items() if old != ChannelDataEcode.UNKNOW.value}
 _V04: Final = {**_V03, CustomExceptionCode.NO_SERVICE.value: 7}
 _V04_UNKNOWN: Final = 8
 _V04_PRODUCT: Final = 9

@@ -83,11 +83,6 @@ class DagConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_parse: RequestParse = "auto"
     external_store: Mapping[str, Any] | None = None
 
-    @property
-    def tracer_interval_s(self) -> float:
-        """Seconds between two blocks of the tracer."""
-        return self.tracer.interval_s
-
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a pipeline server is told.

@@ -61,9 +61,9 @@ class Outlets:
         if config.dag.enable_prometheus:
             port = MetricsPort(self.tracer, config.host, config.dag.prometheus_port)
             self._open.callback(port.close)
-        if config.dag.tracer_interval_s >= SHORTEST_S:
+        if config.dag.tracer.interval_s >= SHORTEST_S:
             base = logs.base_of(config.log_path) or Path()
-            file = TracerFile(self.tracer, base / logs.FOLDER, config.dag.tracer_interval_s)
+            file = TracerFile(self.tracer, base / logs.FOLDER, config.dag.tracer.interval_s)
             self._writing = asyncio.get_running_loop().create_task(file.run())
 
     async def close(self) -> None:
@@ -132,4 +132,4 @@ class Observers:
 
 def wants_figures(config: PipelineConfig) -> bool:
     """Tell whether the configuration asks for figures about the ops."""
-    return config.dag.tracer_interval_s >= SHORTEST_S or config.dag.enable_prometheus
+    return config.dag.tracer.interval_s >= SHORTEST_S or config.dag.enable_prometheus

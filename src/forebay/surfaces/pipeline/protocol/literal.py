@@ -83,7 +83,7 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
         budget: What it has in common with other texts; None if it stands alone.
 
     Raises:
-        TooMuch: If that is used up.
+        LiteralTooLarge: If that is used up.
     """
     if mode == "raw" or len(text) > limits.max_bytes or (mode == "ndarray" and _IS_ARRAY.match(text) is None):
         return text
@@ -101,14 +101,6 @@ def parse(text: str, mode: Mode, limits: LiteralLimits = DEFAULT, budget: Budget
         return text
     # The text begins with "array(", so it is either one array or several values in a row.
     return text if mode == "ndarray" and type(value) is tuple else value
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Lists of numbers
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# All else
 
 
 class _Parser:

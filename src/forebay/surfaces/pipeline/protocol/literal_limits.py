@@ -50,7 +50,7 @@ class Budget:
 
         Raises:
             NotLiteral: If it is too large for any text.
-            TooMuch: If it is too large for this request.
+            LiteralTooLarge: If it is too large for this request.
         """
         if size > self.limits.max_bytes:
             raise NotLiteral
@@ -60,7 +60,7 @@ class Budget:
             raise LiteralTooLarge(msg)
 
     def take_keys(self, count: int) -> None:
-        """Count keys that are no texts; raises TooMuch if there are too many in this request."""
+        """Count keys that are no texts; raises LiteralTooLarge if there are too many in this request."""
         self._left_keys -= count
         if self._left_keys < 0:
             raise LiteralTooLarge(f"at most {MAX_ODD_KEYS} keys that are no texts are read")

@@ -64,7 +64,12 @@ class FileBackend:
         self._is_told = False
 
     def write(self, run: str, name: str, value: Any, readers: int) -> None:
-        """Write a file, under as many names as it has readers."""
+        """Write a file, under as many names as it has readers.
+
+        Raises:
+            BadOutcome: If the value cannot be stored.
+            Unavailable: If there is no room.
+        """
         parts = objects.dump(value, "the value for the store")
         sizes = [memoryview(part).nbytes for part in parts]
         if sum(sizes) > self._max_bytes:
@@ -91,7 +96,7 @@ class FileBackend:
         self._is_told = False
 
     def read(self, run: str, name: str, readers: int) -> Any:
-        """Map a file."""
+        """Map a file; raises LookupError if there is none, or none any more."""
         folder = self._folder_of(run)
         for one in _names(name, readers):
             try:

@@ -8,7 +8,7 @@ put after that, by code that nobody waits for any more, is freed when its time t
 
     Storage   the server's side: makes the place, forgets runs, clears up
     Store     what ops see: put, get, release
-    Backend   where the entries lie: files (`store_files.py`) or a redis server (`store_redis.py`)
+    Backend   where the entries lie: files (`file_store.py`) or a redis server (`redis.py`)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,10 @@ from msgspec import Meta
 from forebay.errors import BadOutcome, ConfigError, ForebayError, NotFound
 from forebay.observe.logs.throttled_log import ThrottledLog
 from forebay.types.settings import Setting, declared
+
+if TYPE_CHECKING:
+    from forebay.surfaces.pipeline.store.file_store import FileBackend
+    from forebay.surfaces.pipeline.store.redis import RedisBackend
 
 log = logging.getLogger("forebay.pipeline")
 _unfreed = ThrottledLog(log)
@@ -74,44 +78,6 @@ STORE_KEYS: Final[Mapping[str, Setting]] = {
     name: setting for name, setting in declared(StoreConfig).items() if name != "place"
 }
 """The keys of `dag.external_store`."""
-
-
-class EntryStore(Protocol):
-    """Where entries lie. All threads of a process share one."""
-
-    def write(self, run: str, name: str, value: Any, readers: int) -> None:
-        """Keep an entry; if `readers` is given, until it has been read that many times.
-
-        Raises:
-            BadOutcome: If the value cannot be stored.
-            Unavailable: If there is no room, or nobody answers.
-        """
-        ...
-
-    def read(self, run: str, name: str, readers: int) -> Any:
-        """Return an entry.
-
-        Raises:
-            LookupError: If there never was one, or it is gone.
-            Unavailable: If nobody answers.
-        """
-        ...
-
-    def release(self, run: str, name: str, readers: int) -> None:
-        """Free an entry, if it is still there."""
-        ...
-
-    def forget(self, runs: Sequence[str]) -> None:
-        """Free all entries of these runs."""
-        ...
-
-    def sweep(self) -> None:
-        """Free what is older than its time to live."""
-        ...
-
-    def close(self) -> None:
-        """Release what this process holds."""
-        ...
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -270,7 +236,8 @@ class Storage:
 
 
 @functools.lru_cache(maxsize=8)
-def _backend(config: StoreConfig) -> EntryStore:
+def _backend(config: StoreConfig) -> FileBackend | RedisBackend:
+    """Return where the entries of this process lie, which all of its threads share."""
     max_bytes = int(config.max_mb * (1 << 20))
     if config.type == "redis":
         from forebay.surfaces.pipeline.store.redis import RedisBackend
