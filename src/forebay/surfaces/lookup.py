@@ -87,11 +87,7 @@ def deployment(target: str | None, options: Options) -> tuple[Deployment, bytes]
 
 
 def require_divisible(options: Options) -> None:
-    """Check that a server can be divided into fronts and an owner.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that a server can be divided into fronts and an owner; raises ConfigError if not."""
     surface = surface_of(options.target)
     if surface is not None and surface.name != "native":
         raise ConfigError(

@@ -87,11 +87,7 @@ class Acceptor:
         return (host, 0) if place.path else self._sockets[0].getsockname()[:2]
 
     def _listen(self, sockets: list[socket.socket], backlog: int) -> None:
-        """Accept connections of these sockets.
-
-        Raises:
-            OSError: It cannot be listened at one of them.
-        """
+        """Accept connections of these sockets; raises OSError if one cannot be listened at."""
         try:
             for listening in sockets:
                 listening.listen(backlog)

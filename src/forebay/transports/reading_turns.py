@@ -82,11 +82,7 @@ def turns_of(loop: asyncio.AbstractEventLoop) -> ReadingTurns:
 
 
 async def in_turns(steps: Steps[T]) -> T:
-    """Run a step in each turn.
-
-    Raises:
-        ForebayError: What a step raises.
-    """
+    """Run a step in each turn; raises what a step raises."""
     loop = asyncio.get_running_loop()
     turns = turns_of(loop)
     while True:

@@ -156,11 +156,7 @@ class Signals:
         os._exit(self._status())
 
     def _next(self, within_s: float) -> None:
-        """Wait for the next signal.
-
-        Raises:
-            queue.Empty: None came in time.
-        """
+        """Wait for the next signal; raises queue.Empty if none came in time."""
         until = time.monotonic() + within_s
         while self._came.get(timeout=max(until - time.monotonic(), 0.0)) is None:
             pass  # the server has ended, but the process has not

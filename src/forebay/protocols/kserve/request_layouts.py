@@ -134,11 +134,7 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def request(self, message: Data, read: Callable[[Place], Data] | None = None) -> InferRequest:
-        """Return the request that lies in a message laid out like this.
-
-        Raises:
-            ForebayError: As `tensors`.
-        """
+        """Return the request that lies in a message laid out like this; raises what `tensors` does."""
         return InferRequest(
             model=self.model,
             version=self.version,
@@ -157,11 +153,7 @@ class RequestLayouts:
         self._last: dict[int, RequestLayout] = {}
 
     def of(self, message: Data) -> RequestLayout:
-        """Return how a message is laid out.
-
-        Raises:
-            InvalidRequest: If it is no request, or contradicts itself.
-        """
+        """Return how a message is laid out; raises InvalidRequest if it is no request, or contradicts itself."""
         # The name of the model comes first, and keeps those of different models apart.
         size = len(message)
         layout = self._last.get(size)
@@ -429,11 +421,7 @@ def _text(data: Data, span: Span, what: str) -> str:
 
 
 def _data(walk: _Walk, inputs: Sequence[GivenInput], raw: Sequence[Span]) -> list[Span | None]:
-    """Return where what the inputs hold lies.
-
-    Raises:
-        InvalidRequest: If what is raw does not belong to the inputs.
-    """
+    """Return where what the inputs hold lies; raises InvalidRequest if what is raw does not belong to the inputs."""
     here = [one for one in inputs if one.place is None]
     for one in inputs:
         if one.contents and (raw or one.place is not None):

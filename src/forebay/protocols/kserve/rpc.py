@@ -54,11 +54,7 @@ def encode_request(request: InferRequest, *, raw: bool = True) -> bytes:
 
 
 def decode_response(data: bytes) -> InferResponse:
-    """Read a response, whichever contents it has.
-
-    Raises:
-        ValidationError: If it is none, or its parts do not agree.
-    """
+    """Read a response, whichever contents it has; raises ValidationError if it is none, or its parts do not agree."""
     message = parsed("ModelInferResponse", data)
     raw = list(message.raw_output_contents)
     if raw and len(raw) != len(message.outputs):

@@ -40,11 +40,7 @@ _uncut: Final = msgspec.json.Decoder(known(_Uncut))
 
 
 def counting_examples(body: bytes | memoryview) -> Steps[None]:
-    """Count the elements of examples: all of them become Python objects here.
-
-    Raises:
-        TooLarge: If there are too many.
-    """
+    """Count the elements of examples: all of them become Python objects here; raises TooLarge if there are too many."""
     return json_elements(body, MAX_VALUES, 3 * MAX_FEATURES, "the request")
 
 

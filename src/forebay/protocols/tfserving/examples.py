@@ -118,11 +118,7 @@ def classes_of(tensors: Sequence[Tensor], count: int) -> list[list[tuple[str, fl
 
 
 def values_of(tensors: Sequence[Tensor], count: int) -> list[float]:
-    """Return the value of each example.
-
-    Raises:
-        InvalidRequest: If the model does not give one number for each.
-    """
+    """Return the value of each example; raises InvalidRequest if the model does not give one number for each."""
     found = _named(tensors, "outputs", is_text=False)
     rows = [] if found is None else _rows(found, count)
     if not rows or any(len(row) != 1 for row in rows):

@@ -115,11 +115,7 @@ def deployment_of(
 
 
 def _require_possible(options: Options, entries: Sequence[TargetEntry]) -> None:
-    """Refuse what the cluster decides itself, or cannot do.
-
-    Raises:
-        ConfigError: Naming it.
-    """
+    """Refuse, with a ConfigError that names it, what the cluster decides itself or cannot do."""
     attach = options.attach
     if attach.address or attach.owners or options.owned:
         raise ConfigError("--cluster opens the doors for workers itself; leave out --attach and --owner")

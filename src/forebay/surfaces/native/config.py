@@ -125,11 +125,7 @@ def read_config(path: Path) -> ConfigFile:
 
 
 def _require_one_owner(reader: _Reader, targets: list[tuple[str, dict[str, Any], str]]) -> None:
-    """Refuse a model that two owners are named for: one of them would never be asked.
-
-    Raises:
-        ConfigError: Naming both places.
-    """
+    """Refuse a model that two owners are named for, with both places: one of them would never be asked."""
     seen: dict[str, tuple[str, str]] = {}
     for index, (_, own, where) in enumerate(targets):
         name, owner = own.get("name"), own.get("owner")

@@ -148,11 +148,7 @@ def describe(model: type[Model]) -> Description:
 
 
 def check(given: Any) -> Description:
-    """Read a description that came from somewhere else.
-
-    Raises:
-        ConfigError: Naming what is wrong with it.
-    """
+    """Read a description that came from somewhere else; raises ConfigError naming what is wrong with it."""
     try:
         description = msgspec.convert(given, known(Description))
         check_paths([one.method for one in description.methods])

@@ -69,11 +69,7 @@ def workers_of(said: int | WorkerRange | None, devices: Sequence[Device]) -> int
 
 
 def batching_of(where: str, settings: ModelSettings, overrides: Overrides) -> BatchConfig:
-    """Return how a model is batched.
-
-    Raises:
-        ConfigError: If model and person want what does not go together.
-    """
+    """Return how a model is batched; raises ConfigError if model and person want what does not go together."""
     policy = overrides.policy or settings.policy
     objective_ms = overrides.latency_objective_ms or settings.latency_objective_ms
     wait_ms = overrides.max_wait_ms

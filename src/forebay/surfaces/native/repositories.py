@@ -62,11 +62,7 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
     is_files: bool = False
 
     def open(self, config: RepositoryConfig) -> Stocked:
-        """Look at the repository.
-
-        Raises:
-            ConfigError: If it is not there, does not let us in, or cannot be kept here.
-        """
+        """Look at the repository; raises ConfigError if it is not there, does not let us in, or cannot be kept here."""
         source = source_of(self.address, self.below, ListingLimits(config.timeout_s, config.max_files))
         rules = TreeRules(
             name=self.name,

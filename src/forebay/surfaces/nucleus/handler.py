@@ -192,11 +192,7 @@ def _check_models(cls: type, plan: Arguments, key: str) -> None:
 
 
 def constructor_arguments(cls: type) -> Arguments:
-    """Return what a handler's constructor wants.
-
-    Raises:
-        ModelError: If it asks for something there is not.
-    """
+    """Return what a handler's constructor wants; raises ModelError if it asks for something there is not."""
     if cls.__init__ is object.__init__:
         return Arguments((), ())
     signature = signature_of(cls.__init__)
@@ -208,11 +204,7 @@ def constructor_arguments(cls: type) -> Arguments:
 def match(
     parameters: Sequence[inspect.Parameter], offered: Mapping[str, str], names: Sequence[str], what: str
 ) -> Arguments:
-    """Match parameters with what is offered, by name.
-
-    Raises:
-        ModelError: If one is needed that is not offered.
-    """
+    """Match parameters with what is offered, by name; raises ModelError if one is needed that is not offered."""
     found, unknown = matched(parameters, offered, names)
     if unknown:
         reasons = "; ".join(f'"{name}" is not a supported argument' for name in unknown)
@@ -269,11 +261,7 @@ def shown(name: str, signature: inspect.Signature) -> str:
 
 
 def handler_class(path: Path, requirements: str) -> type:
-    """Load the file and return its `Handler`.
-
-    Raises:
-        ModelError: If there is none, or a package is missing.
-    """
+    """Load the file and return its `Handler`; raises ModelError if there is none, or a package is missing."""
     if path.suffix == ".pickle":
         dill: Any = importlib.import_module("dill")  # an extra
         with path.open("rb") as file:

@@ -98,11 +98,7 @@ class InflowClient:
         desk.on_end.append(self._end)
 
     def messages(self, name: int, decode: Callable[[bytes], Any]) -> Iterator[Any]:
-        """Yield the messages of a stream as they come.
-
-        Raises:
-            Cancelled: The client is gone.
-        """
+        """Yield the messages of a stream as they come; raises Cancelled if the client is gone."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
             self._open[name] = arrived

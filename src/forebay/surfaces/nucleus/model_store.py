@@ -82,11 +82,7 @@ class Joined:
 
 
 def source_for(models: Models, project: Path, limits: ListingLimits = USUAL) -> ModelSource:
-    """Return where the models of a project are.
-
-    Raises:
-        ConfigError: If what reads such places is not installed.
-    """
+    """Return where the models of a project are; raises ConfigError if what reads such places is not installed."""
     if models.dir is not None:
         return source_of(models.dir, project, limits)
     if models.path is not None:

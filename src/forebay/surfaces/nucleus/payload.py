@@ -61,11 +61,7 @@ def parse(headers: Headers, body: bytes, coroutines: Coroutines) -> Any:
 
 
 def counting(content_type: str, body: bytes, limits: ElementLimits) -> Steps[None]:
-    """Count the elements of a body before a worker makes objects of them.
-
-    Raises:
-        TooLarge: If there are too many.
-    """
+    """Count the elements of a body before a worker makes objects of them; raises TooLarge if there are too many."""
     kind = content_type.lower()
     if len(body) <= min(limits.tensors, limits.elsewhere):
         return

@@ -73,11 +73,7 @@ class UserService(msgspec.Struct, frozen=True):
 
 
 def compiled(config: NucleusConfig) -> UserService:
-    """Compile the file that `protobuf_path` names.
-
-    Raises:
-        ConfigError: With file, line and cure.
-    """
+    """Compile the file that `protobuf_path` names; raises ConfigError with file, line and cure."""
     assert config.protobuf_path is not None
     path = config.project_dir / config.protobuf_path
     if importlib.util.find_spec("grpc_tools") is None or importlib.util.find_spec("google.protobuf") is None:

@@ -108,31 +108,19 @@ class RpcContext:
         return self._details
 
     def abort(self, code: Any, details: Any) -> NoReturn:
-        """End the call at once with a status other than OK.
-
-        Raises:
-            Aborted: Always.
-        """
+        """End the call at once with a status other than OK; always raises Aborted."""
         self._code, self._details = _number(code), _text(details)
         if self._code == OK:
             self._code = UNKNOWN  # as grpcio has it
         raise Aborted(self._details)
 
     def abort_with_status(self, status: Any) -> NoReturn:
-        """End the call at once with a `grpc.Status`.
-
-        Raises:
-            Aborted: Always.
-        """
+        """End the call at once with a `grpc.Status`; always raises Aborted."""
         self._trailing = _checked(status.trailing_metadata or ())
         self.abort(status.code, status.details)
 
     def cancel(self) -> NoReturn:
-        """End the call as one that was called off.
-
-        Raises:
-            Aborted: Always.
-        """
+        """End the call as one that was called off; always raises Aborted."""
         self.abort(CANCELLED, "the call was called off")
 
     def set_compression(self, compression: Any) -> None:

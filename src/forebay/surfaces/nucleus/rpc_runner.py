@@ -242,11 +242,7 @@ class _Followed:
 
 
 def _arguments(cls: type, name: str) -> Arguments:
-    """Return what the method for an RPC wants.
-
-    Raises:
-        ModelError: If there is none, or it wants something else.
-    """
+    """Return what the method for an RPC wants; raises ModelError if there is none, or it wants something else."""
     if not callable(getattr(cls, name, None)):
         raise ModelError(
             f"method {name} hasn't been defined in the Handler class; define one called {name} to match the RPC method "

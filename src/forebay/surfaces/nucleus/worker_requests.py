@@ -107,11 +107,7 @@ class DeskClient:
     """
 
     def __init__(self, path: str) -> None:
-        """Connect.
-
-        Raises:
-            OSError: Nobody is there.
-        """
+        """Connect; raises OSError if nobody is there."""
         self.told: dict[str, Callable[..., None]] = {}
         self.on_end: list[Callable[[], object]] = []
         self._sending = threading.Lock()

@@ -178,11 +178,7 @@ class OvmsApp(App):
         return self._serve_file(entry.path, overrides, self._in_memory.of(entry), entry.options)
 
     def _built(self, name: str, version: str) -> Served:
-        """Build a graph or a version of a model that the configuration names.
-
-        Raises:
-            NotFound: If it names none.
-        """
+        """Build a graph or a version of a model that the configuration names; raises NotFound if it names none."""
         graphs = {one.name: one for one in self.config.graphs}
         models = {(one.name, one.version): one for one in self.config.models}
         if name in graphs:

@@ -122,11 +122,7 @@ class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
     lines: Mapping[str, int]
 
     def fail(self, line: int, message: str) -> NoReturn:
-        """Refuse the file.
-
-        Raises:
-            ConfigError: Always, with the place.
-        """
+        """Refuse the file with a ConfigError that has the place."""
         raise ConfigError(f"{self.path}:{line}: {message}")
 
 

@@ -113,11 +113,7 @@ def serve_graph(
 
 
 def _check_metadata(entry: GraphEntry, layout: GraphLayout) -> None:
-    """Refuse types and shapes of streams that the graph has not.
-
-    Raises:
-        ConfigError: Naming the nearest that it has.
-    """
+    """Refuse types and shapes of streams that the graph has not, naming the nearest that it has."""
     outputs = [one.called for one in layout.outputs]
     for side, declared, names in (("inputs", entry.inputs, layout.inputs), ("outputs", entry.outputs, outputs)):
         for one in declared:

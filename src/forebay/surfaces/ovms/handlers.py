@@ -103,11 +103,7 @@ class HandlerRunner(Runner):
         self._closer: threading.Thread | None = None
 
     def open(self, ctx: WorkerContext) -> None:
-        """Import the handler and initialise its model.
-
-        Raises:
-            ModelError: If that fails, with node and reason.
-        """
+        """Import the handler and initialise its model; raises ModelError if that fails, with node and reason."""
         shim.install()
         node = self._node
         path = Path(node.handler)

@@ -153,11 +153,7 @@ class GraphReloading:
 
 
 def _require_graphs(config: OvmsConfig, old: OvmsConfig, ready: Collection[str]) -> None:
-    """Refuse a configuration for which a graph would have to leave that is served.
-
-    Raises:
-        ConfigError: Saying why.
-    """
+    """Refuse, with a ConfigError, a configuration for which a graph would have to leave that is served."""
     served = {one.name for one in old.graphs if one.name in ready}
     for graph in (*config.graphs, *config.refused):
         if graph.problem and graph.name in served:

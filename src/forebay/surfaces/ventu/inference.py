@@ -100,11 +100,7 @@ class Steps:
         self._metrics = metrics
 
     def one(self, item: Any) -> Any:
-        """Return the result of one item.
-
-        Raises:
-            Exception: What a hook raised.
-        """
+        """Return the result of one item; raises what a hook raised."""
         hooks, times = self._hooks, self._metrics.single
         for name, step in (
             ("preprocess", hooks.preprocess),

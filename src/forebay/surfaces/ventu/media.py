@@ -42,11 +42,7 @@ class Serialisation(ABC):
 
     @abstractmethod
     def loads(self, body: bytes) -> Any:
-        """Return the data in a body.
-
-        Raises:
-            Unreadable: With the place of the problem.
-        """
+        """Return the data in a body; raises Unreadable with the place of the problem."""
 
     @abstractmethod
     def dumps(self, value: Any) -> bytes | str:

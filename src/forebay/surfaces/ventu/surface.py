@@ -124,11 +124,7 @@ class _App(App):
         self._folder: PrivateFolder | None = None
 
     async def start(self) -> None:
-        """Bring up the workers and learn what they serve.
-
-        Raises:
-            ConfigError: There is no room for a folder.
-        """
+        """Bring up the workers and learn what they serve; raises ConfigError if there is no room for a folder."""
         try:
             self._folder = PrivateFolder()
         except OSError as error:

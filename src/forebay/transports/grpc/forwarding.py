@@ -86,11 +86,7 @@ class GrpcForwarding:
             await self._channel.close(0.0)
 
     async def _connected(self, patience_s: float) -> Any:
-        """Return the channel once the owner is there.
-
-        Raises:
-            Unavailable: It is not, for all this time.
-        """
+        """Return the channel once the owner is there; raises Unavailable if it is not, for all this time."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
         try:

@@ -116,11 +116,7 @@ class InferMethods:
             stream.close()
 
     def served(self, model: str, version: str) -> Served:
-        """Return who answers for a model.
-
-        Raises:
-            NotFound: If there is no such model, or no such version of it.
-        """
+        """Return who answers for a model; raises NotFound if there is no such model, or no such version of it."""
         try:
             versions = self._app.versions(model)
         except UnknownModel as error:
@@ -189,11 +185,7 @@ class InferMethods:
     def _begin(
         self, call: Call, stream: InferStream | None, message: Data, layout: RequestLayout, tensors: Sequence[Tensor]
     ) -> BegunInfer:
-        """Submit a request whose tensors have been read.
-
-        Raises:
-            ForebayError: Why it cannot be answered.
-        """
+        """Submit a request whose tensors have been read; raises the ForebayError that says why not."""
         served = self.served(layout.model, layout.version)
         name = served.endpoint.name
         if served.tensors is None:

@@ -112,11 +112,7 @@ class InferStream:
         )
 
     def send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
-        """Send a request to the session.
-
-        Raises:
-            ForebayError: What is wrong with it.
-        """
+        """Send a request to the session; raises the ForebayError that says what is wrong with it."""
         assert self.joined is not None
         assert self._session is not None
         name = self.joined.endpoint.name

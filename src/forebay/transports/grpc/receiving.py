@@ -215,11 +215,7 @@ class Receiver:
         return frames.HEAD_BYTES
 
     def placed(self, size: int) -> None:
-        """Act on what was put there.
-
-        Raises:
-            ConnectionFault: If nothing more of this client can be believed.
-        """
+        """Act on what was put there; raises ConnectionFault if nothing more of this client can be believed."""
         rooms = self._port.frame_rooms
         found = rooms.placed(size)
         self._reader.go_on(found.rest_bytes, found.flags)

@@ -59,11 +59,7 @@ class Reflection:
             yield answer.SerializeToString()
 
     def _find(self, request: Any) -> dict[str, Any]:
-        """Return what was asked for, by its name in an answer.
-
-        Raises:
-            KeyError: If there is no such thing.
-        """
+        """Return what was asked for, by its name in an answer; raises KeyError if there is no such thing."""
         pool = self._pool
         asked = request.WhichOneof("message_request")
         if asked == "list_services":
@@ -85,11 +81,7 @@ class Reflection:
         return {"error_response": _error(Status.INVALID_ARGUMENT, "nothing was asked for")}
 
     def _file_containing(self, symbol: str) -> Any:
-        """Return the file that declares a type, a field, a service or a method.
-
-        Raises:
-            KeyError: If there is none.
-        """
+        """Return the file that declares a type, a field, a service or a method; raises KeyError if there is none."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:  # it does not look for methods

@@ -219,11 +219,7 @@ def _wanted(config: Any) -> WantedModel:
 
 
 def _request(begun: _Asked, inputs: Sequence[Tensor], outputs: Sequence[str]) -> TensorRequest:
-    """Make a request of tensors that have been read.
-
-    Raises:
-        ForebayError: Why it cannot be answered.
-    """
+    """Make a request of tensors that have been read; raises the ForebayError that says why there is no answer."""
     call, data, until = begun.call, [one.data for one in inputs], begun.call.deadline
     params, size = begun.asked.ask(inputs, outputs)
     request = TensorRequest(data, _replied, params, None, until, size, due=until, tenant=call.tenant, call=begun)

@@ -204,11 +204,7 @@ class AsgiAnswer:
             request.reply, request.on_part = _not_asked, None  # the traceback of an error may hold it for longer
 
     async def end(self, outcome: Any) -> None:
-        """Write the answer, or the end of a streamed one.
-
-        Raises:
-            ForebayError: The outcome's, if nothing was written yet.
-        """
+        """Write the answer, or the end of a streamed one; raises the outcome's error if nothing was written yet."""
         if type(outcome) is Failure:
             if not self._started:
                 raise outcome.error

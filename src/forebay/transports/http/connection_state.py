@@ -169,11 +169,7 @@ class ConnectionState:
         self._begun = self._ended = self.pieces = 0
 
     def end_segment(self, size: int, now: float) -> None:
-        """Count a segment that was read.
-
-        Raises:
-            HeadTooLarge: If a head, or what frames a body, is over its limit.
-        """
+        """Count a segment that was read; raises HeadTooLarge if a head, or what frames a body, is over its limit."""
         state = self.state
         if not state.is_inside:
             return

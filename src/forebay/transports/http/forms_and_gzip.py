@@ -67,11 +67,7 @@ class Staging:
         self._is_without_disk = False
 
     def open(self, head: Head, max_body_bytes: int) -> Staged:
-        """Begin to read the body of a request.
-
-        Raises:
-            InvalidRequest: If it is a form whose boundary is not said.
-        """
+        """Begin to read the body of a request; raises InvalidRequest if it is a form whose boundary is not said."""
         assert head.route is not None
         sink: _Sink
         if head.params["in"] == "form":

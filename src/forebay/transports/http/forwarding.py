@@ -95,22 +95,14 @@ class HttpForwarding:
             writer.transport.abort()
 
     async def _wait(self, *events: asyncio.Future[Any]) -> None:
-        """Wait for one of these, as long as the owner is alive.
-
-        Raises:
-            OSError: It is not.
-        """
+        """Wait for one of these as long as the owner is alive; raises OSError if it is not."""
         while not any(one.done() for one in events):
             await asyncio.wait(events, timeout=max(self._grace_s, READY_S), return_when=asyncio.FIRST_COMPLETED)
             if not any(one.done() for one in events):
                 await self._probe()
 
     async def _probe(self) -> None:
-        """Have the owner say that it is alive.
-
-        Raises:
-            OSError: It does not.
-        """
+        """Have the owner say that it is alive; raises OSError if it does not."""
         async with asyncio.timeout(READY_S):
             reader, writer = await self._connected(0.0)
             try:
@@ -125,11 +117,7 @@ class HttpForwarding:
         return scope["method"] == "POST" and quote(path, safe="/:").encode() in self._targets
 
     async def _connected(self, patience_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the owner, as soon as it is there.
-
-        Raises:
-            OSError: It is not, for all this time.
-        """
+        """Connect to the owner as soon as it is there; raises OSError if it is not, for all this time."""
         until, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             try:

@@ -235,11 +235,7 @@ def _single(settings: Mapping[str, list[str]]) -> dict[str, Any]:
 
 
 def _require(verb: str, scope: Scope) -> None:
-    """Refuse another method.
-
-    Raises:
-        MethodNotAllowed: Naming the one that is possible.
-    """
+    """Refuse another method, naming the one that is possible."""
     method = scope["method"]
     if method != verb and not (method == "HEAD" and verb == "GET"):
         raise _allowing(verb, f"{method[:20]} is not possible here, {verb} is")

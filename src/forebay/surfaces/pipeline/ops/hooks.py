@@ -225,11 +225,7 @@ def unpack(op: RequestOp, request: Any, *, debug: bool = False) -> Unpacked:
 
 
 def pack(op: ResponseOp, channeldata: Any, *, debug: bool = False) -> Any:
-    """Write an answer with its op.
-
-    Raises:
-        ForebayError: With 8000 if the hook raises or returns nothing.
-    """
+    """Write an answer with its op; raises ForebayError with 8000 if the hook raises or returns nothing."""
     hook: HookName = "pack_response_package"
     found = _at_the_edge(op, hook, {"channeldata": channeldata}, debug=debug)
     if found is None:

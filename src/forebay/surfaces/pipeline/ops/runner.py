@@ -414,11 +414,7 @@ class OpRunner(Runner):
             raise error(CustomExceptionCode.TYPE_ERROR.value, text) from raised
 
     def _ask(self, feed_batch: list[Any], typical: int) -> Any:
-        """Call `process`, again after a time-out.
-
-        Raises:
-            ForebayError: What it failed with the last time.
-        """
+        """Call `process`, again after a time-out; raises what it failed with the last time."""
         for _ in range(self._settings.retry - 1):
             try:
                 # A call that is left behind may still change what it was given.

@@ -19,11 +19,7 @@ PATH: Final = messages.PATH
 
 
 def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
-    """Write a request.
-
-    Raises:
-        ValidationError: If these messages cannot hold the type or the shape of an array.
-    """
+    """Write a request; raises ValidationError if these messages cannot hold the type or the shape of an array."""
     request = messages.Request(fetch_var_names=[var.alias for var in fetch], log_id=log_id % 2**64)
     for var, value in feed:
         try:

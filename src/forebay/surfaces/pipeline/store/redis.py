@@ -109,11 +109,7 @@ class RedisBackend:
 
 
 def encode(value: Any) -> bytes:
-    """Return plain data and arrays as bytes.
-
-    Raises:
-        BadOutcome: Naming the type of what is neither.
-    """
+    """Return plain data and arrays as bytes; raises BadOutcome naming the type of what is neither."""
     try:
         return msgspec.msgpack.encode(_plain(value, 0))
     except (OverflowError, UnicodeEncodeError) as error:
