@@ -6,8 +6,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -25,6 +27,23 @@ if sys.version_info >= (3, 14):
 
 else:
     signature_of = inspect.signature
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """Which of the values that are offered a callable wants: by position, and by the names of its parameters."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[tuple[str, str], ...]
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The values it wants."""
+        return frozenset(self.positional) | {value for _, value in self.keywords}
+
+    def call(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """Call it with them."""
+        keywords = {name: values[value] for name, value in self.keywords}
+        return function(*[values[value] for value in self.positional], **keywords)
 
 
 _REFERENCE: Final = re.compile(r"ForwardRef\('([^']*)'(?:, [^)]*)?\)")

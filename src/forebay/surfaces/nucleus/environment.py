@@ -142,34 +142,24 @@ def _source(project_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
         raise ConfigError(f"{file}: bash is needed to read it and is not to be found in PATH")
     # BASH_ENV would be read first, as if it were part of the file.
     clean = {name: value for name, value in env.items() if name != "BASH_ENV"}
-    syntax = _run(bash, ["-n", DOT_ENV], project_dir, clean)
-    if syntax.status != 0:
-        raise ConfigError(f"{file}: {(syntax.errors.splitlines() or ['bash cannot read it'])[-1]}")
-    found = _run(bash, ["--noprofile", "--norc", "-c", _SOURCE, "bash", DOT_ENV], project_dir, clean)
-    if not found.output.endswith(b"\0"):
-        raise ConfigError(
-            f"{file}: it ends the shell that reads it (exit status {found.status}) {found.errors}".rstrip()
-        )
-    if found.errors:
-        _log.warning("%s wrote: %s", file, found.errors)
-    pairs = (os.fsdecode(entry).partition("=") for entry in found.output.split(b"\0") if entry)
+    status, _, errors = _run(bash, ["-n", DOT_ENV], project_dir, clean)
+    if status != 0:
+        raise ConfigError(f"{file}: {(errors.splitlines() or ['bash cannot read it'])[-1]}")
+    status, output, errors = _run(bash, ["--noprofile", "--norc", "-c", _SOURCE, "bash", DOT_ENV], project_dir, clean)
+    if not output.endswith(b"\0"):
+        raise ConfigError(f"{file}: it ends the shell that reads it (exit status {status}) {errors}".rstrip())
+    if errors:
+        _log.warning("%s wrote: %s", file, errors)
+    pairs = (os.fsdecode(entry).partition("=") for entry in output.split(b"\0") if entry)
     sourced = {name: value for name, _, value in pairs if name not in _OF_BASH}
     return {**sourced, **{name: env[name] for name in (*_OF_BASH, "BASH_ENV") if name in env and name not in sourced}}
 
 
-class _Ran:
-    """What a command did."""
+def _run(bash: str, arguments: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int, bytes, str]:
+    """Run bash in a session of its own; returns its exit status, output and errors.
 
-    def __init__(self, status: int, output: bytes, errors: str) -> None:
-        self.status = status
-        self.output = output
-        self.errors = errors
-
-
-def _run(bash: str, arguments: list[str], folder: Path, env: Mapping[str, str]) -> _Ran:
-    """Run bash in a session of its own and leave nothing of it behind, even if this process is killed meanwhile.
-
-    Its output goes to files: a process it left in the background would keep a pipe open for ever.
+    Nothing of it is left behind, even if this process is killed meanwhile. Its output goes to files: a process it left
+    in the background would keep a pipe open for ever.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -190,7 +180,7 @@ def _run(bash: str, arguments: list[str], folder: Path, env: Mapping[str, str]) 
             _end(process)
         output.seek(0)
         errors.seek(0)
-        return _Ran(status, output.read(), errors.read().decode(errors="replace").strip())
+        return status, output.read(), errors.read().decode(errors="replace").strip()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

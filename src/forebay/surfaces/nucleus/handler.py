@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from forebay.surfaces.nucleus.handler_models import HandlerModels, ModelRules
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.project_settings import NO_PYTHON_CLIENT
 from forebay.surfaces.nucleus.worker_requests import DeskClient
-from forebay.types.call_signature import signature_of
+from forebay.types.call_signature import Arguments, signature_of
 from forebay.types.failures import text_of, trace_of
 from forebay.types.first_use import known
 from forebay.workers.runner import Runner, WorkerContext
@@ -35,23 +35,6 @@ if TYPE_CHECKING:
 MODULE: Final = "cortex_handler"
 ALIASES: Final = {"python_client": "model_client", "module_proto_pb2": "proto_module_pb2"}
 CONSTRUCTOR_ARGUMENTS: Final = ("config", "model_client", "tensorflow_client", "proto_module_pb2")
-
-
-class Arguments(msgspec.Struct, frozen=True):
-    """Which of the offered values a callable wants, and how."""
-
-    positional: tuple[str, ...]
-    keywords: tuple[tuple[str, str], ...]
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """The values it wants."""
-        return frozenset(self.positional) | {value for _, value in self.keywords}
-
-    def call(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-        """Call it with them."""
-        keywords = {name: values[value] for name, value in self.keywords}
-        return function(*[values[value] for value in self.positional], **keywords)
 
 
 class HandlerHost(Runner):

@@ -32,12 +32,8 @@ class _AskedAsPost:
     """The endpoint of a handler, for requests that do not say by themselves that they are posts."""
 
     def __init__(self, endpoint: Endpoint, key: Hashable, in_flight: InFlight) -> None:
-        self.name, self.config, self.batching, self.places = (
-            endpoint.name,
-            endpoint.config,
-            endpoint.batching,
-            endpoint.places,
-        )
+        self.name, self.config = endpoint.name, endpoint.config
+        self.batching, self.places = endpoint.batching, endpoint.places
         self.cancel, self.reject, self.is_full = endpoint.cancel, endpoint.reject, endpoint.is_full
         self.is_full_for = endpoint.is_full_for
         self._endpoint = endpoint

@@ -23,11 +23,12 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
 from forebay.errors import Cancelled, ModelError
-from forebay.surfaces.nucleus.handler import Arguments, HandlerHost, constructor_arguments, matched, method_parameters
+from forebay.surfaces.nucleus.handler import HandlerHost, constructor_arguments, matched, method_parameters
 from forebay.surfaces.nucleus.inflow import InflowClient
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, Aborted, Pairs, RpcContext
+from forebay.types.call_signature import Arguments
 from forebay.types.caught import answered
 from forebay.types.failures import text_of
 from forebay.types.first_use import known

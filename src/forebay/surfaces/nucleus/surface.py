@@ -20,6 +20,7 @@ from forebay.surfaces.nucleus.handler_workers import pool_of, processes_of, spec
 from forebay.surfaces.nucleus.project_models import store_of
 from forebay.surfaces.nucleus.readiness import DEFAULT_FOLDER, Readiness
 from forebay.transports.server import Listener
+from forebay.types.plurals import counted
 from forebay.workers.pools.process_pool import ProcessPool
 
 if TYPE_CHECKING:
@@ -217,9 +218,7 @@ def _ignored(config: NucleusConfig, options: Options) -> list[str]:
 def _summary(config: NucleusConfig, endpoint: Endpoint, service: UserService | None) -> list[str]:
     pool = endpoint.pool.statistics()
     threads = config.threads_per_process
-    workers = (
-        f"{_count(pool.slots // threads, 'process', 'processes')} with {_count(threads, 'thread', 'threads')} each"
-    )
+    workers = f"{counted(pool.slots // threads, 'process', 'processes')} with {counted(threads, 'thread')} each"
     if service is not None:
         methods = ", ".join(rpc.name for rpc in service.rpcs)
         return [f"{service.full_name}  {config.path}: class Handler in {workers}, over gRPC: {methods}"]
@@ -230,7 +229,3 @@ def _summary(config: NucleusConfig, endpoint: Endpoint, service: UserService | N
             f"/  POST in batches of up to {batching.max_size}, {batching.max_wait_s:g} s after the first at the latest"
         )
     return lines
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

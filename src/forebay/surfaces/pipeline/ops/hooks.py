@@ -17,7 +17,7 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline.codes import OK, CustomException, CustomExceptionCode, error, value_of
 from forebay.surfaces.pipeline.ops import packing
 from forebay.surfaces.pipeline.ops.channel import is_texts
-from forebay.types.call_signature import signature_of
+from forebay.types.call_signature import Arguments, signature_of
 from forebay.types.did_you_mean import listed
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.user_calls.user_code import caught
@@ -48,30 +48,15 @@ _DEFAULTS: Final = "forebay.surfaces.pipeline.ops.op"
 """The module whose hooks are nobody's own."""
 
 
-class Form(msgspec.Struct, frozen=True):
+class Form(Arguments, frozen=True):
     """How one hook is called.
 
     Attributes:
-        function: The bound method.
-        positional: What it is given by position.
-        keywords: What it is given by name: the parameter, and what it stands for.
         is_open: Whether it takes whatever it is given, so that its form says nothing about its version.
     """
 
     function: Callable[..., Any]
-    positional: tuple[str, ...]
-    keywords: tuple[tuple[str, str], ...]
     is_open: bool
-
-    def call(self, values: Mapping[str, Any]) -> Any:
-        """Call it with those of the values it takes."""
-        keywords = {name: values[value] for name, value in self.keywords}
-        return self.function(*[values[value] for value in self.positional], **keywords)
-
-    @property
-    def taken(self) -> set[str]:
-        """The values it takes."""
-        return {*self.positional, *(value for _, value in self.keywords)}
 
 
 class Prepared(msgspec.Struct):
@@ -170,7 +155,7 @@ class OpHooks:
         return cast("dict[str, Any]", found)
 
     def _call(self, hook: HookName, form: Form, values: Mapping[str, Any]) -> Any:
-        found, raised = caught(form.call, values)
+        found, raised = caught(form.call, form.function, values)
         if raised is None:
             return found
         try:
@@ -285,11 +270,11 @@ def generation_of(op: Op) -> int | None:
     if overrides(op, "preprocess"):
         form = form_of(op, "preprocess")
         if not form.is_open:
-            found.append(0 if form.taken == {"input_dicts"} else 2)
+            found.append(0 if form.wanted == {"input_dicts"} else 2)
     if overrides(op, "postprocess"):
         form = form_of(op, "postprocess")
         if not form.is_open:
-            found.append(2 if "data_id" in form.taken else int("log_id" in form.taken))
+            found.append(2 if "data_id" in form.wanted else int("log_id" in form.wanted))
     if found == [2, 1]:  # the three parameters of preprocess are those of v0.4 as well
         return 1
     return max(found, default=None)
@@ -315,7 +300,7 @@ def form_of(op: Op, hook: HookName) -> Form:
     try:
         parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):  # something written in C
-        return Form(function, longest, (), is_open=True)
+        return Form(longest, (), function, is_open=True)
     by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
     required = sum(one.default is one.empty for one in by_position)
     has_rest = any(one.kind is one.VAR_POSITIONAL for one in parameters)
@@ -336,7 +321,7 @@ def form_of(op: Op, hook: HookName) -> Form:
     if has_names:
         given = {*positional, *keywords.values()}
         keywords |= {value: value for value in longest if value not in given}
-    return Form(function, positional, tuple(keywords.items()), is_open=has_rest or has_names)
+    return Form(positional, tuple(keywords.items()), function, is_open=has_rest or has_names)
 
 
 def _at_the_edge(op: RequestOp | ResponseOp, hook: HookName, values: Mapping[str, Any], *, debug: bool) -> Any:
@@ -345,7 +330,8 @@ def _at_the_edge(op: RequestOp | ResponseOp, hook: HookName, values: Mapping[str
     Raises:
         ForebayError: With 8000 for an exception, or the project's own number.
     """
-    found, raised = caught(_edge_form(op, hook).call, values)
+    form = _edge_form(op, hook)
+    found, raised = caught(form.call, form.function, values)
     if raised is None:
         return found
     try:
