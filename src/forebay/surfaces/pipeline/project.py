@@ -282,18 +282,9 @@ def _labels(dag: Dag, config: PipelineConfig) -> dict[str, list[str]]:
 
 def _ignored(config: PipelineConfig, options: Options) -> list[str]:
     """Say which of the given options and settings do nothing here."""
-    overrides = {
-        "worker_kind",
-        "workers",
-        "threads",
-        "max_batch_size",
-        "max_wait_ms",
-        "idle",
-        "timeout_ms",
-        "deadline_ms",
-        "max_queue",
-    }
-    overrides |= {"policy", "latency_objective_ms", "isolate_errors", "single_flight", "stuck_s", "stream_idle_ms"}
+    overrides = {"worker_kind", "workers", "threads", "max_batch_size", "max_wait_ms", "idle", "timeout_ms"}
+    overrides |= {"deadline_ms", "max_queue", "policy", "latency_objective_ms", "isolate_errors", "single_flight"}
+    overrides |= {"stuck_s", "stream_idle_ms"}
     found = [
         f"--{name.replace('_', '-')}: a pipeline takes this from its configuration; the option is ignored"
         for name in sorted(overrides & options.given)

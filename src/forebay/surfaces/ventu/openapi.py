@@ -28,34 +28,12 @@ log = logging.getLogger("ventu.service")
 _REFS: Final = "#/components/schemas/"
 
 _KEPT: Final = frozenset(
-    {
-        "default",
-        "deprecated",
-        "description",
-        "discriminator",
-        "enum",
-        "example",
-        "format",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "maximum",
-        "minItems",
-        "minLength",
-        "minProperties",
-        "minimum",
-        "multipleOf",
-        "nullable",
-        "pattern",
-        "readOnly",
-        "required",
-        "title",
-        "type",
-        "uniqueItems",
-        "writeOnly",
-    }
+    (
+        *("default", "deprecated", "description", "discriminator", "enum", "example", "format", "maxItems"),
+        *("maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf"),
+        *("nullable", "pattern", "readOnly", "required", "title", "type", "uniqueItems", "writeOnly"),
+    )
 )
-
 _STATUS: Final[Node] = {
     "title": "ServiceStatus",
     "description": "service health status",
