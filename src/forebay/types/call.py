@@ -158,6 +158,10 @@ Outcome = Any  # a runner's result for one item, or a Failure
 Reply = Callable[["Request", Outcome], None]
 
 
+def nothing(*_: object) -> None:
+    """Stand where a function is called that has nothing to do: nobody waits, or there is nothing to let go of."""
+
+
 class ReplyToAll:
     """A reply that requests of several clients have in common: those of one batch may be answered at once."""
 

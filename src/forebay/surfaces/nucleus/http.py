@@ -35,7 +35,7 @@ from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.reading_turns import in_turns
-from forebay.types.call import ALONE, Failure, Outcome, Request
+from forebay.types.call import ALONE, Failure, Outcome, Request, nothing
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -207,7 +207,7 @@ class NucleusHttp:
             answered_by(scope, self._endpoint, request)
             if type(outcome) is Failure:
                 failed(scope, outcome.error)
-            events.put_nowait((_OUTCOME, outcome, _nothing))
+            events.put_nowait((_OUTCOME, outcome, nothing))
 
         request = Request(
             body=body,
@@ -282,13 +282,9 @@ class _Writer:
         self.status = await _write(self._send, answer, CORS)
 
 
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
-
-
 async def _watch(receive: Receive, events: asyncio.Queue[_Event]) -> None:
     await left(receive)
-    events.put_nowait((_GONE, None, _nothing))
+    events.put_nowait((_GONE, None, nothing))
 
 
 async def _write(send: Send, answer: Answer, more: Sequence[tuple[bytes, bytes]] = ()) -> int:

@@ -22,7 +22,7 @@ from forebay.serving.tensor_face import TENSORS, TensorFace, check_shape, outcom
 from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.pyovms_tensor import CONVERTED
 from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_wanted, as_wire
-from forebay.types.call import EMPTY, Failure, Item, Outcome, Request
+from forebay.types.call import EMPTY, Failure, Item, Outcome, Request, nothing
 from forebay.types.datatypes import DATATYPES
 from forebay.types.did_you_mean import listed, nearest
 from forebay.types.tensor import Tensor, TensorMetadata, check_size, elements
@@ -364,10 +364,10 @@ class GraphStream:
         if type(outcome) is not Failure:
             self._progressed(None, ())
         self._has_ended, self._request = True, None
-        self._packets.on_progress = _nothing
+        self._packets.on_progress = nothing
         self._on_end(request, outcome)
         # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
-        request.reply, request.on_part = _answered, None
+        request.reply, request.on_part = nothing, None
 
     def _part(self, part: Any, taken: Callable[[], object]) -> None:
         emission: Emission = part
@@ -432,14 +432,6 @@ def _check_image(tensor: Tensor) -> None:
         raise InvalidRequest(f"'{tensor.name}' is an image: {told}; found {found}")
     if tensor.is_json:
         raise InvalidRequest(f"'{tensor.name}' is an image, which is sent as binary data and not in JSON")
-
-
-def _nothing(_lowest: int | None, _lacking: Sequence[str]) -> None:
-    """Stand in for a stream that has ended."""
-
-
-def _answered(_request: Request, _outcome: Outcome) -> None:
-    """Stand in for a stream that was told how it ended."""
 
 
 def _now_us() -> int:

@@ -7,12 +7,13 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
 from forebay.transports.api_keys import KeyHolders, lets_in
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
+from forebay.types.call import nothing
 from forebay.types.did_you_mean import meant
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class CallHead:
     )
 
     def __init__(self) -> None:
-        self.begin: Callable[..., None] = _nothing
+        self.begin: Callable[..., None] = nothing
         self.is_stream = False
         self.is_public = False
         self.lands: PlacesOf | None = None
@@ -294,7 +295,3 @@ def _metadata(fields: Sequence[Field]) -> Metadata:
 
 def _binary(text: bytes) -> bytes:
     return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
-
-
-def _nothing(*_: Any) -> None:
-    """Stand in for a method of a call that is refused."""

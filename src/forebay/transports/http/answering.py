@@ -37,7 +37,7 @@ from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.transports.intake import PIPELINE, Intake
 from forebay.transports.rate_limit_fields import rate_limit_fields
-from forebay.types.call import Failure, Outcome, Request
+from forebay.types.call import Failure, Outcome, Request, nothing
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,7 +115,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self._lane = lane
         talk = self.talk = ConnectionState(lane.config.max_head_bytes, lane.config.max_head_lines)
         self.pipeline = talk.waiting
-        self.send: Callable[[bytes], None] = nowhere
+        self.send: Callable[[bytes], None] = nothing
         self.reply_method = self.reply
         self.release = 0
         self.retry_at = 0.0
@@ -599,7 +599,3 @@ class _LastWords:
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.hang_up_early
-
-
-def nowhere(_data: bytes) -> None:
-    """Stand in for a transport until there is one."""

@@ -19,7 +19,7 @@ from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.forms_and_gzip import Staged, packed
 from forebay.transports.http.http_errors import ForeignPage, MethodNotAllowed
 from forebay.transports.reading_turns import in_turns
-from forebay.types.call import Failure, Origin, Request
+from forebay.types.call import Failure, Origin, Request, nothing
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
@@ -151,10 +151,6 @@ class Peer(msgspec.Struct, eq=False):
     release: int = 0
 
 
-def _not_asked(_request: Request, _outcome: Any) -> None:
-    """Stand where nobody waits any more."""
-
-
 class AsgiAnswer:
     """The answer to one request over ASGI."""
 
@@ -201,7 +197,7 @@ class AsgiAnswer:
         """Refer to the request no longer: it refers to this answer, and the collector does not look at requests."""
         request, self.request = self.request, None
         if request is not None:
-            request.reply, request.on_part = _not_asked, None  # the traceback of an error may hold it for longer
+            request.reply, request.on_part = nothing, None  # the traceback of an error may hold it for longer
 
     async def end(self, outcome: Any) -> None:
         """Write the answer, or the end of a streamed one; raises the outcome's error if nothing was written yet."""

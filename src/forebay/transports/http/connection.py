@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
-from forebay.transports.http.answering import nowhere
 from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT
 from forebay.transports.http.head import UNREAD, HeadMemory
 from forebay.transports.http.http_errors import TooSlow
@@ -34,6 +33,7 @@ from forebay.transports.http.port import SWEEP_S, HttpPort
 from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES
 from forebay.transports.tls_writing import TlsWriter
+from forebay.types.call import nothing
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class HttpConnection(ReadingConnection):
         self._is_among.discard(self)
         super().connection_lost(exc)
         self._abandon()
-        self.send = nowhere
+        self.send = nothing
         del self.reply_method, self._parser  # they refer to the connection: without them it is freed at once
 
     def forget(self) -> None:

@@ -28,7 +28,7 @@ from forebay.serving.models.further_methods import CALL
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.route import Route
-from forebay.types.call import Failure, Outcome, Request
+from forebay.types.call import Failure, Outcome, Request, nothing
 from forebay.types.context import PARAM, told
 from forebay.types.did_you_mean import listed, nearest
 from forebay.types.json_elements import json_elements
@@ -278,7 +278,7 @@ class _Call:
         samples, self._samples = self._samples, []  # they refer to this call, and no collector looks at requests
         for sample in samples:
             self._endpoint.cancel(sample)
-            sample.reply, sample.on_part = _forgotten, None  # an error's traceback may hold the sample for longer
+            sample.reply, sample.on_part = nothing, None  # an error's traceback may hold the sample for longer
         tokens = (self._text_tokens, 0) if self._texts is None else self._texts.tokens(self._choices)
         if any(tokens):
             self._request.tokens = tokens
@@ -352,7 +352,7 @@ class _Call:
             return
         assert self._request.on_part is not None
         last = texts.last_event(number, choice, text)
-        self._request.on_part(last if self._left else last + texts.end(self._choices), _nothing)
+        self._request.on_part(last if self._left else last + texts.end(self._choices), nothing)
         if not self._left:
             self._end(None)
 
@@ -426,11 +426,3 @@ def _params(call: str, wanted: str) -> Mapping[str, str]:
     """Return the params of samples; shared, so that a batch of equals is seen at once."""
     params = {**PARAMS["json", "json"], "out": wanted}
     return {**params, CALL: call} if call else params
-
-
-def _forgotten(_sample: Request, _outcome: Outcome) -> None:
-    """Stand where nobody waits any more."""
-
-
-def _nothing() -> None:
-    """Stand where there is nothing to release."""

@@ -19,7 +19,7 @@ from forebay.errors import ConfigError, ForebayError, InternalError, QueueFull, 
 from forebay.surfaces.pipeline import codes, logs
 from forebay.surfaces.pipeline.figures.profile import CallTimes, RequestProfile
 from forebay.surfaces.pipeline.ops import packing
-from forebay.types.call import Outcome, Request
+from forebay.types.call import Outcome, Request, nothing
 
 if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
@@ -180,7 +180,7 @@ class Predictions:
         """
         if not self.endpoint.accepting and not self.is_closing:
             respond(Unavailable("the ops are still loading; try again later"), None)
-            return _nothing
+            return nothing
         now = time.monotonic()
         times = CallTimes(now) if came is None else CallTimes(came, entered=now)
         if tenant is not None and deadline == _NEVER:
@@ -269,10 +269,6 @@ class Predictions:
 
     def _call_off(self, prediction: Prediction) -> None:
         self.endpoint.cancel(prediction.attempt or prediction)
-
-
-def _nothing() -> None:
-    """There is nothing to call off."""
 
 
 def client_error(error: Exception) -> ForebayError:

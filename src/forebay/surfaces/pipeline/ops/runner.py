@@ -29,7 +29,7 @@ from forebay.surfaces.pipeline.ops.op_store import OpStore, batch_runs
 from forebay.surfaces.pipeline.predictors.client_watching import one_version
 from forebay.surfaces.pipeline.script import not_imported
 from forebay.surfaces.pipeline.store.store import Store, StoreConfig, open_store
-from forebay.types.call import After, Failure, Item, Outcome
+from forebay.types.call import After, Failure, Item, Outcome, nothing
 from forebay.types.failures import failure_of, text_of, trace_of, words_of
 from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.hanging_calls import BoundedCalls, Late
@@ -149,7 +149,7 @@ class OpInstances:
     def close_client(self, instance: Op) -> None:
         """Close the client of an instance nobody calls any more, unless it is the project's own."""
         if self._client_for is not None and self.op.local_service_handler is None:
-            getattr(instance.client, "close", _nothing)()
+            getattr(instance.client, "close", nothing)()
 
     def renew(self, instance: Op) -> None:
         """Give an instance a client in place of one that a late call still uses."""
@@ -178,9 +178,9 @@ class OpInstances:
         handler = op.local_service_handler
         if handler is not None:
             for step in ("prepare_server", "start_server"):
-                getattr(handler, step, _nothing)()
+                getattr(handler, step, nothing)()
             if not op.fetch_names:
-                names: Sequence[str] = getattr(handler, "get_fetch_list", _nothing)() or ()
+                names: Sequence[str] = getattr(handler, "get_fetch_list", nothing)() or ()
                 op.fetch_names = list(names)
         if self.own_process or self.settings.share_instance:
             op.client = self._client(index)
@@ -485,10 +485,6 @@ def _let_go(error: BaseException) -> None:
     not look at requests.
     """
     error.__traceback__ = error.__cause__ = error.__context__ = None
-
-
-def _nothing() -> None:
-    """Stand in for a method that an object does not have."""
 
 
 def _end_worker() -> None:
