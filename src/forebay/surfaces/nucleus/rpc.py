@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InternalError, UserCodeError
 from forebay.surfaces.nucleus.in_flight import TOO_MANY
-from forebay.transports.grpc.service import Call, Direct, GrpcService, Stream
+from forebay.transports.grpc.service import Call, Direct, GrpcService, Stream, peer_of
 from forebay.transports.grpc.statuses import Status
 from forebay.types.call import ALONE, Failure, Outcome, Request
 
@@ -160,7 +160,7 @@ def _told(plain: Mapping[str, Any], call: Call) -> dict[str, Any]:
     return {
         **plain,
         "metadata": call.metadata,
-        "peer": f"ipv6:{call.peer}" if call.peer.startswith("[") else f"ipv4:{call.peer}",
+        "peer": peer_of(call),
         "deadline": None if call.deadline == _NEVER else call.deadline,
     }
 

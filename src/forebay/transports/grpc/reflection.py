@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
 
 from forebay.errors import InvalidRequest
-from forebay.transports.grpc.service import Call, GrpcService
+from forebay.transports.grpc.service import Call, GrpcService, described
 from forebay.transports.grpc.statuses import Status
 
 VERSIONS: Final = ("v1alpha", "v1")
@@ -102,17 +102,9 @@ def _file(version: str) -> bytes:
 
 
 def _described(file: Any) -> dict[str, Any]:
-    """Return a file and all it imports."""
-    files: dict[str, bytes] = {}
-
-    def add(found: Any) -> None:
-        if found.name not in files:
-            files[found.name] = found.serialized_pb
-            for needed in found.dependencies:
-                add(needed)
-
-    add(file)
-    return {"file_descriptor_response": _messages.FileDescriptorResponse(file_descriptor_proto=list(files.values()))}
+    """Return a file, then all it imports."""
+    files = described([file])[::-1]
+    return {"file_descriptor_response": _messages.FileDescriptorResponse(file_descriptor_proto=files)}
 
 
 def _error(status: Status, text: str) -> Any:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -32,6 +32,21 @@ def parent_in(metadata: Sequence[tuple[str, str | bytes]]) -> str:
 def named_in(metadata: Sequence[tuple[str, str | bytes]]) -> str:
     """Return what the caller calls its request; empty if it does not say, or says what cannot stand in a log."""
     return next((request_id_of(str(value).encode()) for name, value in metadata if name == "x-request-id"), "")
+
+
+def peer_of(call: Call) -> str:
+    """Return who calls in the words of gRPC."""
+    return f"ipv6:{call.peer}" if call.peer.startswith("[") else f"ipv4:{call.peer}"
+
+
+def described(files: Iterable[Any], known: dict[str, bytes] | None = None) -> list[bytes]:
+    """Return the serialized descriptors of files and of all they import, each after those it imports."""
+    found = {} if known is None else known
+    for file in files:
+        if file.name not in found:
+            described(file.dependencies, found)
+            found[file.name] = file.serialized_pb
+    return list(found.values())
 
 
 class Call(Protocol):

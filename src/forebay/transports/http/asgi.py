@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
     from forebay.server.app import App
     from forebay.server.config import HttpConfig
-
-    Fault: TypeAlias = Callable[[ForebayError, str], tuple[int, list[tuple[bytes, bytes]], bytes]]
-    """What writes errors: status, headers and body."""
+    from forebay.transports.http.asgi_inference import Fault
 
 _READ_AHEAD_BYTES: Final = 64 * 1024
 """What is read of the body of a request whose model is being loaded."""

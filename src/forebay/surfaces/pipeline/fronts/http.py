@@ -22,7 +22,7 @@ from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.protocol import rest
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http.asgi_calls import failed
-from forebay.transports.http.asgi_inference import Peer, Predict
+from forebay.transports.http.asgi_inference import Peer, Predict, send_answer
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.http_errors import Unauthorized
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
@@ -241,14 +241,14 @@ class PipelineHttp:
         protocol = None if is_service or not is_inference_path(path) else self._protocol
         if not self._is_allowed(scope, path):
             message = "an API key is needed, as X-API-Key or as Authorization: Bearer"
-            await _write(send, 401, rest.fault_json(16, message), (b"www-authenticate", b"Bearer"))
+            await send_answer(send, 401, [_JSON, (b"www-authenticate", b"Bearer")], rest.fault_json(16, message))
         elif protocol is not None:
             await protocol(scope, receive, send)
         elif not is_service and path not in self._pages:
-            await _write(send, 404, b"Not Found\n", kind=_TEXT)
+            await send_answer(send, 404, [_TEXT], b"Not Found\n")
         elif verb not in ({"POST"} if is_service else {"GET", "HEAD"}):
             allowed = b"POST" if is_service else b"GET, HEAD"
-            await _write(send, 405, b"Method Not Allowed\n", (b"allow", allowed), kind=_TEXT)
+            await send_answer(send, 405, [_TEXT, (b"allow", allowed)], b"Method Not Allowed\n")
         elif is_service:
             route = self._gateway.route(segments[1], segments[2])
             await Predict(route, Peer(scope.get("client")))(scope, receive, send)
@@ -262,7 +262,8 @@ class PipelineHttp:
             response = await self._pages[path](Request(scope, receive))
         except ForebayError as error:
             failed(scope, error)
-            await _write(send, *rest.fault_of(error))
+            status, body = rest.fault_of(error)
+            await send_answer(send, status, [_JSON], body)
         else:
             await response(scope, receive, send)
 
@@ -273,11 +274,3 @@ class PipelineHttp:
 def _peer(request: Request) -> str:
     client = getattr(request.origin, "client", None)
     return ":".join(map(str, client)) if client else ""
-
-
-async def _write(
-    send: Send, status: int, body: bytes, *more: tuple[bytes, bytes], kind: tuple[bytes, bytes] = _JSON
-) -> None:
-    headers = [kind, (b"content-length", str(len(body)).encode()), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

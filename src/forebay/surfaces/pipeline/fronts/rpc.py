@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from forebay.errors import ForebayError, InvalidRequest
-from forebay.remote_servers.servers import PARENT
 from forebay.surfaces.pipeline.protocol import sniff
 from forebay.surfaces.pipeline.protocol.messages import METHOD, SERVICE, Request
-from forebay.transports.grpc.service import Call, GrpcService
+from forebay.transports.grpc.service import Call, GrpcService, described, parent_in, peer_of
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.dag.predictions import Prediction, Predictions
@@ -37,19 +36,19 @@ def services(inference: Predictions) -> list[GrpcService]:
             lambda: parse(data),
             is_quick=len(data) <= sniff.LARGE_BYTES,
             deadline=call.deadline,
-            peer=_peer(call),
+            peer=peer_of(call),
             respond=respond,
-            parent=_parent(call),
+            parent=parent_in(call.metadata),
             tenant=call.tenant,
         )
 
     methods = {SERVICE: {METHOD: run}}
     wanted = request_class.DESCRIPTOR, response_class.DESCRIPTOR
-    for described in request_class.DESCRIPTOR.file.services_by_name.values():
-        for method in described.methods:
+    for service in request_class.DESCRIPTOR.file.services_by_name.values():
+        for method in service.methods:
             if (method.input_type, method.output_type) == wanted:
-                methods.setdefault(described.full_name, {})[method.name] = run
-    files = _files(request_class, response_class)
+                methods.setdefault(service.full_name, {})[method.name] = run
+    files = described(kind.DESCRIPTOR.file for kind in (request_class, response_class))
     queue = inference.endpoint
     return [
         GrpcService(full_name=name, direct=found, queues=dict.fromkeys(found, queue), files=files)
@@ -57,33 +56,8 @@ def services(inference: Predictions) -> list[GrpcService]:
     ]
 
 
-def _peer(call: Call) -> str:
-    """Return who calls in the words of gRPC."""
-    return f"ipv6:{call.peer}" if call.peer.startswith("[") else f"ipv4:{call.peer}"
-
-
-def _parent(call: Call) -> str:
-    """Return the caller's `traceparent`."""
-    return next((value for name, value in call.metadata if name == PARENT and isinstance(value, str)), "")
-
-
 def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequest(f"the request is no {kind.DESCRIPTOR.full_name} message: {error}") from error
-
-
-def _files(*kinds: Any) -> list[bytes]:
-    """Return the descriptors of the files the messages are in, each after those it imports."""
-    files: dict[str, bytes] = {}
-
-    def add(file: Any) -> None:
-        if file.name not in files:
-            for needed in file.dependencies:
-                add(needed)
-            files[file.name] = file.serialized_pb
-
-    for kind in kinds:
-        add(kind.DESCRIPTOR.file)
-    return list(files.values())
