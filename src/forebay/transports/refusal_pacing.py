@@ -91,7 +91,6 @@ class RefusalLine:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, tell_all: Callable[[Sequence[Any]], object] = tell_each
     ) -> None:
-        """Begin with nobody in line."""
         self._loop = loop
         self._tell_all = tell_all
         self._waiting: deque[tuple[RefusedClient, float]] = deque()

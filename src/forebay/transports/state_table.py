@@ -17,7 +17,6 @@ class State:
     name: str
 
     def __repr__(self) -> str:
-        """Print by name, as in the table."""
         return self.name
 
 

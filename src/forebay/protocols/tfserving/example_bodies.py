@@ -74,7 +74,6 @@ def _decoded(body: bytes, *, is_odd: bool = False) -> _Examples:
 
 
 def _feature(value: Any) -> list[Any]:
-    """Return the values of a feature."""
     values = cast("list[Any]", value) if isinstance(value, list) else [value]
     values = [NUMBERS.get(one, one) if type(one) is str else one for one in values]
     if _AS_THEY_ARE.issuperset(map(type, values)):

@@ -49,8 +49,6 @@ def read_config(path: Path, *, serving: bool = True) -> tuple[NucleusConfig, lis
 
 
 class _Reader(StructReader):
-    """Reads one document."""
-
     is_lenient = True
 
     def __init__(self, document: Document, *, serving: bool) -> None:

@@ -99,7 +99,6 @@ class HandlerHost(Runner):
         return answers
 
     def _answers(self, items: Sequence[Item]) -> Sequence[Outcome] | Any:
-        """Answer requests."""
         raise NotImplementedError
 
     def _load(self) -> None:

@@ -296,8 +296,6 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class _Reader(StructReader):
-    """Reads one document."""
-
     def __init__(self, document: Document, folder: Path, stored: StoredModels, *, is_sub: bool = False) -> None:
         super().__init__(document)
         self._folder = folder

@@ -211,8 +211,6 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
 
 
 class _Reader:
-    """Reads one file."""
-
     def __init__(self, path: Path, text: str, places: FieldLines, calculators: Mapping[str, str | None]) -> None:
         self._path = path
         self._text = text

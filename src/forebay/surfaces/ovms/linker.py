@@ -99,8 +99,6 @@ class _Alias(msgspec.Struct, frozen=True):
 
 
 class _Linker:
-    """Links one file."""
-
     def __init__(self, name: str, file: GraphFile, base_path: Path) -> None:
         self._name = name
         self._file = file

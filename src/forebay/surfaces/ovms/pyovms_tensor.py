@@ -129,7 +129,6 @@ class PyTensor(np.ndarray[Any, Any]):
     __str__ = __repr__
 
     def __getitem__(self, place: Any) -> Any:
-        """Return elements of the buffer."""
         return plain(self)[place]
 
     def __copy__(self) -> PyTensor:

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from forebay.transports.grpc.service import Call, Direct, GrpcService, Stream, Unary
 
 HANDED_ON: Final = frozenset(
-    {
-        *("ModelInfer", "ModelStreamInfer", "ServerLive"),
-        *("Predict", "Classify", "Regress", "MultiInference"),
-    }
+    {"ModelInfer", "ModelStreamInfer", "ServerLive", "Predict", "Classify", "Regress", "MultiInference"}
 )
 """Methods that a front answers itself: what models are asked by, and whether it lives."""
 LIVE: Final = frozenset({"ServerLive"})

@@ -83,7 +83,6 @@ class InferMethods:
     """Answers the two methods for the models of an app."""
 
     def __init__(self, app: App) -> None:
-        """Answer for an app."""
         self._app = app
         self._layouts = RequestLayouts()
         self._reply = self._replied

@@ -247,7 +247,6 @@ class _Predictions(BaseRoute):
 
     @property
     def paths(self) -> list[str]:
-        """All that there are."""
         return [target.decode() for target in self._by_target if _is_path(target)]
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -260,7 +259,6 @@ class _Predictions(BaseRoute):
         return (Match.FULL, {"endpoint": Predict(route).methods(page)})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the request answered."""
         await scope["endpoint"](scope, receive, send)
 
 
@@ -290,7 +288,6 @@ class _Lending:
         self._by_target = by_target
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lend the model while the request is answered."""
         stock = self._lender.stock
         found, path = None, path_of(scope) if scope["type"] == "http" else ""
         if (

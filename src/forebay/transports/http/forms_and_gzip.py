@@ -58,7 +58,6 @@ class Staging:
     """How the bodies of a server are staged, and what all of them take."""
 
     def __init__(self, config: HttpConfig, byte_budget: ByteBudget) -> None:
-        """Read the limits."""
         self.config = config
         self.memory = byte_budget
         limit = config.max_form_disk_bytes

@@ -230,11 +230,9 @@ class _Exchange:
                 await self._send(message)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header of the answer."""
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Take the head of the answer."""
         status = self._parser.get_status_code()
         left_out = _OF_CONNECTIONS | {b"date"}
         headers = [(name, value) for name, value in self._headers if name.lower() not in left_out]
@@ -247,11 +245,9 @@ class _Exchange:
             self._end()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the answer."""
         self._told.append({"type": "http.response.body", "body": body, "more_body": True})
 
     def on_message_complete(self) -> None:
-        """Take the end of the answer."""
         if self._is_final and not self._is_over:
             self._end()
 

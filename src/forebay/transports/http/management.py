@@ -46,17 +46,15 @@ class Management:
         name, version = await self._to_load(request)
         if self._app.stock is not None:
             self._app.stock.offer.require_choice(name, version)
-        await self._app.load(
-            name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
-        )
+        make = self._app.model_index.maker(name, version)
+        await self._app.load(name, version, make, timeout_s=self._app.load_timeout_s)
         return self._told(name)
 
     async def swap(self, request: Request) -> Response:
         """Load a version, and have it answer in place of those that did."""
         name, version = await self._to_load(request)
-        await self._app.swap(
-            name, version, self._app.model_index.maker(name, version), timeout_s=self._app.load_timeout_s
-        )
+        make = self._app.model_index.maker(name, version)
+        await self._app.swap(name, version, make, timeout_s=self._app.load_timeout_s)
         return self._told(name)
 
     async def unload(self, request: Request) -> Response:

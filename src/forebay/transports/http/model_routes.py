@@ -8,7 +8,7 @@ models which speak OpenAI's protocol share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -55,13 +55,12 @@ class ModelRoutes:
         app.watch(self._changed)
 
     def _changed(self, name: str) -> None:
-        """Look up the targets of a model."""
         versions = self._app.versions_of(name)
         self._put(name, {} if versions is None else dict(self._routes(versions)))
         only = self._app.only
         is_unnamed = only is not None or _UNNAMED in self._owned
         if is_unnamed:
-            self._put(_UNNAMED, {} if only is None else dict(self._unnamed(only)))
+            self._put(_UNNAMED, {} if only is None else dict(self._below(self._app.versions(only.endpoint.name))))
         speaks = versions is not None and any(
             contract.openai for served in versions.ready.values() for contract in served.contracts.values()
         )
@@ -99,8 +98,8 @@ class ModelRoutes:
             is_several = len(among) > 1
             each = {served: make(is_one_of_several=is_several) for served, make in among.items()}
             yield target, _shared(versions, each)
-        for path in dict.fromkeys(path for one in sharing for path in self._paths(one)):
-            yield model + path, self._shared_route(versions, sharing, path)
+        for path, route in self._below(versions):
+            yield model + path, route
         for version, served in ready.items():
             for target, make in self._inferring(served, version).items():
                 yield target, make(is_one_of_several=False)
@@ -115,16 +114,13 @@ class ModelRoutes:
             **tfserving.routes_for(served, self._config, self._staging, version, labels),
         }
 
-    def _unnamed(self, only: Served) -> Iterator[tuple[str, Route]]:
-        versions = self._app.versions(only.endpoint.name)
+    def _below(self, versions: Versions) -> Iterator[tuple[str, Route]]:
+        """Return the routes that versions share, by what stands behind the name of their model."""
         sharing = [versions.ready[version] for version in versions.weights]
         for path in dict.fromkeys(path for one in sharing for path in self._paths(one)):
-            yield path, self._shared_route(versions, sharing, path)
-
-    def _shared_route(self, versions: Versions, sharing: Sequence[Served], path: str) -> Route:
-        among = [one for one in sharing if path in one.contracts]
-        is_several = len(among) > 1
-        return _shared(versions, {one: self._route(one, path, is_one_of_several=is_several) for one in among})
+            among = [one for one in sharing if path in one.contracts]
+            is_several = len(among) > 1
+            yield path, _shared(versions, {one: self._route(one, path, is_one_of_several=is_several) for one in among})
 
     def _route(self, served: Served, path: str, *, is_one_of_several: bool = False) -> Route:
         if path:

@@ -107,7 +107,6 @@ class OpenAiModels:
     places = None  # a body is read here before it is clear who answers it
 
     def __init__(self, app: App, path: str) -> None:
-        """Look up which models are asked at a path."""
         self.path = self.name = path
         self.answering: EntryBatch | None = None
         self._app = app
@@ -362,8 +361,6 @@ class _Call:
 
 
 class _OpenAiRoute(Route):
-    """The route of a path."""
-
     def __init__(self, models: OpenAiModels, config: HttpConfig, staging: Staging) -> None:
         contract = Contract(streams=models.path != EMBEDDINGS, has_context=models.has_context, call=models.path)
         super().__init__(
@@ -377,7 +374,6 @@ class _OpenAiRoute(Route):
         self._names = models.names
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
-        """Read the headers of a request."""
         head = super().read_head(headers, query, in_query=in_query)
         is_other = head.params["in"] != "json" and head.problem is None
         if is_other or type(head.problem) is UnsupportedMedia:

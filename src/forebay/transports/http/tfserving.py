@@ -94,7 +94,6 @@ class PredictRoute(InferenceRoute):
     def __init__(
         self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
     ) -> None:
-        """Answer for a version."""
         super().__init__(served, config, staging, is_one_of_several=is_one_of_several)
         self.passes_bytes = min(self.passes_bytes, LONG_BYTES)  # what is longer is read in steps
         self._served = served

@@ -262,7 +262,6 @@ class Predictions:
             respond(answer, prediction)
 
     def _cancel(self, prediction: Prediction) -> None:
-        """Forget a request whose client went away."""
         prediction.respond = None
         if prediction in self._open:
             self._call_off(prediction)

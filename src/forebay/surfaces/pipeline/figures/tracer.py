@@ -66,7 +66,6 @@ class Tracer:
         self._begin(time.monotonic())
 
     def _begin(self, now: float) -> None:
-        """Begin an interval."""
         self._since = now
         self._ops = {op: NodeTotals() for op in self._workers}
         self._latencies = array("d")

@@ -171,7 +171,6 @@ class _GatewayRoute(Route):
         super().__init__(StandIn(asked, _CONTRACT), config.max_body_bytes, config.api_keys, elements=config.elements)
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
-        """Read the headers of a request."""
         return super().read_head([(name, value) for name, value in headers if name not in _IGNORED])
 
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:

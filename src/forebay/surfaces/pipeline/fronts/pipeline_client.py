@@ -269,11 +269,9 @@ class PipelineClient(_Client):
             channel.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close."""
         self.close()
 
 
@@ -314,11 +312,9 @@ class AsyncPipelineClient(_Client):
             await channel.close()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close."""
         await self.close()
 
 

@@ -65,7 +65,6 @@ class _AskedInTensors(AskedPipeline):
         return asking
 
     def written(self, found: Any, params: Mapping[str, Any]) -> Outcome:
-        """Return the outcome that an answer is."""
         if found.err_no:
             return Failure(error_answered(found.err_no, found.err_msg, self._inference.error_codes))
         values = {key: _value(text) for key, text in zip(found.key, found.value, strict=False)}

@@ -221,7 +221,6 @@ class RequestOp(Op):
     request_parse: packing.RequestParse = "raw"
 
     def __init__(self) -> None:
-        """Load its resources."""
         super().__init__(name=REQUEST)
         self.init_op()
 

@@ -120,7 +120,6 @@ class _Parser:
         self._next()
 
     def whole(self) -> Any:
-        """Read all of it."""
         value = self._value()
         if not self._is(","):
             self._end()
