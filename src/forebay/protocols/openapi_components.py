@@ -85,7 +85,7 @@ class Schemas:
         for attempt in itertools.count(2):
             # The third time every name is made unlike all others: what is documented must not decide how often.
             taken = set(self.components) if attempt > 3 else set[str]()
-            names = {name: claim(re.sub(r"[^A-Za-z0-9._-]", "_", prefix + name), taken) for name in parts}
+            names = {name: claim(_NO_NAME.sub("_", prefix + name), taken) for name in parts}
             added = {names[name]: _repoint(part, names) for name, part in parts.items()}
             if all(self.components.get(name, part) == part for name, part in added.items()):
                 self.components |= added

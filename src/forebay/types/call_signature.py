@@ -36,9 +36,9 @@ class Arguments(msgspec.Struct, frozen=True):
     keywords: tuple[tuple[str, str], ...]
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def wanted(self) -> set[str]:
         """The values it wants."""
-        return frozenset(self.positional) | {value for _, value in self.keywords}
+        return {*self.positional, *(value for _, value in self.keywords)}
 
     def call(self, function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         """Call it with them."""

@@ -793,12 +793,11 @@ def test_a_kserve_server_that_is_down_is_passed_by(kserve_client):  # P112
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("raw", [True, False])
-def test_a_kserve_server_reads_raw_and_typed_contents(kserve, raw):  # P112
+def test_a_kserve_server_reads_raw_contents(kserve):  # P112
     request = InferRequest(model="twice", id="a", inputs=[from_array("x", X)])
     calls = GrpcCalls(ServerAddress("grpc", "127.0.0.1", kserve[1]))
     try:
-        data = calls.call(rpc.INFER, rpc.encode_request(request, raw=raw), time.monotonic() + PATIENCE_S)
+        data = calls.call(rpc.INFER, rpc.encode_request(request), time.monotonic() + PATIENCE_S)
     finally:
         calls.close()
     answer = rpc.decode_response(data)

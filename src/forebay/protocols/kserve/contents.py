@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed contents: elements one by one in a message of protobuf, for those who do not send memory as it is."""
+"""Typed contents: elements one by one in a message of protobuf, of those who do not send memory as it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.protocols.kserve.messages import parsed
 from forebay.types.datatypes import datatype_of
 from forebay.types.proto_numbers import array_in_parts
 from forebay.types.proto_texts import split_texts
-from forebay.types.tensor import Data, Tensor, elements, join_elements, split_elements
+from forebay.types.tensor import Data, elements, join_elements
 
 _TEXTS: Final = 8
 """The number of `bytes_contents`."""
@@ -34,23 +34,6 @@ def field_of(name: str, datatype: str) -> str:
     if field is None:
         raise ValidationError(f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw")
     return field
-
-
-def put(into: Any, tensor: Tensor) -> None:
-    """Write the elements of a tensor into an `InferTensorContents`.
-
-    Raises:
-        ValidationError: If its type has no typed contents.
-    """
-    import numpy as np
-
-    field = field_of(tensor.name, tensor.datatype)
-    datatype = datatype_of(tensor.datatype, tensor.name)
-    if datatype.size:
-        values: list[Any] = np.frombuffer(tensor.data, datatype.numpy).tolist()
-    else:
-        values = list(split_elements(tensor.name, tensor.data, elements(tensor.name, tensor.shape)))
-    getattr(into, field).extend(values)
 
 
 def taken_texts(name: str, shape: Sequence[int], contents: bytes) -> Data:

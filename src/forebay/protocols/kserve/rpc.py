@@ -31,23 +31,13 @@ def decode_metadata(data: bytes) -> ModelMetadata:
     return ModelMetadata(name=message.name, inputs=inputs, outputs=outputs)
 
 
-def encode_request(request: InferRequest, *, raw: bool = True) -> bytes:
-    """Return the bytes of a request.
-
-    Args:
-        raw: Send elements as they lie in memory; otherwise one by one in typed contents, for servers that want that.
-
-    Raises:
-        ValidationError: If a type has no typed contents.
-    """
+def encode_request(request: InferRequest) -> bytes:
+    """Return the bytes of a request, with elements as they lie in memory."""
     message = messages().ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
     _put(message.parameters, request.parameters)
     for tensor in request.inputs:
-        put = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        if raw:
-            message.raw_input_contents.append(bytes(tensor.data))
-        else:
-            contents.put(put.contents, tensor)
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(bytes(tensor.data))
     for name in request.outputs:
         message.outputs.add(name=name)
     return message.SerializeToString()

@@ -75,10 +75,7 @@ class KServe:
         direct: dict[str, Direct] = {name: _direct(name, answer) for name, answer in simple.items()}
         for name in ("ModelMetadata", "ModelConfig"):
             direct[name] = self._lent(f"{name}Request", direct[name])
-        slow: dict[str, Callable[[Any], Awaitable[None]]] = {
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-        }
+        slow = {"RepositoryModelLoad": self._load, "RepositoryModelUnload": self._unload}
         return GrpcService(
             full_name=SERVICE,
             direct={**direct, "ModelInfer": self._inference.infer},

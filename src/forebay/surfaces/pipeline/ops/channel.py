@@ -67,17 +67,10 @@ class ChannelData:
         self.prod_error_info = prod_error_info or ""
 
     @classmethod
-    def of(
-        cls, outcome: Mapping[str, Any] | ForebayError, *, data_id: int, log_id: int, closing: bool = False
-    ) -> ChannelData:
-        """Make one from what a graph answered.
-
-        Args:
-            outcome: The last op's result, or the error.
-            closing: Whether the server is shutting down.
-        """
+    def of(cls, outcome: Mapping[str, Any] | ForebayError, *, data_id: int, log_id: int) -> ChannelData:
+        """Make one from what a graph answered: the last op's result, or the error."""
         if isinstance(outcome, ForebayError):
-            told = err_of(outcome, closing=closing)
+            told = err_of(outcome)
             found = cls(ChannelDataType.ERROR.value, data_id=data_id, log_id=log_id)
             if told.product:
                 found.error_code = CustomExceptionCode.PRODUCT_ERROR.value

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -375,7 +376,7 @@ class OpRunner(Runner):
         except ForebayError as failed:
             if len(members) > 1 and self._settings.isolate_failures and not is_time_out(failed):
                 is_list = self._settings.batch_style == "list"
-                alone = (lambda found: merge.one_each(found, 1)) if is_list else _splitter([])
+                alone = partial(merge.one_each, count=1) if is_list else _splitter([])
                 for sample in members:
                     self._run_group([sample], [sample.data], alone)
                 return
