@@ -21,6 +21,7 @@ from tests.waiting import PATIENCE_S
 from tests.waiting import reached as eventually
 
 from forebay.server.config import AttachConfig, HttpConfig, Overrides
+from forebay.serving.nx_serving.process_partitions import ProcessPartitions
 from forebay.surfaces.contract import Options
 from forebay.surfaces.native.compositions import GraphTarget, serve_composition
 from forebay.surfaces.native.model_endpoint import serve_model
@@ -161,7 +162,8 @@ class ServingRig(Rig):
 
     @property
     def replaced(self) -> int:
-        return self.started._partitions.replaced
+        partitions = self.started._partitions
+        return partitions.pool.restarts if isinstance(partitions, ProcessPartitions) else partitions.replaced
 
     @property
     def is_whole(self) -> bool:

@@ -284,7 +284,7 @@ def test_a_process_that_hangs_on_what_nobody_waits_for_is_replaced(fragile, tmp_
     before = pid_of(process)
     abandon(process, cat(777), lambda: wait_until((tmp_path / "hangs").exists))
     assert pid_of(process) != before
-    assert process._partitions.replaced == 1
+    assert process._partitions.pool.restarts == 1
 
 
 def test_callers_are_told_when_no_process_can_be_had(fragile, monkeypatch):

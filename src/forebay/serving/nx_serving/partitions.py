@@ -120,11 +120,6 @@ class Partitions(ABC):
         """Partitions that wait for work."""
 
     @property
-    @abstractmethod
-    def replaced(self) -> int:
-        """Partitions that were given up, or lost, and replaced."""
-
-    @property
     def waiting(self) -> int:
         """Rows that no batch has taken yet."""
         return self._dispatch.waiting
@@ -359,7 +354,8 @@ class ThreadPartitions(Partitions):
         self._roused = 0
         self._seats: dict[_Seat, None] = {}
         self._left = 0
-        self._replaced = 0
+        self.replaced = 0
+        """Threads that were left behind, with others in their places."""
         self._held: dict[_Seat, None] = {}
         self._threads = [self._thread(partition, deque(), partition) for partition in range(count)]
         for thread in self._threads:
@@ -369,11 +365,6 @@ class ThreadPartitions(Partitions):
     def idle(self) -> int:
         """Partitions that wait for work."""
         return len(self._parked)
-
-    @property
-    def replaced(self) -> int:
-        """Threads that were left behind and replaced."""
-        return self._replaced
 
     @property
     def _is_watched(self) -> bool:
@@ -441,7 +432,7 @@ class ThreadPartitions(Partitions):
 
     def _leave(self, seat: _Seat) -> None:
         """Have another thread take the place of one that hangs; the caller holds the lock."""
-        thread = self._thread(seat.partition, seat.rest, self.count + self._replaced)
+        thread = self._thread(seat.partition, seat.rest, self.count + self.replaced)
         try:
             thread.start()
         except RuntimeError as error:
@@ -449,7 +440,7 @@ class ThreadPartitions(Partitions):
             return
         log.warning(_LEFT_BEHIND, self._name, self.stuck_s)
         self._left += 1
-        self._replaced += 1
+        self.replaced += 1
         if seat.work is not None:
             self._dispatch.ran(seat.work, self.stuck_s, time.monotonic())
         self._threads[self._threads.index(seat.thread)] = thread

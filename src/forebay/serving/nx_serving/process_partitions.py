@@ -95,11 +95,6 @@ class ProcessPartitions(Partitions):
         """Processes that wait for work."""
         return self.pool.statistics().idle
 
-    @property
-    def replaced(self) -> int:
-        """Processes that have ended and were replaced."""
-        return self.pool.restarts
-
     async def _serve(self, is_up: Callable[[], None]) -> None:
         self.pool.watch(self._look)
         await asyncio.get_running_loop().create_task(self.pool.start(), context=self._context)
