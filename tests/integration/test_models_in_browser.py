@@ -142,7 +142,7 @@ import('/ui/history.js').then(({ History }) => {
   const all = history.columns("", 60, 30).columns;
   const sum = (columns) => Math.round(columns.reduce((total, column) => total + (column?.ok ?? 0), 0));
   const highest = (columns) => Math.max(...columns.map((column) => column?.waiting ?? 0));
-  return {
+  const told = {
     rates: one.slice(4, 12).map((column) => column && Math.round((10 * column.ok) / column.dt)),
     counted: [sum(one), sum(all), history.recent("one", 60).ok],
     waiting: [highest(one), highest(all)],
@@ -150,6 +150,12 @@ import('/ui/history.js').then(({ History }) => {
     busy: history.recent("g", 60).busyS,
     unnamed: history.unnamed,
   };
+  const clock = Date.now;
+  Date.now = () => clock() + 100_000; // the tab was in the background
+  history.began({ seconds: [1, 2], rows: [1] }, [], 1101);
+  history.recall({ names: { 1: ["one", "1"] }, samples: [[960, 10, [row(1, 40, 0)]], [1060, 10, [row(1, 20, 0)]]] });
+  Date.now = clock;
+  return { ...told, later: history.recent("one", 200).ok };
 })
 """.replace("STATE", STATE)
 
@@ -163,6 +169,7 @@ def test_coarse_samples_fill_the_time_in_which_the_page_did_not_listen(browser, 
         assert told["counted"] == [40 + 40, 40 + 40 + 10, 40 + 40 + 6]
         assert told["waiting"] == [5, 8]
         assert (told["heard"], told["busy"], told["unnamed"]) == (51, 0.5, 3)
+        assert told["later"] == 40 + 40 + 6 + 20, "what it knows already is not counted again"
 
 
 @pytest.mark.parametrize("count", [0, 500])

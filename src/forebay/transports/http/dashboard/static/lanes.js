@@ -37,7 +37,7 @@ export function lanesOf(trace) {
     const label = `${names.get(lane.pid) ?? lane.pid}`;
     const worker = (names.get(name) ?? "").replace(/ \(pid.*/, "");
     return h("li", {},
-      h("span", { class: "lane", title: worker }, label, " ", h("small", {}, worker)),
+      h("span", { class: "lane", title: `${label} ${worker}` }, label, " ", h("small", {}, worker)),
       s("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, preserveAspectRatio: "none", role: "img", "aria-label": `${several(lane.batches.length, "batch", "batches")}, busy ${percent(busy)}` }, s("path", { d: marks.join("") })),
       h("span", { class: "figure" }, percent(busy)));
   });

@@ -32,7 +32,7 @@ export class Workers {
       this.names = names;
       this.rows = shown.map(([name]) => {
         const row = { name, squares: h("span", { class: "squares", "aria-hidden": "true" }), text: h("span", { class: "told" }), devices: h("span", { class: "devices" }) };
-        row.element = h("li", {}, h("b", { title: name }, name), row.squares, row.text, row.devices);
+        row.element = h("li", {}, h("b", {}, name), row.squares, row.text, row.devices);
         return row;
       });
       this.list.replaceChildren(...this.rows.map((row) => row.element));
