@@ -28,9 +28,9 @@ name is imported on first use.
 SECTIONS = {
     "Models": "Model endpoint Pad Padded File Context Media Last Failure is_cancelled",
     "Models that OpenAI's clients ask: `forebay.openai`": (
-        "openai.ChatRequest openai.CompletionRequest openai.EmbeddingRequest openai.Message openai.TextPart "
-        "openai.Tool openai.FunctionTool openai.ToolChoice openai.NamedTool openai.ToolCall openai.FunctionCall "
-        "openai.Logprob openai.Embedding"
+        "openai.ChatRequest openai.CompletionRequest openai.EmbeddingRequest openai.RerankRequest openai.Message "
+        "openai.TextPart openai.Tool openai.FunctionTool openai.ToolChoice openai.NamedTool openai.ToolCall "
+        "openai.FunctionCall openai.Logprob openai.Embedding openai.Score"
     ),
     "Several models as one": "node compose either SKIP",
     "Servings": ("Serving ServingModule Batch Lazy batched_run batched_run_async jit hook print_value to_host"),

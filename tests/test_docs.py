@@ -39,7 +39,7 @@ SHOWN = {
         "greeter.py": ("greeter", "Ann", "Hello Ann"),
         "words.py": ("words/embed", "axe", [0.3, 1.0]),
     },
-    "docs/how-to/openai.md": {"parrot.py": (), "agent.py": ()},
+    "docs/how-to/openai.md": {"parrot.py": (), "agent.py": (), "ranker.py": ()},
     "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
     "docs/how-to/streams.md": {"count.py": ("count", 2, [0, 1]), "story.py": ("story", "a b", ["a", "b"])},
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},

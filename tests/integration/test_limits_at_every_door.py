@@ -30,7 +30,7 @@ MODELS = """
     from typing import Literal, TypedDict
     import numpy as np
     import forebay
-    from forebay.openai import ChatRequest, Embedding, EmbeddingRequest
+    from forebay.openai import ChatRequest, Embedding, EmbeddingRequest, RerankRequest
 
     class Row(TypedDict):
         x: np.ndarray[tuple[Literal[2]], np.dtype[np.float32]]
@@ -55,6 +55,10 @@ MODELS = """
     class Embed(forebay.Model):
         def predict(self, batch: list[EmbeddingRequest]) -> list[Embedding]:
             return [Embedding([1.0], 1) for _ in batch]
+
+    class Rank(forebay.Model):
+        def predict(self, batch: list[RerankRequest]) -> list[float]:
+            return [1.0] * len(batch)
     """
 GRAPH = """
     import forebay
@@ -242,6 +246,7 @@ DOORS = {
     "openai": ("native", post("/v1/chat/completions", CHAT), openai),
     "openai stream": ("native", post("/v1/chat/completions", CHAT | {"stream": True}), openai),
     "openai inputs": ("native", post("/v1/embeddings", {"model": "embed", "input": ["a", "b", "c"]}), openai),
+    "ranks": ("native", post("/rerank", {"model": "rank", "query": "a", "documents": ["a", "b", "c"]}), openai),
     "kserve grpc": ("native", call(INFER, request("echo", np.array([1.0]))), str),
     "kserve grpc, a long answer": ("native", call(INFER, request("echo", np.ones(100_000))), str),
     "kserve grpc stream": ("native", call(STREAM, request("echo", np.array([1.0])), kind="stream_stream"), streamed),

@@ -16,7 +16,7 @@ import schemathesis
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, TextPart, Tool
+from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, Score, TextPart, Tool
 from forebay.testing import client
 from forebay.transports.http import asgi_inference, openai
 from forebay.types.call import Media
@@ -58,6 +58,8 @@ def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():
             ("chat/completions", "ChatRequest"),
             ("completions", "CompletionRequest"),
             ("embeddings", "EmbeddingRequest"),
+            ("rerank", "RerankRequest"),
+            ("score", "RerankRequest"),
         ):
             status, found = ask(served, path, model="any")
             assert status == 404
@@ -115,6 +117,7 @@ CLIENTS_SAY = [
     ("chat/completions", {"tools": None, "tool_choice": None, "parallel_tool_calls": True, "logprobs": False}),
     ("chat/completions", {"modalities": ["text"], "reasoning_effort": None}),
     ("embeddings", {"input": ["a"], "dimensions": None, "encoding_format": None, "user": None}),
+    ("rerank", {"query": "a", "documents": ["right"], "top_n": None, "max_tokens_per_doc": None}),
 ]
 
 
@@ -131,6 +134,10 @@ class Several(forebay.Model):
     @forebay.endpoint("/embed")
     def embed(self, batch: list[Text]) -> list[list[float]]:
         return [[1.0]] * len(batch)
+
+    @forebay.endpoint("/fit")
+    def fit(self, batch: list[RerankRequest]) -> list[float]:
+        return [1.0 if one.document == "right" else float("nan") for one in batch]
 
 
 @pytest.mark.parametrize("path, said", CLIENTS_SAY)
@@ -329,12 +336,17 @@ def test_the_document_of_the_server_has_these_paths():
         def embed(self, batch: list[Text]) -> list[list[float]]:
             return [[1.0]] * len(batch)
 
+        @forebay.endpoint("/fit")
+        def fit(self, batch: list[RerankRequest]) -> list[Score]:
+            return [Score(0.5, 2)] * len(batch)
+
     with client(Talk, Again) as served:
         document = served.request("GET", "/openapi.json").json()
         schemathesis.openapi.from_dict(document).validate()
         paths = document["paths"]
         assert {path for path in paths if path.startswith("/v1/")} == {
-            *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}")
+            *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}"),
+            *("/v1/rerank", "/v1/score"),
         }
 
         def check(path, status, **body):
@@ -353,6 +365,10 @@ def test_the_document_of_the_server_has_these_paths():
             check("completions", 200, model=model, prompt=["a", "b"])
         check("embeddings", 200, model="again", input=["a", "b"], encoding_format="base64")
         check("embeddings", 404, model="talk", input="a")
+        check("rerank", 200, model="again", query="a", documents=["a", "b"], top_n=1, return_documents=False)
+        check("rerank", 400, model="again", query="a", documents=["a"], top_n=-1)
+        check("score", 200, model="again", text_1="a", text_2=["a", "b"])
+        check("score", 400, model="again", text_1="a")
         check("chat/completions", 404, model="other", messages=messages)
         check("chat/completions", 400, model="talk", messages=[])
         check("chat/completions", 400, model="talk", messages=messages, tools=[])
@@ -430,6 +446,8 @@ def test_more_samples_than_may_ever_wait_are_not_refused_as_if_they_might_be_tak
             ("completions", "n", {"prompt": ["a", "b"], "n": 2}),
             ("completions", "prompt", {"prompt": ["a"] * 4}),
             ("embeddings", "input", {"input": ["a"] * 4}),
+            ("rerank", "documents", {"query": "a", "documents": ["a"] * 4}),
+            ("score", "text_2", {"text_1": "a", "text_2": ["a"] * 4}),
         ):
             status, found = ask(served, path, model="short", **body)
             error = found["error"]
@@ -450,12 +468,64 @@ def test_a_server_without_such_models_has_no_such_paths():
         assert type(served.request("GET", "/v1/models/nope").json()["error"]) is str
 
 
+@pytest.mark.parametrize(
+    "path, said, status, param",
+    [
+        ("rerank", {"query": "a", "documents": ["right", 3]}, 400, "documents[1]"),
+        ("rerank", {"query": "a", "documents": ["right", {"text": "a"}]}, 400, "documents[1]"),
+        ("rerank", {"query": "a", "documents": []}, 400, "documents"),
+        ("rerank", {"query": "a"}, 400, "documents"),
+        ("rerank", {"query": 3, "documents": ["right"]}, 400, "query"),
+        ("rerank", {"query": "a", "documents": ["right"] * 2049}, 413, "documents"),
+        ("rerank", {"query": "a", "documents": ["right"], "top_n": -1}, 400, "top_n"),
+        ("rerank", {"query": "a", "documents": ["right"], "priority": 1}, 400, "priority"),
+        ("rerank", {"query": "a" * 20_000, "documents": ["right"] * 2000}, 413, None),
+        ("rerank", {"query": "a", "documents": ["wrong"]}, 500, None),
+        ("score", {"text_1": ["a", "b"], "text_2": ["right"] * 3}, 400, "text_1"),
+        ("score", {"text_1": ["a", 3], "text_2": ["right"] * 2}, 400, "text_1[1]"),
+        ("score", {"text_1": "a", "text_2": ["right", None]}, 400, "text_2[1]"),
+        ("score", {"queries": "a", "documents": 3}, 400, "documents"),
+        ("score", {"text_1": "a"}, 400, "text_2"),
+        ("score", {"text_1": "a" * 20_000, "text_2": ["right"] * 2000}, 413, None),
+    ],
+)
+def test_ranks_and_scores_are_refused_by_the_name_of_what_is_wrong(path, said, status, param):
+    with client(Several) as served:
+        found = ask(served, path, model="several", **said)
+        assert (found[0], found[1]["error"]["param"]) == (status, param), found
+
+
+def test_what_a_model_calls_score_itself_stays_that():
+    class Own(forebay.Model):
+        def predict(self, batch: list[RerankRequest]) -> list[float]:
+            return [1.0] * len(batch)
+
+        @forebay.endpoint("/score")
+        def score(self, batch: list[str]) -> list[str]:
+            return batch
+
+    def answers(served, path, body):
+        return served.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json"}).json()
+
+    asked = {"model": "own", "text_1": "a", "text_2": "b"}
+    with client(Own) as served:
+        assert answers(served, "/score", "a") == "a"
+        assert answers(served, "/v1/score", asked)["data"][0]["score"] == 1.0
+    with client(Own, Several) as served:  # one of several is asked at /models/own/score
+        assert answers(served, "/score", asked)["data"][0]["score"] == 1.0
+        assert answers(served, "/models/own/score", "a") == "a"
+
+
 def chat_of_bytes(self, batch: list[ChatRequest]) -> list[bytes]: ...
 def chat_of_media(self, batch: list[ChatRequest]) -> list[str | Media]: ...
 def completion_of_bytes(self, batch: list[CompletionRequest]) -> Iterator[list[bytes]]: ...
 
 
 def streamed_vectors(self, batch: list[EmbeddingRequest]) -> Iterator[list[list[float]]]:
+    yield []
+
+
+def streamed_scores(self, batch: list[RerankRequest]) -> Iterator[list[float]]:
     yield []
 
 
@@ -466,6 +536,7 @@ def streamed_vectors(self, batch: list[EmbeddingRequest]) -> Iterator[list[list[
         (chat_of_media, "texts"),
         (completion_of_bytes, "texts"),
         (streamed_vectors, "a vector each"),
+        (streamed_scores, "a score each"),
     ],
 )
 def test_results_that_cannot_be_told_are_found_when_the_server_starts(predict, needs):

@@ -15,6 +15,8 @@ from forebay.openai import (
     EmbeddingRequest,
     FunctionCall,
     Logprob,
+    RerankRequest,
+    Score,
     TextPart,
     Tool,
     ToolCall,
@@ -170,3 +172,13 @@ class Vectors(forebay.Model):
             while isinstance(one.input, str) and one.input.startswith("until ") and not Path(one.input[6:]).exists():
                 time.sleep(0.005)
         return [Embedding([len(one.input), len(batch), 0.1], len(one.input)) for one in batch]
+
+
+class Ranks(forebay.Model):
+    """How many words of a query are in a document."""
+
+    max_batch_size = 8
+
+    def predict(self, batch: list[RerankRequest]) -> list[Score]:
+        words = [(set(one.query.split()), set(one.document.split())) for one in batch]
+        return [Score(len(query & document) / len(query), len(query) + len(document)) for query, document in words]

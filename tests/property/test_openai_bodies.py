@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
 from forebay.testing import client
 
 
@@ -29,6 +29,10 @@ class Fuzzed(forebay.Model):
     def embed(self, batch: list[EmbeddingRequest]) -> list[list[float]]:
         return [[float(len(one.input))] for one in batch]
 
+    @forebay.endpoint("/fit")
+    def fit(self, batch: list[RerankRequest]) -> list[float]:
+        return [float(len(one.document)) for one in batch]
+
 
 odd = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 300) | st.floats() | st.text(max_size=6) | st.just(10**30),
@@ -40,6 +44,11 @@ told = {
     "messages": messages | odd,
     "prompt": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | st.lists(st.integers(0, 9)) | odd,
     "input": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | st.lists(st.integers(0, 9)) | odd,
+    "query": st.text(max_size=5) | odd,
+    "documents": st.lists(st.text(max_size=3), max_size=3) | odd,
+    "text_1": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | odd,
+    "text_2": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | odd,
+    "top_n": st.integers(0, 3) | odd,
     "n": st.integers(1, 3) | odd,
     "stop": st.text(max_size=2) | st.lists(st.text(max_size=2), max_size=3) | odd,
     "stream": st.booleans() | odd,
@@ -48,7 +57,13 @@ told = {
     "encoding_format": st.sampled_from(["float", "base64"]) | odd,
     "surprise": odd,
 }
-needed = {"chat/completions": ["messages"], "completions": ["prompt"], "embeddings": ["input"]}
+needed = {
+    "chat/completions": ["messages"],
+    "completions": ["prompt"],
+    "embeddings": ["input"],
+    "rerank": ["query", "documents"],
+    "score": ["text_1", "text_2"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@
 | `ChatRequest` | `/v1/chat/completions` |
 | `CompletionRequest` | `/v1/completions` |
 | `EmbeddingRequest` | `/v1/embeddings` |
+| `RerankRequest` | `/v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score`, `/score` |
 
 A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
 or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
@@ -37,10 +38,11 @@ from forebay.openai.request_fields import (
     FunctionTool,
     Message,
     NamedTool,
+    RerankRequest,
     Tool,
     ToolCall,
 )
-from forebay.openai.results import Embedding, Logprob, TextPart
+from forebay.openai.results import Embedding, Logprob, Score, TextPart
 
 __all__ = [
     "ChatRequest",
@@ -52,6 +54,8 @@ __all__ = [
     "Logprob",
     "Message",
     "NamedTool",
+    "RerankRequest",
+    "Score",
     "TextPart",
     "Tool",
     "ToolCall",

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 MAX_CHOICES = 128
 """Choices of one request: `n` for each of its prompts."""
 MAX_INPUTS = 2048
-"""Texts of one request for embeddings."""
+"""Texts of one request for embeddings or scores."""
 MAX_STOPS = 16
 """Stop sequences of one request."""
 
@@ -209,3 +209,17 @@ class EmbeddingRequest(_Request, frozen=True, kw_only=True, forbid_unknown_field
     openai: ClassVar[str] = "embeddings"
 
     input: str | Tokens
+
+
+class RerankRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How well a document fits a query: a number or a `Score`. Of several documents each is a sample.
+
+    Attributes:
+        query: What is looked for; of `/score` the first text.
+        document: Where it may be found; of `/score` the second text.
+    """
+
+    openai: ClassVar[str] = "rerank"
+
+    query: str
+    document: str

@@ -56,3 +56,15 @@ class Embedding(Struct, frozen=True):
 
     vector: Any
     tokens: int
+
+
+class Score(Struct, frozen=True):
+    """How well a document fits a query, with the tokens that both were.
+
+    Attributes:
+        score: The higher the better.
+        tokens: Of both texts; they are counted as usage.
+    """
+
+    score: float
+    tokens: int

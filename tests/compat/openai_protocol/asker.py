@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks with OpenAI's client: each line of the input is a call, each line of the output what came of it.
+"""Asks with OpenAI's client, or with Anthropic's or Cohere's.
 
-It runs in an environment that has the client, and nothing of forebay's.
+Each line of the input is a call, each line of the output what came of it.
+It runs in an environment that has these clients, and nothing of forebay's.
 """
 
 import asyncio
+import importlib
 import json
 import sys
+from typing import Any
 
-import openai  # pyright: ignore[reportMissingImports]
+CLIENTS = {
+    "openai": ("OpenAI", "AsyncOpenAI", "OpenAIError"),
+    "anthropic": ("Anthropic", "AsyncAnthropic", "AnthropicError"),
+    "cohere": ("ClientV2", "AsyncClientV2", "core.ApiError"),
+}
+
+
+def client_of(library, options, *, is_async=False) -> Any:
+    """A client, and what it raises."""
+    module = importlib.import_module(library)
+    alone, several, failure = CLIENTS[library]
+    return getattr(module, several if is_async else alone)(**options), method_of(module, failure)
 
 
 def method_of(client, name):
@@ -19,7 +33,7 @@ def method_of(client, name):
 
 def error_of(error):
     found: dict[str, object] = {"class": type(error).__name__, "message": str(error)}
-    for name in ("status_code", "code", "param", "type", "request_id"):
+    for name in ("status_code", "code", "param", "type", "request_id", "body"):
         found[name] = getattr(error, name, None)
     return {"error": found}
 
@@ -31,10 +45,11 @@ def dumped(value):
     return data
 
 
-def ask(options, call, arguments, take):
+def ask(library, options, call, arguments, take):
     parts = []
+    opened, failure = client_of(library, options)
     try:
-        with openai.OpenAI(**options) as client:
+        with opened as client:
             answer = method_of(client, call)(**arguments)
             if call == "models.list":
                 return {"result": [dumped(one) for one in answer]}
@@ -46,14 +61,15 @@ def ask(options, call, arguments, take):
                     if len(parts) == take:
                         break
         return {"parts": parts}
-    except openai.OpenAIError as error:
+    except failure as error:
         return {"parts": parts, **error_of(error)}
 
 
-async def ask_async(options, call, arguments, take):
+async def ask_async(library, options, call, arguments, take):
     parts = []
+    opened, failure = client_of(library, options, is_async=True)
     try:
-        async with openai.AsyncOpenAI(**options) as client:
+        async with opened as client:
             answer = await method_of(client, call)(**arguments)
             if not arguments.get("stream"):
                 return {"result": dumped(answer)}
@@ -63,7 +79,7 @@ async def ask_async(options, call, arguments, take):
                     if len(parts) == take:
                         break
         return {"parts": parts}
-    except openai.OpenAIError as error:
+    except failure as error:
         return {"parts": parts, **error_of(error)}
 
 

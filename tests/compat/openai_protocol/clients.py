@@ -49,14 +49,18 @@ class Asker:
 
 
 class Client:
-    def __init__(self, asker, server, headers, **options):
+    def __init__(self, asker, server, headers, *, library="openai", **options):
         self.asker = asker
-        self.options = {"base_url": f"{server.url}/v1", "api_key": KEY, "max_retries": 0, "timeout": PATIENCE_S}
-        self.options |= {"default_headers": headers, **options}
+        self.library = library
+        self.headers = headers
+        url = f"{server.url}/v1" if library == "openai" else server.url
+        self.options = {"base_url": url, "api_key": KEY, "max_retries": 0, "timeout": PATIENCE_S, **options}
+        if library != "cohere":  # it takes headers with each call
+            self.options["default_headers"] = headers
         self.server = server
 
     def call(self, call, *, take=0, **arguments):
-        return {"options": self.options, "call": call, "arguments": arguments, "take": take}
+        return {"library": self.library, "options": self.options, "call": call, "arguments": arguments, "take": take}
 
     def ask(self, call, **arguments):
         self.asker.send(self.call(call, **arguments))

@@ -6,39 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from tests.compat.openai_protocol.clients import KEY, PYTHON, Asker, Client, chat
+from tests.compat.openai_protocol.clients import KEY, PYTHON, Client, chat
 from tests.waiting import eventually
 
-ORIGIN = "http://page.example"
-
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no environment with OpenAI's client: make setup")
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Two of them, so that one may wait for the other."""
-    found = [Asker(), Asker()]
-    yield found
-    for one in found:
-        one.close()
-
-
-@pytest.fixture(scope="module", params=["fast lane, threads", "behind it, processes"])
-def server(request, launch):
-    kind = "thread" if "fast" in request.param else "process"
-    options = ["--worker-kind", kind, "--max-body-bytes", "100000", "--api-key", KEY]
-    options += ["--cors-origin", ORIGIN] if "behind" in request.param else []
-    return launch("talkers.py", *options, "--access-log", "--log-format", "json", "--answer-cost")
-
-
-@pytest.fixture
-def client(server, processes):
-    return Client(processes[0].owes_nothing(), server, {"origin": ORIGIN} if "--cors-origin" in server.command else {})
-
-
-@pytest.fixture
-def other(server, processes):
-    return Client(processes[1].owes_nothing(), server, {})
 
 
 def text_of(parts, index=0):
@@ -246,7 +217,14 @@ def test_embeddings_of_several_clients_share_a_batch(client, other, tmp_path):
 
 
 def test_models_are_listed_and_described(client):
-    assert [one["id"] for one in client.ask("models.list")["result"]] == ["words", "agent", "paced", "whole", "vectors"]
+    assert [one["id"] for one in client.ask("models.list")["result"]] == [
+        "words",
+        "agent",
+        "paced",
+        "whole",
+        "vectors",
+        "ranks",
+    ]
     found = client.ask("models.retrieve", model="vectors")["result"]
     assert (found["id"], found["object"], found["owned_by"]) == ("vectors", "model", "forebay")
     missing = client.ask("models.retrieve", model="vektors")["error"]

@@ -3,16 +3,18 @@
 
 Bodies are JSON objects that name the model. Only what the server itself must know of one is read here, on the loop; the
 worker reads the rest. A request is one sample or several: a chat is one for each of `n` choices, a completion one for
-each prompt and choice, embeddings are one for each text.
+each prompt and choice, embeddings are one for each text, ranks and scores one for
+each pair of texts.
 
 | module | what |
 |---|---|
-| `reading` | from a body to what is asked and the bodies of its samples |
+| `doors` | where models are asked that say so, and in which form |
+| `request_reading` | from a body to what is asked and the bodies of its samples |
 | `texts` | from the parts of each choice to one answer, whole or as events, with stops, limits and usage |
 | `logprobs` | how likely tokens were, told with the text that is handed on |
-| `vectors` | from the vectors of each text to one answer |
-| `described` | the paths below `/v1` in the OpenAPI document |
-| `errors` | statuses and bodies of errors: `{"error": {"message", "type", "param", "code"}}` |
+| `joined_vectors`, `joined_scores` | from the vectors or scores of each text to one answer |
+| `openapi_paths` | the paths below `/v1` in the OpenAPI document |
+| `openai_errors` | statuses and bodies of errors: `{"error": {"message", "type", "param", "code"}}` |
 
 Answers are `chat.completion`, `text_completion` and `list` objects; streams are server-sent events of
 `chat.completion.chunk` and `text_completion` objects, the last of which is `[DONE]`. An error in the middle of a stream

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS
-from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, PATHS
+from forebay.protocols.openai.doors import DOORS
+from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
 
 Json: TypeAlias = dict[str, Any]
 
-IDS: Final = ("list_v1_models", "v1_model", *("v1_" + path.replace("/", "_") for path in PATHS))
+IDS: Final = ("list_v1_models", "v1_model", *("v1_" + door.path.replace("/", "_") for door in DOORS))
 """The operations described here."""
 _TAG: Final = "OpenAI protocol"
 
@@ -22,12 +23,13 @@ def paths_of(
     """Describe the paths that are asked.
 
     Args:
-        asked: By path the models that answer there, each with the schema of its samples.
+        asked: By what models say they are asked those that answer there, each with the schema of its samples.
     """
     found: dict[str, Json] = {}
-    for path in [one for one in PATHS if asked.get(one)]:
+    for door in [one for one in DOORS if asked.get(one.spoken)]:
+        path = door.path
         bodies: list[Json] = []
-        for name, sample in asked[path]:
+        for name, sample in asked[door.spoken]:
             body = _body(path, name, resolve(sample))
             alike = next((one for one in bodies if _without_model(one) == _without_model(body)), None)
             if alike is None:
@@ -35,7 +37,7 @@ def paths_of(
             elif name not in (names := alike["properties"]["model"]["enum"]):
                 names.append(name)
         sent = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        found["/v1/" + path] = {
+        found[door.targets[0]] = {
             "post": {
                 "operationId": "v1_" + path.replace("/", "_"),
                 "summary": _SUMMARIES[path],
@@ -55,17 +57,18 @@ def paths_of(
 def _body(path: str, name: str, sample: Json) -> Json:
     """Return the schema of a body: a sample that names its model, or several in one."""
     properties = {**sample.get("properties", {}), "model": {"type": "string", "enum": [name]}}
-    field, limit = _SEVERAL.get(path, ("", 0))
-    if field in properties:
-        one = properties[field]
-        properties[field] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "maxItems": limit}]}
-    if path == EMBEDDINGS:
-        properties["encoding_format"] = {"enum": ["float", "base64"], "default": "float"}
+    several = _SEVERAL.get(path, {})
+    limit = MAX_CHOICES if path == COMPLETIONS else MAX_INPUTS
+    for field in several.keys() & properties.keys():
+        one = properties.pop(field)
+        many = {"type": "array", "items": one, "minItems": 1, "maxItems": limit}
+        properties[several[field]] = {"anyOf": [one, many]}
+    properties |= _SERVERS_OWN.get(path, {})
     return {
         **sample,
         "type": "object",
         "properties": properties,
-        "required": ["model", *[one for one in sample.get("required", ()) if one != "model"]],
+        "required": ["model", *[several.get(one, one) for one in sample.get("required", ()) if one != "model"]],
     }
 
 
@@ -74,8 +77,8 @@ def _without_model(body: Json) -> Json:
 
 
 def _content(path: str) -> Json:
-    if path == EMBEDDINGS:
-        return {"application/json": {"schema": _VECTORS}}
+    if path in _WHOLE:
+        return {"application/json": {"schema": _WHOLE[path]}}
     chunk, whole = _texts(path, is_chunk=True), _texts(path, is_chunk=False)
     events = {"type": "string", "description": "With `stream`: server-sent events, the last of which is [DONE]"}
     return {"application/json": {"schema": whole}, "text/event-stream": {"schema": events, "x-itemSchema": chunk}}
@@ -134,8 +137,21 @@ _SUMMARIES: Final = {
     CHAT: "Continue a conversation",
     COMPLETIONS: "Continue a text",
     EMBEDDINGS: "Embed a text, or several",
+    RERANK: "Rank documents by how well they fit a query",
+    SCORE: "Score how well texts fit each other",
 }
-_SEVERAL: Final = {COMPLETIONS: ("prompt", MAX_CHOICES), EMBEDDINGS: ("input", MAX_INPUTS)}
+_SEVERAL: Final[dict[str, dict[str, str]]] = {
+    COMPLETIONS: {"prompt": "prompt"},
+    EMBEDDINGS: {"input": "input"},
+    RERANK: {"document": "documents"},
+    SCORE: {"query": "text_1", "document": "text_2"},
+}
+"""The fields that may have several, with what bodies call them."""
+_SERVERS_OWN: Final[dict[str, Json]] = {
+    EMBEDDINGS: {"encoding_format": {"enum": ["float", "base64"], "default": "float"}},
+    RERANK: {"top_n": {"type": "integer", "minimum": 0}, "return_documents": {"type": "boolean", "default": True}},
+}
+"""The fields that no sample has."""
 _MESSAGE: Final[Json] = {
     "type": "object",
     "properties": {
@@ -150,15 +166,30 @@ _USAGE: Final = _object(
 _VECTOR: Final[Json] = {
     "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]
 }
-_VECTORS: Final = _object(
-    object={"const": "list"},
-    data={
-        "type": "array",
-        "items": _object(object={"const": "embedding"}, index={"type": "integer"}, embedding=_VECTOR),
-    },
-    model={"type": "string"},
-    usage=_object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"}),
-)
+_TEXT_USAGE: Final = _object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"})
+
+
+def _list_of(name: str, *, items: Json, **more: Json) -> Json:
+    answer = {"object": {"const": "list"}, name: {"type": "array", "items": items}, "model": {"type": "string"}}
+    return _object(**answer, **more, usage=_TEXT_USAGE)
+
+
+_WHOLE: Final = {
+    EMBEDDINGS: _list_of(
+        "data", items=_object(object={"const": "embedding"}, index={"type": "integer"}, embedding=_VECTOR)
+    ),
+    RERANK: _list_of(
+        "results",
+        items=_object(index={"type": "integer"}, relevance_score={"type": "number"}),
+        id={"type": "string"},
+    ),
+    SCORE: _list_of(
+        "data",
+        items=_object(object={"const": "score"}, index={"type": "integer"}, score={"type": "number"}),
+        id={"type": "string"},
+        created={"type": "integer"},
+    ),
+}
 _ERROR: Final[Json] = {
     "schema": _object(
         error=_object(

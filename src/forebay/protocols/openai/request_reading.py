@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import msgspec
+from msgspec import Meta
 
 from forebay.errors import ForebayError, InvalidRequest, TooLarge, ValidationError
 from forebay.openai.request_fields import (
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
 CHAT: Final = "chat/completions"
 COMPLETIONS: Final = "completions"
 EMBEDDINGS: Final = "embeddings"
-PATHS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
-"""Where models answer below `/v1`."""
+RERANK: Final = "rerank"
+SCORE: Final = "score"
 MAX_COPIED_BYTES: Final = 1 << 25
 """What the samples of one request may have together where they repeat each other."""
 MAX_STOP_BYTES: Final = 1 << 16
@@ -41,6 +43,7 @@ MAX_MEMBERS: Final = 20_000
 MAX_CHECKED_BYTES: Final = 1 << 18
 """Longest body of several prompts that is looked at before its stream begins; of longer ones the worker tells."""
 
+_T = TypeVar("_T")
 _TIERS: Final = {b'"priority"': 0, b'"default"': 1, b'"flex"': 2}
 """The classes that tiers of service wish for."""
 
@@ -58,6 +61,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     seed: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    queries: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
+    text_2: msgspec.Raw = msgspec.Raw()
     encoding_format: str | None = None
     service_tier: msgspec.Raw = msgspec.Raw()
 
@@ -85,6 +92,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def pair(self) -> tuple[str, str]:
+        """The fields with the two sides of scores: vLLM has had other names for them, too."""
+        is_older = len(memoryview(self.queries)) == 0
+        return ("text_1", "text_2") if is_older else ("queries", "documents")
+
+    @property
     def tells_usage(self) -> bool:
         """Whether a stream ends with what was used."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -107,6 +120,15 @@ class _Several(msgspec.Struct, frozen=True):
     prompt: list[str | Tokens]
 
 
+class Ranking(msgspec.Struct, frozen=True):
+    """How ranks are to be told; of `top_n` 0 is as good as nothing, as with vLLM."""
+
+    documents: msgspec.Raw = msgspec.Raw()
+    top_n: Annotated[int, Meta(ge=0)] | None = None
+    return_documents: bool | None = None
+
+
+_ranking: Final = msgspec.json.Decoder(known(Ranking))
 _stops: Final = msgspec.json.Decoder(known(_Stops))
 _several: Final = msgspec.json.Decoder(known(_Several))
 _asked: Final = msgspec.json.Decoder(known(Asked))
@@ -134,7 +156,7 @@ def read(body: bytes) -> Asked:
 
 
 def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
-    """Return the bodies of the samples: one for each choice of each prompt, or for each text that is to be a vector.
+    """Return the bodies of the samples: one for each choice of each prompt, for each text, or for each pair of texts.
 
     Raises:
         InvalidRequest: If there is none, or what there is cannot be read.
@@ -148,13 +170,20 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
             msg = f"'n' is {asked.choices} and there are {len(prompts)} prompts; {MAX_CHOICES} choices are possible"
             raise TooLarge(f"{msg} in one request", detail={"path": "$.n"})
         if asked.stream and prompts is not None and len(body) <= MAX_CHECKED_BYTES:
-            _check_prompts(body)
-        found = [body] if prompts is None else _with_each(body, "prompt", prompts)
+            decoded(_several, body)  # all, as the status of a stream cannot be another one later
+        found = [body] if prompts is None else _with_each(body, ["prompt"], [_member("prompt", one) for one in prompts])
+    elif path == RERANK:
+        ranking(body)
+        documents = [_member("document", one) for one in _list("documents", asked)]
+        return _with_each(body, ["documents", "top_n", "return_documents"], documents)
+    elif path == SCORE:
+        return _with_each(body, asked.pair, _pairs(asked))
     else:
         if asked.encoding_format not in {None, "float", "base64"}:
             raise _invalid("encoding_format", f"is {asked.encoding_format!r:.100}; 'float' and 'base64' are possible")
         inputs = _each("input", asked.input, MAX_INPUTS)
-        return _with_each(body, "input", [bytes(asked.input)] if inputs is None else inputs, without="encoding_format")
+        inputs = [bytes(asked.input)] if inputs is None else inputs
+        return _with_each(body, ["input", "encoding_format"], [_member("input", one) for one in inputs])
     if asked.choices > 1 and sum(map(len, found)) * asked.choices > MAX_COPIED_BYTES:
         msg = f"'n' is {asked.choices}, and the prompts of so many choices have more than {MAX_COPIED_BYTES} bytes"
         raise TooLarge(msg, detail={"path": "$.n"})
@@ -170,12 +199,35 @@ def _choices(asked: Asked, body: bytes) -> list[bytes]:
     if seed is None:
         return [body] * asked.choices
     step = 1 if seed < _LAST_SEED - asked.choices else -1
-    return _with_each(body, "seed", [b"%d" % (seed + step * number) for number in range(asked.choices)])
+    return _with_each(body, ["seed"], [_member("seed", b"%d" % (seed + step * one)) for one in range(asked.choices)])
+
+
+def _list(name: str, asked: Asked) -> list[bytes]:
+    """Return the elements of a field that has one text or several, and no tokens."""
+    given: msgspec.Raw = getattr(asked, name)
+    found = _each(name, given, MAX_INPUTS)
+    return [bytes(given)] if found is None else found
+
+
+def _pairs(asked: Asked) -> list[bytes]:
+    """Return the members of each sample of a request for scores: one text with each of several, or pair by pair."""
+    first, second = asked.pair
+    queries, documents = _list(first, asked), _list(second, asked)
+    if len(queries) not in {1, len(documents)}:
+        has = f"has {len(queries)} texts and '{second}' has {len(documents)}"
+        raise _invalid(first, f"{has}; give one, or as many as there are in '{second}'")
+    if len(queries) == 1:
+        if len(queries[0]) * len(documents) > MAX_COPIED_BYTES:
+            raise TooLarge(f"'{first}' is too long to be said for each of {len(documents)} texts")
+        queries *= len(documents)
+    return [b'"query":%b,"document":%b' % pair for pair in zip(queries, documents, strict=True)]
 
 
 def too_many(path: str, asked: Asked, samples: int, limit: int) -> TooLarge:
     """Return the error of a request that has more samples than may ever wait: it need not come again."""
-    name, made = ("input", "texts") if path == EMBEDDINGS else ("n" if asked.choices > 1 else "prompt", "choices")
+    is_text = path in {CHAT, COMPLETIONS}
+    name = "n" if is_text and asked.choices > 1 else [*_varied(path, asked).values()][-1]
+    made = "choices" if is_text else "texts"
     msg = f"{samples} {made} are asked for, and the model's queue takes {limit} (max_queue); ask for fewer at a time"
     return TooLarge(msg, detail={"path": f"$.{name}"})
 
@@ -184,18 +236,28 @@ def placed(error: ForebayError, path: str, asked: Asked, number: int) -> Forebay
     """Return the error of a sample with its place among several, as `input[1]`; it calls tokens so."""
     if path == CHAT or type(error) is not ValidationError:
         return error
-    name = "input" if path == EMBEDDINGS else "prompt"
-    wrong, detail = f"$.{name}", cast("dict[str, Any]", error.detail) if isinstance(error.detail, dict) else {}
+    detail = cast("dict[str, Any]", error.detail) if isinstance(error.detail, dict) else {}
     inside = str(detail.get("path"))
-    if not inside.startswith(wrong):
-        return error
-    message, place = error.message, wrong
-    given = bytes(asked.input if path == EMBEDDINGS else asked.prompt)
-    if given[:1] == b"[" and given[1:].lstrip()[:1] not in _DIGITS:
-        place += f"[{number // (1 if path == EMBEDDINGS else asked.choices)}]"
-    if inside == wrong and message.startswith("Expected `str`, got `array`"):
-        message += "; an array here is the tokens of a text, and this model takes texts only"
-    return ValidationError(message.replace(wrong, place), detail={"path": inside.replace(wrong, place, 1)})
+    for field, name in _varied(path, asked).items():
+        wrong, place, message = f"$.{field}", f"$.{name}", error.message
+        if not inside.startswith(wrong):
+            continue
+        given = bytes(getattr(asked, name))
+        if given[:1] == b"[" and given[1:].lstrip()[:1] not in _DIGITS:
+            place += f"[{number // (asked.choices if path == COMPLETIONS else 1)}]"
+        if inside == wrong and message.startswith("Expected `str`, got `array`"):
+            message += "; an array here is the tokens of a text, and this model takes texts only"
+        return ValidationError(message.replace(wrong, place), detail={"path": inside.replace(wrong, place, 1)})
+    return error
+
+
+def _varied(path: str, asked: Asked) -> dict[str, str]:
+    """Return the fields in which the samples of a request differ, with what its body calls them."""
+    return {
+        RERANK: {"document": "documents"},
+        SCORE: {"query": asked.pair[0], "document": asked.pair[1]},
+        EMBEDDINGS: {"input": "input"},
+    }.get(path, {"prompt": "prompt"})
 
 
 def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
@@ -214,20 +276,33 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
         raise _invalid(name, "is empty") from None
 
 
-def _check_prompts(body: bytes) -> None:
-    """Look at all prompts before a stream begins, whose status cannot be another one later.
+def ranking(body: bytes) -> Ranking:
+    """Read how ranks are to be told.
 
     Raises:
-        InvalidRequest: If one of them is none.
+        InvalidRequest: If something in it is wrong.
+    """
+    return decoded(_ranking, body)
+
+
+def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """Read a body.
+
+    Raises:
+        InvalidRequest: If it is something else.
     """
     try:
-        _several.decode(body)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(error, body) from None
 
 
-def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -> list[bytes]:
-    """Return the body with each of these values in place of a field.
+def _member(name: str, value: bytes) -> bytes:
+    return b'"%b":%b' % (name.encode(), value)
+
+
+def _with_each(body: bytes, names: Iterable[str], members: Sequence[bytes]) -> list[bytes]:
+    """Return the body with each of these members in place of some fields.
 
     Raises:
         TooLarge: If it has too many fields for that.
@@ -237,15 +312,16 @@ def _with_each(body: bytes, name: str, values: list[bytes], without: str = "") -
         fields: dict[str, Any] = _fields.decode(body)
     except UnicodeDecodeError as error:  # of a name that nobody had looked at so far
         raise refusal(error, body) from None
-    if without:
-        fields.pop(without, None)
+    name, *others = names
     del fields[name]
+    for other in others:
+        fields.pop(other, None)
     beside = msgspec.json.encode(fields)  # with the names of fields, which may be what is long
-    if len(beside) * len(values) > MAX_COPIED_BYTES:
-        msg = f"what is said beside the {len(values)} elements of '{name}' is too long to be said for each of them"
+    if len(beside) * len(members) > MAX_COPIED_BYTES:
+        msg = f"what is said beside the {len(members)} elements of '{name}' is too long to be said for each of them"
         raise TooLarge(msg)
-    begin = b'%s%s"%s":' % (beside[:-1], b"," if fields else b"", name.encode())
-    return [b"%s%s}" % (begin, value) for value in values]
+    begin = beside[:-1] + (b"," if fields else b"")
+    return [b"%b%b}" % (begin, member) for member in members]
 
 
 def _invalid(name: str, why: str) -> InvalidRequest:

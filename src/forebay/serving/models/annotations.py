@@ -44,6 +44,11 @@ _BATCHES: Final = frozenset(
 _STREAMS: Final = frozenset(
     {collections.abc.Iterator, collections.abc.Generator, collections.abc.AsyncIterator, collections.abc.AsyncGenerator}
 )
+_WHOLE_RESULTS: Final = {
+    "embeddings": "a vector each, such as list[float]",
+    "rerank": "a score each: float or forebay.openai.Score",
+}
+"""By path of OpenAI's protocol, what models answer with that is no text."""
 _MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
 
 
@@ -90,10 +95,10 @@ def untold_by_openai(given: WireType, answer: WireType, *, streams: bool) -> str
     """Return why results of what is asked in OpenAI's protocol cannot be told in it; empty if they can."""
     if not given.openai:
         return ""
-    is_vector = given.openai == "embeddings"
-    if answer.raw or answer.has_media or (is_vector and streams):
-        found = "come in parts" if is_vector and streams else f"are {spell(answer.annotation)}"
-        wanted = "a vector each, such as list[float]" if is_vector else "texts: str or forebay.openai.TextPart"
+    wanted = _WHOLE_RESULTS.get(given.openai, "texts: str or forebay.openai.TextPart")
+    in_parts = streams and given.openai in _WHOLE_RESULTS
+    if answer.raw or answer.has_media or in_parts:
+        found = "come in parts" if in_parts else f"are {spell(answer.annotation)}"
         return f"its samples are {spell(given.annotation)}, and its results {found}; it needs {wanted}"
     return ""
 

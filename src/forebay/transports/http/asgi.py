@@ -25,7 +25,7 @@ from starlette.routing import Route as PathRoute
 
 from forebay.errors import Cancelled, ForebayError, NotFound, Unavailable
 from forebay.protocols import openapi
-from forebay.protocols.openai.request_reading import PATHS
+from forebay.protocols.openai.doors import DOORS
 from forebay.transports.api_keys import lets_in
 from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
@@ -95,7 +95,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         usual = _USUAL.get(path.rpartition("/")[2].lower(), "")
         hint = usual if usual in here else nearest(path, [*models, *here])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
-        spoken = [f"/v1/{one}" for one in PATHS if is_v1 and f"/v1/{one}".encode() in by_target]
+        spoken = [door.targets[0] for door in DOORS if is_v1 and door.targets[0].encode() in by_target]
         named = [one for one in models if one.startswith("/models/") and one.count("/") == 2]
         if not hint and (asked := spoken or (named[:_NAMED] if request.method == "POST" else [])):
             msg += f"; models here are asked at {' and '.join(prefix + one for one in asked)}"

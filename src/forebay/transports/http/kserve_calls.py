@@ -259,8 +259,8 @@ def fault_of(error: ForebayError, request_id: str) -> tuple[int, list[tuple[byte
 
 
 def is_inference_path(path: str) -> bool:
-    """Tell whether a path belongs to the protocol."""
-    return path == "/v2" or path.startswith("/v2/")
+    """Tell whether a path belongs to the protocol; where Cohere's clients rank does not."""
+    return path == "/v2" or (path.startswith("/v2/") and path != "/v2/rerank")
 
 
 def _answer_packing(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -66,7 +66,9 @@ class ModelRoutes:
         )
         if speaks or name in self._speaking or (is_unnamed and self._speaking):
             (self._speaking.add if speaks else self._speaking.discard)(name)
-            self._put(_SPOKEN, targets_of(self._app, self._config, self._staging))
+            own = self._owned.get(_UNNAMED, {})  # what the only model calls `/score` itself stays that
+            spoken = targets_of(self._app, self._config, self._staging)
+            self._put(_SPOKEN, {target: route for target, route in spoken.items() if target.encode() not in own})
 
     def _put(self, owner: str, routes: dict[str, Route]) -> None:
         """Make these the targets of an owner; its targets before take no further request."""

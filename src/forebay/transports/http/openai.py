@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`: the models that say so, in OpenAI's protocol.
+"""`/v1/chat/completions` and the other doors of OpenAI's protocol: the models that say so.
 
 The body of a request names its model and may ask for several samples. So a route stands before the endpoints of all
 models of a path: it submits each sample to the endpoint of the model, as a request of its own among all others, and
@@ -11,15 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull
 from forebay.observe.logs.request_ids import next_id
 from forebay.observe.traces import timeline
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
-from forebay.protocols.openai import joined_vectors, openai_errors, request_reading
-from forebay.protocols.openai.request_reading import EMBEDDINGS, PATHS, Asked
+from forebay.protocols.openai import joined_scores, joined_vectors, openai_errors, request_reading
+from forebay.protocols.openai.doors import DOORS, WHOLE, Door
+from forebay.protocols.openai.request_reading import EMBEDDINGS, RERANK, Asked
 from forebay.protocols.openai.texts import COST, Choice, Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
@@ -41,17 +42,15 @@ if TYPE_CHECKING:
     from forebay.types.element_limits import Steps
     from forebay.types.tenant import Tenant
 
-PREFIX: Final = "/v1/"
-_SAMPLES: Final[dict[str, str]] = dict(
-    zip(PATHS, ("ChatRequest", "CompletionRequest", "EmbeddingRequest"), strict=True)
-)
-"""What the samples of a model are that is asked at a path."""
-
 
 def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Route]:
     """Return the routes of the paths that models say they are asked at."""
-    found = [OpenAiModels(app, path) for path in PATHS]
-    return {PREFIX + models.path: _OpenAiRoute(models, config, staging) for models in found if models.names}
+    routes: dict[str, Route] = {}
+    for door in DOORS:
+        models = OpenAiModels(app, door)
+        if models.names:
+            routes |= dict.fromkeys(door.targets, _OpenAiRoute(models, config, staging))
+    return routes
 
 
 def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -62,10 +61,8 @@ def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, 
 
 def unspoken(path: str) -> str | None:
     """Return why nothing is served at a path of the protocol; None if it is none of these."""
-    kind = _SAMPLES.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
-    if kind is None:
-        return None
-    return f"no model here is asked at {path}: one is whose samples are of the type `forebay.openai.{kind}`"
+    kind = next((door.sample for door in DOORS if path in door.targets), None)
+    return kind and f"no model here is asked at {path}: one is whose samples are of the type `forebay.openai.{kind}`"
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def models_page(app: App, created: int) -> dict[str, Any]:
 
 def names(app: App) -> list[str]:
     """Return the names of the models that speak OpenAI's protocol."""
-    return list(dict.fromkeys(name for path in PATHS for name in OpenAiModels(app, path).names))
+    return list(dict.fromkeys(name for door in DOORS for name in OpenAiModels(app, door).names))
 
 
 def _card(name: str, created: int) -> dict[str, Any]:
@@ -99,15 +96,16 @@ class OpenAiModels:
     """The models that are asked at one path, in the form of an endpoint, as far as routes need one.
 
     Attributes:
-        path: Below `/v1`.
+        path: What the form is called in which they are asked.
         name: What the log calls who answers: the model, while it replies.
         answering: The batch whose requests are being replied to right now.
     """
 
     places = None  # a body is read here before it is clear who answers it
 
-    def __init__(self, app: App, path: str) -> None:
-        self.path = self.name = path
+    def __init__(self, app: App, door: Door) -> None:
+        self.path = self.name = door.path
+        self._target = door.targets[0]
         self.answering: EntryBatch | None = None
         self._app = app
         self._contracts: dict[str, dict[Served, Contract]] = {}
@@ -116,13 +114,13 @@ class OpenAiModels:
             versions = app.versions(name)
             for version in versions.weights:
                 one = versions.ready[version]
-                contract = next((each for each in one.contracts.values() if each.openai == path), None)
+                contract = next((each for each in one.contracts.values() if each.openai == door.spoken), None)
                 if contract is not None:
                     self._contracts.setdefault(name, {})[one] = contract
         each = [one.endpoint for speaking in self._contracts.values() for one in speaking]
         self._only = each[0] if len(each) == 1 else None
         longest_s = max((endpoint.config.max_timeout_s for endpoint in each), default=0.0)
-        self.config = EndpointConfig(name=path, max_timeout_s=longest_s)
+        self.config = EndpointConfig(name=door.path, max_timeout_s=longest_s)
         self.batching = BatchConfig(max_size=1)
 
     @property
@@ -189,7 +187,7 @@ class OpenAiModels:
         if speaking is None:
             hint = nearest(model, self._contracts)
             meant = f"did you mean '{hint}'?" if hint else f"there is {listed(self.names[:10])}"
-            raise NotFound(f"no model '{model[:100]}' answers at {PREFIX}{self.path}; {meant}")
+            raise NotFound(f"no model '{model[:100]}' answers at {self._target}; {meant}")
         if len(speaking) == 1:
             return next(iter(speaking.items()))
         served = self._app.versions(model).turn(speaking)
@@ -232,13 +230,14 @@ class _Call:
         self._left = len(samples)
         self._texts: Texts | None = None
         self._choices: list[Choice] = []
-        self._vectors: list[bytes] = []
+        self._results: list[bytes] = []
+        """The vectors or scores."""
         self._text_tokens = 0
-        """Of texts whose vectors were asked for."""
-        if models.path == EMBEDDINGS:
-            self._vectors = [b""] * len(samples)
+        """Of the texts that they are of."""
+        request.id = request.id or next_id()
+        if models.path in WHOLE:
+            self._results = [b""] * len(samples)
         else:
-            request.id = request.id or next_id()
             self._texts = Texts(models.path, asked, request.id, int(time.time()))
             self._choices = [self._texts.choice() for _ in samples]
         self._contract = contract
@@ -337,9 +336,9 @@ class _Call:
         texts = self._texts
         if texts is None:
             assert outcome is not None
-            self._vectors[number] = outcome
+            self._results[number] = outcome
             if not self._left:
-                written, self._text_tokens = joined_vectors.whole(self._asked, self._vectors)
+                written, self._text_tokens = self._joined()
                 self._end(written)
             return
         choice = self._choices[number]
@@ -355,6 +354,15 @@ class _Call:
         if not self._left:
             self._end(None)
 
+    def _joined(self) -> tuple[bytes, int]:
+        """Return the answer of vectors or scores, and how many tokens their texts were."""
+        path, request, results = self._models.path, self._request, self._results
+        if path == EMBEDDINGS:
+            return joined_vectors.whole(self._asked, results)
+        if path == RERANK:
+            return joined_scores.ranked(self._asked, request.id, request.body, results)
+        return joined_scores.scored(self._asked, request.id, int(time.time()), results)
+
     def _end(self, outcome: Outcome) -> None:
         self.call_off()
         self._models.answer(self._request, outcome, self._endpoint)
@@ -362,7 +370,7 @@ class _Call:
 
 class _OpenAiRoute(Route):
     def __init__(self, models: OpenAiModels, config: HttpConfig, staging: Staging) -> None:
-        contract = Contract(streams=models.path != EMBEDDINGS, has_context=models.has_context, call=models.path)
+        contract = Contract(streams=models.path not in WHOLE, has_context=models.has_context, call=models.path)
         super().__init__(
             StandIn(models, contract),
             config.max_body_bytes,
