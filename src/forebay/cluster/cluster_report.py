@@ -33,11 +33,7 @@ class ClusterReport:
     """What one server tells."""
 
     def __init__(self, keeper: DirectoryKeeper, peers: PeerServers, source: Path | None) -> None:
-        """Describe it.
-
-        Args:
-            source: The configuration of this server; that of a front lies in the folder of its node.
-        """
+        """Describe it by the configuration of this server, `source`; a front's lies in the folder of its node."""
         self._keeper = keeper
         self._peers = peers
         self._folder = None if source is None else folder_with(source)

@@ -44,11 +44,7 @@ class Controller:
     """Keeps one deployment; started by a deployer, and again by Ray."""
 
     def __init__(self, deployment: str, is_local: bool) -> None:  # noqa: FBT001 - Ray passes it on
-        """Begin to look at the cluster.
-
-        Args:
-            is_local: Whether all of it is on this machine, so that nothing need be open to others.
-        """
+        """Begin to look at the cluster; if it `is_local`, all on this machine, nothing need be open to others."""
         self._state: ClusterState | None = None
         self._packed: dict[str, Any] = {}
         self._hosts = HostActors(deployment, is_local=is_local)

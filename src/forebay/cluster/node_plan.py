@@ -100,11 +100,7 @@ def code_folder(folder: Path, digest: str) -> Path:
 
 
 def tls_files(state: ClusterState, folder: Path, code: str) -> dict[str, str]:
-    """Return where a node has its TLS files, by their settings.
-
-    Args:
-        code: The digest of the project, where they may be.
-    """
+    """Return where a node, whose project has the digest `code`, has its TLS files, by their settings."""
     return {name: _text(path, folder, code) for name, path in state.deployment.tls.items()}
 
 

@@ -32,11 +32,7 @@ class PeerServers(Links):
     """All peers of a server."""
 
     def __init__(self, keeper: DirectoryKeeper, options: LinkOptions, own: Address) -> None:
-        """Begin without any; see `want`.
-
-        Args:
-            own: Where this server is dialled; it is not dialled if it is among its peers.
-        """
+        """Begin without any, see `want`; `own`, where this server is dialled, is not dialled if among them."""
         self._keeper = keeper
         self._options = options
         self._own = own

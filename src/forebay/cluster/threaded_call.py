@@ -34,11 +34,7 @@ class InputFeed:
     """The items of an input, as they arrive. `put` and `end` are for the loop, iterating is for the thread."""
 
     def __init__(self, deadline: float, taken: Callable[[Request], object]) -> None:
-        """Begin without an item.
-
-        Args:
-            taken: Called on the loop with an item once there is room for the next.
-        """
+        """Begin without an item; `taken` is called on the loop with an item once there is room for the next."""
         self._deadline = deadline
         self._taken = taken
         self._loop = asyncio.get_running_loop()

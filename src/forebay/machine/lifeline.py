@@ -30,11 +30,7 @@ class Lifeline:
         self._pipe = pipe
 
     def ready(self, text: str = "") -> None:
-        """Say that this process is of use.
-
-        Args:
-            text: What the node process is told with it, as one line; cut to `MAX_BYTES`.
-        """
+        """Say that this process is of use, and tell the node process one line, cut to `MAX_BYTES`."""
         said = text.replace("\n", " ").encode()[: MAX_BYTES - 1] + b"\n"
         while said:
             said = said[os.write(self._pipe, said) :]

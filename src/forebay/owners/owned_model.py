@@ -33,11 +33,7 @@ class OwnedModel(msgspec.Struct, eq=False):
 
 
 def owned_model(description: ModelDescription, owner: str, grace_s: float) -> OwnedModel:
-    """Make an endpoint for a version of a model.
-
-    Args:
-        grace_s: How long requests wait for an owner that is gone.
-    """
+    """Make an endpoint for a version of a model; requests wait `grace_s` for an owner that is gone."""
     name, capacity = description.config.name, description.capacity
     pool = OwnerPool(name, owner, description.max_size, capacity, grace_s)
     config = msgspec.structs.replace(description.config, split=False)  # its owner cuts it

@@ -63,11 +63,7 @@ class Owner:
     def __init__(
         self, address: Address, options: LinkOptions, on_change: Callable[[Owner, Iterable[str]], object]
     ) -> None:
-        """Describe it.
-
-        Args:
-            on_change: Called with the names of models of which it says something else than before.
-        """
+        """Describe it; `on_change` is given the names of models of which it says something else than before."""
         self.address = address
         self.only: frozenset[str] = frozenset()
         self.problem = f"the owner {address} has not answered yet"

@@ -197,11 +197,7 @@ class DiskCache:
         shutil.rmtree(leaving, ignore_errors=True)
 
     def _adopt(self, *, is_ours: bool) -> None:
-        """Take what is whole of what is there, and remove the rest.
-
-        Args:
-            is_ours: Whether nobody else can have put it there.
-        """
+        """Keep what is whole if nobody else can have put it there, as `is_ours` says, and remove the rest."""
         found: list[tuple[float, _Kept, Path]] = []
         for entry in list(self.path.iterdir()):
             if entry.is_symlink():

@@ -45,11 +45,7 @@ class Refusals(Generic[K, V]):
         self._all: dict[K, Refused[V]] = {}
 
     def refuse(self, key: K, what: V, error: ForebayError, now: float, *, is_final: bool = False) -> Refused[V]:
-        """Note that something was not taken.
-
-        Args:
-            is_final: Whether trying again cannot help.
-        """
+        """Note that something was not taken; if that `is_final`, trying again cannot help."""
         before = self.of(key, what)
         pause_s = self._first_pause_s if before is None else min(before.pause_s * 2, MAX_PAUSE_S)
         again_s = float("inf") if is_final else now + pause_s

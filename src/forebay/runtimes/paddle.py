@@ -24,11 +24,7 @@ class Paddle:
     is_shared: bool = False
 
     def __init__(self, files: Sequence[Path], options: RunOptions) -> None:
-        """Load it.
-
-        Args:
-            files: A folder with `__model__` and a file for each parameter; or the program and all parameters.
-        """
+        """Load a folder with `__model__` and a file for each parameter, or the program and all parameters."""
         where = self.file = files[0]
         paddle = library("paddle.inference", f"{where.name} is run by Paddle", "paddlepaddle", "setuptools")
         config: Any = paddle.Config(*map(str, files))

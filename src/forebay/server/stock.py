@@ -185,11 +185,7 @@ class Stock:
             self._departure.set()
 
     async def wait_for(self, name: str, version: str | None = None) -> None:
-        """Let what was just written into a repository be found; returns once it counts, or no repository has it.
-
-        Args:
-            version: One of its versions; None is any.
-        """
+        """Wait until what was just written to a repository, of any version if None, counts, or none has it."""
         number = None if version is None else number_of(version)
         if (version is not None and number is None) or not self._app.is_stocked(name):
             return

@@ -70,11 +70,7 @@ class StockOffer:
     """
 
     def __init__(self, stocked: Sequence[Stocked], policy: VersionPolicy, loaded: Collection[Key]) -> None:
-        """Begin with what the policy says.
-
-        Args:
-            loaded: Which versions are in memory, now and later.
-        """
+        """Begin with what the policy says; `loaded` are the versions in memory, now and later."""
         self.refusals: Refusals[Key, Revision] = Refusals(FIRST_PAUSE_S)
         self.dismissed: dict[Key, Revision] = {}
         self.policies: dict[str, VersionPolicy] = {}

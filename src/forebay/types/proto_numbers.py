@@ -15,11 +15,7 @@ _PART: Final = 16 * 1024
 
 
 def array_in_parts(values: Sequence[Any], kind: str) -> npt.NDArray[Any]:
-    """Return numbers as an array.
-
-    Args:
-        kind: Its dtype, which can hold all of them.
-    """
+    """Return numbers as an array whose dtype, `kind`, can hold all of them."""
     import numpy as np
 
     array = np.empty(len(values), kind)

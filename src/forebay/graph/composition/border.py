@@ -136,11 +136,7 @@ class WirePool(Pool):
     """
 
     def __init__(self, wire: Wire, graph: GraphPool, *, slots: int) -> None:
-        """Put a border around a graph.
-
-        Args:
-            slots: Requests that may be in progress at a time, from decoding to encoding.
-        """
+        """Put a border around a graph; `slots` requests may be in progress, from decoding to encoding."""
         super().__init__()
         self.graph = graph
         self.places = graph.places

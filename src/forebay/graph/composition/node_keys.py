@@ -17,11 +17,7 @@ class NodeKeys:
     """Reads the batch key of each sample that a node is asked for."""
 
     def __init__(self, key_of: Callable[..., Hashable], name: str, ports: Sequence[str]) -> None:
-        """Prepare to read.
-
-        Args:
-            key_of: The user's function; it is given the inputs in their order, None for one that is absent.
-        """
+        """Prepare to read with the user's function; it gets the inputs in their order, None for an absent one."""
         self._key_of = key_of
         self._name = name
         self._ports = ports

@@ -113,11 +113,7 @@ class StreamedNodeRunner(ModelRunner):
     """A `Runner` for a node that streams: bodies are dicts of inputs, parts leave as clients want them."""
 
     def __init__(self, model: type[Model], port: str) -> None:
-        """Read the class; `open` makes the model.
-
-        Args:
-            port: The input whose values are the samples.
-        """
+        """Read the class; `open` makes the model, whose samples are the values of the input `port`."""
         super().__init__(model)
         self._port = port
         self.borrows_input = True  # values are loaded into memory of their own

@@ -40,11 +40,7 @@ def draw(graph: Drawable, form: Form) -> str:
 
 
 def mermaid(spec: GraphSpec, labels: Mapping[str, Sequence[str]]) -> str:
-    """Draw a graph as a flow chart of Mermaid, which GitHub and many editors show.
-
-    Args:
-        labels: Lines about each node, by its name.
-    """
+    """Draw a graph, with lines about its nodes by name, as a flow chart of Mermaid, which many editors show."""
     layout = layout_of(spec)
     vertices = [vertex for layer in layout.layers for vertex in layer if vertex.kind != "via"]
     ids = {vertex: f"{vertex.kind[0]}{number}" for number, vertex in enumerate(vertices)}

@@ -154,11 +154,7 @@ def _written() -> bytes:
 
 
 def of_registry(*, is_servers: bool = False) -> Iterator[Family]:
-    """Return what the registry of this process holds.
-
-    Args:
-        is_servers: With what prometheus_client says of the process itself.
-    """
+    """Return what this process's registry holds; what the client says of the process only if it `is_servers`."""
     import prometheus_client as client
     from prometheus_client.registry import REGISTRY
 

@@ -37,11 +37,7 @@ class Histogram:
         self.total += value * times
 
     def observe_since(self, now: float, moments: Sequence[float]) -> None:
-        """Count how long ago each of these moments was, many at once.
-
-        Args:
-            moments: Seconds, in rising order, as those of a batch in arrival order are.
-        """
+        """Count how many seconds ago each moment was, at once; they rise, as those of a batch in arrival order."""
         self.total += now * len(moments) - sum(moments)
         bounds, counts = self.bounds, self.counts
         index = bisect_left(bounds, now - moments[0])

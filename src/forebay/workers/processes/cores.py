@@ -17,11 +17,7 @@ ROOT = Path("/")
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Return how many processors can be used at once; at least one.
-
-    Args:
-        root: Where `proc` and `sys` are.
-    """
+    """Return how many processors can be used at once, at least one; `proc` and `sys` are in `root`."""
     allowed = len(os.sched_getaffinity(0))
     granted = min((share for group in _groups(root) if (share := _granted(group)) is not None), default=allowed)
     return max(min(allowed, math.ceil(granted)), 1)
