@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import httpx
@@ -76,7 +77,7 @@ def test_a_recipe_names_only_settings_that_there_are(path):
     assert set(re.findall(r"\bFOREBAY_[A-Z_]+", text)) - variables == set()
     written = {setting.written.flag: setting.kind for setting in [*SETTINGS, *declared(WorkerConfig).values()]}
     flags = written.keys() | {flag.replace("--", "--no-", 1) for flag, kind in written.items() if flag and kind is bool}
-    assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) - flags <= {"--gpus", *GENERATES}  # the first is Docker's
+    assert set(re.findall(r"`(--[a-z-]+)[ `]", text)) - flags <= {"--gpus", "--build-context", *GENERATES}  # Docker's
     for command in re.findall(r"forebay (?:serve|worker)((?:.*\\\n)*.*)", text):
         assert set(re.findall(r"(?<= )--[a-z-]+", command)) - flags == set()
 
@@ -149,14 +150,23 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
 
 
 @pytest.fixture
-def project(tmp_path, cli):
+def from_an_index(tmp_path):
+    """The environment of a forebay that is installed from an index: nothing says that it came from elsewhere."""
+    about = Path(str(distribution("forebay").locate_file(f"forebay-{version('forebay')}.dist-info")))
+    shutil.copytree(about, tmp_path / "site" / about.name, ignore=shutil.ignore_patterns("direct_url.json"))
+    return {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+
+
+@pytest.fixture
+def project(tmp_path, cli, from_an_index):
     """The project that the recipes are for, with the files that were generated for it."""
     folder = tmp_path / "my-model"
     assert cli("init", folder).returncode == 0
     shutil.copy(DEPLOY / "requirements.txt", folder)
     (folder / "keys.txt").write_text("a-key\n")
     options = "--workers 2 --api-key @keys.txt --image registry.example/my-model:1 --python-version 3.11"
-    done = cli("generate", ".", *options.split(), cwd=folder)
+    command = (sys.executable, "-m", "forebay", "generate", ".", *options.split())
+    done = run(*command, cwd=folder, env=from_an_index)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -204,8 +214,6 @@ def builder(tmp_path):
 
 @pytest.mark.slow
 def test_what_the_dockerfile_says_makes_a_server_that_is_healthy(project, builder, tmp_path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", project / "wheels"]
-    assert run(*command, cwd=ROOT).returncode == 0
     (project / "deploy/Dockerfile").unlink()
     done = run(sys.executable, "-m", "forebay", "generate", ".", "--force", "--python-version", "3.11", cwd=project)
     assert done.returncode == 0, done.stderr
@@ -213,15 +221,16 @@ def test_what_the_dockerfile_says_makes_a_server_that_is_healthy(project, builde
     secret = f"id=pip.conf,src={tmp_path / 'pip.conf'}"
     ignored = project / "deploy/Dockerfile.dockerignore"
     options = ("--pull-never", "--ignorefile", ignored, "--secret", secret, "-f", project / "deploy/Dockerfile")
+    options += ("--build-context", f"wheels={project / 'deploy/wheels'}")
     result = run(*builder("bud", *options, "-t", "my-model:1", project))
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     container = run(*builder("from", "--pull-never", "my-model:1")).stdout.strip()
     told = json.loads(run(*builder("inspect", container)).stdout)["OCIv1"]["config"]
     inside = builder("run", "--user", told["User"], "--env", "FOREBAY_HOST=127.0.0.1", container, "--")
     assert (told["User"], told["WorkingDir"], [*told["ExposedPorts"]]) == ("10001", "/app", ["8080/tcp"])
-    kept = run(*inside, "/bin/sh", "-c", "ls -a; whoami; touch /opt/a").stdout.split()
-    assert {"model.py", "forebay"} <= {*kept}
-    assert {"deploy", "keys.txt"} & {*kept} == set()
+    kept = run(*inside, "/bin/sh", "-c", "ls -a; whoami; touch model.py a /opt/a || stat -c %U:%a . model.py").stdout
+    assert {"model.py", "forebay", "root:755", "root:644"} <= {*kept.split()}
+    assert {"deploy", "keys.txt", "a"} & {*kept.split()} == set()
     server = Server(None, command=[*map(str, inside), *told["Cmd"]])
     try:
         server.wait_ready()

@@ -2,23 +2,20 @@
 """`forebay generate`, for every kind of project: what it writes fits the schemas of others, and what it runs runs."""
 
 import concurrent.futures
-import contextlib
-import io
 import json
 import re
 import shlex
 import shutil
 import subprocess
 from fnmatch import fnmatch
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from tests.conftest import FOREBAY, Server
+from tests.generated import generate, lay
 from tests.waiting import PATIENCE_S
-
-from forebay.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv/environments"
@@ -105,7 +102,7 @@ KINDS = {
     "model-file": (["net.onnx"], {"net.onnx": onnx_model}),
     "graph": (["graph.py"], {"graph.py": GRAPH}),
     "serving": (["serving.py:double"], {"serving.py": SERVING}),
-    "repository": (["."], {"net/1/model.onnx": onnx_model}),
+    "repository": (["models"], {"models/net/1/model.onnx": onnx_model}),
     "bucket": (["s3://bucket/some/models", "-o", "deploy"], {}),
     "nucleus": (["."], NUCLEUS),
     "nucleus-rpc": (
@@ -123,25 +120,6 @@ def run(*command, **more):
     return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S, check=False, **more)
 
 
-def generate(folder, *arguments):
-    """Generates in this process, which has imported all of it already."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = main(["generate", *map(str, arguments)])
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
-
-
-def lay(folder, files):
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        made: Any = content() if callable(content) else content
-        (folder / name).write_bytes(made if isinstance(made, bytes) else made.encode())
-    return folder
-
-
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory):
     """The folders of all kinds of projects, with what was generated in `deploy`."""
@@ -152,7 +130,8 @@ def projects(tmp_path_factory):
         (above / kind).mkdir()
         done = run(*FOREBAY, "generate", *arguments, cwd=lay(above / kind, files))
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-        assert f"docker build -f deploy/Dockerfile -t {'models' if kind == 'bucket' else kind}:1 " in done.stdout
+        name = "models" if kind in {"bucket", "repository"} else kind
+        assert f"docker build -f deploy/Dockerfile -t {name}:1 --build-context wheels=deploy/wheels " in done.stdout
         return above / kind
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
@@ -262,10 +241,11 @@ def test_the_rule_of_the_adapter_is_a_query(projects, tmp_path):
 def test_what_the_image_runs_answers_the_probes_and_has_the_metric_it_is_scaled_by(projects, kind, tmp_path):
     folder = projects[kind]
     _, *arguments = command_of(folder)
+    home = folder / "models" if kind == "repository" else folder
     more = ["--state-dir", str(tmp_path)] if kind == "nucleus" else []
     environment = {"FOREBAY_REPOSITORY_POLL_S": "0"} if kind == "repository" else {}
     ports = ["--grpc-port", "0"] if kind in {"file", "pipeline"} else []
-    server = Server(None, *more, *ports, command=["env", "-C", str(folder), *FOREBAY, *arguments], env=environment)
+    server = Server(None, *more, *ports, command=["env", "-C", str(home), *FOREBAY, *arguments], env=environment)
     try:
         server.wait_ready()
         (container,) = documents(folder, "kubernetes/deployment.yaml")[0]["spec"]["template"]["spec"]["containers"]
@@ -314,7 +294,10 @@ def test_what_only_its_kind_knows(projects):
     assert command_of(projects["bucket"])[2:] == ["s3://bucket/some/models", "--repository-folder", "/models"]
     assert installed("bucket") == "[buckets,onnx,openvino]"
     assert {"name": "models", "mountPath": "/models"} in pod("bucket")[1]["volumeMounts"]
-    assert not any(word == "COPY" for word, _ in lines_of(projects["bucket"]))
+    assert [rest.split()[0] for word, rest in lines_of(projects["bucket"]) if word == "COPY"] == ["--from=wheels"]
+    assert not (projects["repository"] / "models/deploy").exists()  # the server would look for a model in it
+    assert (projects["ventu"] / "requirements.txt").read_text().splitlines()[1:] == [f"pydantic=={version('pydantic')}"]
+    assert ["COPY", "requirements.txt /app/requirements.txt"] in lines_of(projects["ventu"])
     assert command_of(projects["pipeline"]) == ["forebay", "serve", "server.py"]
     assert [one["containerPort"] for one in pod("pipeline")[1]["ports"]] == [18080, 18090]
     assert {"name": "dev-shm", "emptyDir": {"medium": "Memory"}} in pod("pipeline")[0]["volumes"]
@@ -329,6 +312,22 @@ def test_what_only_its_kind_knows(projects):
         for container in documents(projects[kind], "kserve.yaml")[0]["spec"]["predictor"]["containers"]
     }
     assert spoken == {"file": ["v2"], "ventu": [], "nucleus-rpc": []}
+
+
+def test_pods_have_no_variables_of_services_and_credentials_of_buckets_are_a_secret(projects):
+    for kind, folder in projects.items():
+        specs = [
+            documents(folder, "kubernetes/deployment.yaml")[0]["spec"]["template"]["spec"],
+            documents(folder, "kserve.yaml")[0]["spec"]["predictor"],
+        ]
+        reference = {"secretRef": {"name": "models-bucket", "optional": True}}
+        for spec in specs:
+            assert spec["enableServiceLinks"] is False
+            assert spec["containers"][0].get("envFrom", []) == ([reference] if kind == "bucket" else [])
+        service = documents(folder, "compose.yaml")[0]["services"]["model"]
+        assert service.get("env_file", []) == (
+            [{"path": "./bucket.env", "required": False}] if kind == "bucket" else []
+        )
 
 
 def test_whoever_stops_a_server_waits_longer_than_its_drain(projects, tmp_path):
@@ -349,7 +348,7 @@ def test_keys_are_secrets_and_in_no_file(tmp_path):
     done = generate(tmp_path, "model.py", "--api-key", "@keys.txt", "--api-key", "hidden")
     assert done.returncode == 0, done.stderr
     assert "kubectl create secret generic" in done.stdout
-    texts = "".join(file.read_text() for file in (tmp_path / "deploy").rglob("*") if file.is_file())
+    texts = "".join(file.read_text(errors="replace") for file in (tmp_path / "deploy").rglob("*") if file.is_file())
     assert "very-secret" not in texts
     assert "hidden" not in texts
     assert "keys.txt" in (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
@@ -361,7 +360,8 @@ def test_keys_are_secrets_and_in_no_file(tmp_path):
 CREDENTIALS = (
     *(".env", ".env.production", "sub/.env", "tls.pem", "sub/tls.key", "id_rsa", "sub/id_ed25519", ".netrc", ".npmrc"),
     *(".pypirc", ".git-credentials", ".aws/credentials", ".ssh/known_hosts", ".docker/config.json", ".kube/config"),
-    *("keys.txt", "conf/api-keys", "more-keys", "notes.secret"),
+    *("keys.txt", "conf/api-keys", "more-keys", "notes.secret", "sub/keys.txt", ".envrc", "prod.env", "hub.token"),
+    *("credentials.json", "my-service-account.json", "secrets.yaml", "sub/.pgpass"),
 )
 
 
@@ -384,7 +384,17 @@ def test_credentials_are_left_out_of_the_image(tmp_path):  # F133
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines() if line[:1] != "#"]
     assert [name for name in CREDENTIALS if not is_ignored(name, lines)] == []
-    for name in ("model.py", "requirements.txt", "sub/model.py", "keyed.py", "environment.yml", "pem.py"):
+    kept = (
+        "requirements.txt",
+        "sub/model.py",
+        "keyed.py",
+        "environment.yml",
+        "pem.py",
+        "tokens.txt",
+        "token.py",
+        "env.py",
+    )
+    for name in ("model.py", *kept):
         assert not is_ignored(name, lines)
 
 
@@ -503,7 +513,10 @@ def installs(folder, *arguments):
     kept = [
         f"{word} {rest}"
         for word, rest in shown
-        if word in {"ARG", "FROM", "COPY", "RUN"} and rest != "$BASE" and "useradd" not in rest
+        if word in {"ARG", "FROM", "COPY", "RUN"}
+        and rest != "$BASE"
+        and "useradd" not in rest
+        and "--from=" not in rest
     ]
     return [line for line in kept if "venv" not in line and "chmod" not in line]
 
@@ -512,17 +525,20 @@ def test_the_server_may_read_its_code_and_not_change_it(tmp_path):  # F134
     lay(tmp_path, {"model.py": MODEL})
     assert generate(tmp_path, "model.py").returncode == 0
     lines = lines_of(tmp_path)
-    places = [number for number, (word, rest) in enumerate(lines) if "/app" in rest and word in {"COPY", "RUN"}]
+    places = [number for number, (word, rest) in enumerate(lines) if "/app" in rest and word in {"COPY", "RUN"}][1:]
+    others = "'(' ! -perm -o=r -o -perm /go=w -o -type d ! -perm -o=x ')'"
     assert [lines[number] for number in places] == [
         ["COPY", "./ /app/"],
-        ["RUN", "find /app '(' ! -perm -o=r -o -type d ! -perm -o=x ')' -exec chmod o+rX {} +"],
+        ["RUN", f"find /app ! -type l {others} -exec chmod go-w,o+rX {{}} +"],
     ]
     assert ["USER", "10001"] in lines[places[-1] :]
-    (tmp_path / "private").write_text("")
-    (tmp_path / "private").chmod(0o600)
+    for name, mode in {"private": 0o600, "shared": 0o666}.items():
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "link").symlink_to("nothing")
     opened = lines[places[-1]][1].replace("/app", shlex.quote(str(tmp_path)))
     assert run("/bin/sh", "-c", opened).returncode == 0
-    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o604
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "shared")] == [0o604, 0o644]
 
 
 def test_the_base_image_can_be_pinned_by_its_digest(tmp_path):  # F134
@@ -623,10 +639,3 @@ def test_what_cannot_be_is_said_and_nothing_is_written(tmp_path, arguments, told
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "deploy").exists()
-
-
-def test_what_is_imported_and_not_installed_is_told(tmp_path):
-    lay(tmp_path, {"model.py": "import json\nimport numpy as np\nimport other\n" + MODEL, "other.py": ""})
-    done = generate(tmp_path, "model.py")
-    assert done.returncode == 0
-    assert "warning: numpy: imported by the project" in done.stderr

@@ -180,7 +180,7 @@ def test_the_job_deploys_what_was_generated_for(found):
 def test_keys_are_a_secret(found, tmp_path):
     objects = found("--api-key", "hidden")
     assert {"name": "FOREBAY_API_KEY", "value": "@/run/secrets/api_keys"} in container(objects, "head")["env"]
-    texts = [file.read_text() for file in (tmp_path / "words/deploy").rglob("*") if file.is_file()]
+    texts = [file.read_text(errors="replace") for file in (tmp_path / "words/deploy").rglob("*") if file.is_file()]
     assert "hidden" not in "".join(texts)
 
 

@@ -159,7 +159,7 @@ def test_all_pods_share_a_secret_that_no_file_has(split, cli, tmp_path):
     assert has_keys["words-front"]
     assert has_keys["words-shout-owner"]  # it has the port as well
     assert not has_keys["words-shout-worker"]
-    texts = [file.read_text() for file in (tmp_path / "words/deploy").rglob("*") if file.is_file()]
+    texts = [file.read_text(errors="replace") for file in (tmp_path / "words/deploy").rglob("*") if file.is_file()]
     assert "hidden" not in "".join(texts)
     told = cli("generate", "model.py", "--kubernetes", "--split", "--force", cwd=tmp_path / "words").stdout
     assert 'create secret generic words-wire --from-literal=secret="$(openssl rand -hex 32)"' in told

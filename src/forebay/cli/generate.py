@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,9 +26,10 @@ Write what a project needs to run in containers: a Dockerfile, a Compose file, K
 HorizontalPodAutoscaler on forebay's own metrics, and an InferenceService of KServe. TARGET is what `forebay serve`
 takes. The project is checked first, as by `forebay check`.
 
-What the project needs besides is installed from its requirements.txt, conda-packages.txt and dependencies.sh, if they
-are there; without requirements.txt, from its setup.py. Wheels in its folder wheels/ are used. A private index is named
-by a secret: docker build --secret id=pip.conf,src=pip.conf
+The image installs the project's requirements.txt, conda-packages.txt and dependencies.sh, or its setup.py. If there is
+none of them, a requirements.txt is written: what the project imports, in the versions that are installed here. Imports
+that nothing brings are named with file and line. Wheels in the project's folder wheels/ are used. A private index is
+named by a secret: docker build --secret id=pip.conf,src=pip.conf
 
 Settings of `forebay serve` that are given here are those of the server in the container, and so are their paths; but
 keys, and the certificate of --certfile, lie here, and become secrets.
@@ -43,7 +45,6 @@ _NEVER: Final = frozenset({"host", "config", "api_keys", "secret", "certfile", "
 """What containers are told in another way, or have no use for."""
 _POOL: Final = frozenset({"workers", "worker_kind", "devices", "threads", "python"})
 """Settings of the workers that a server starts; in a split deployment each worker is a pod."""
-_IMPORTED: Final = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 
 
 def add_parser(commands: Any) -> None:
@@ -55,7 +56,13 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     files = parser.add_argument_group("files")
-    files.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="where they go (deploy/ in the project)")
+    files.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="where they go (deploy/ in the project, or beside a folder of models)",
+    )
     files.add_argument("--force", action="store_true", help="overwrite files that are there")
     files.add_argument("--image", metavar="NAME:TAG", help="what the image is called (the folder's name, :1)")
     files.add_argument(
@@ -97,7 +104,10 @@ def run(parsed: argparse.Namespace) -> int:
     """Write the files and say so."""
     import msgspec
 
+    from forebay.surfaces.container.bundled_wheel import bundled_wheel
+    from forebay.surfaces.container.context_files import context_files
     from forebay.surfaces.container.files import files_of, next_commands, write
+    from forebay.surfaces.container.project_check import checked
     from forebay.surfaces.container.wanted import Wanted
     from forebay.surfaces.lookup import recipe as recipe_for
     from forebay.surfaces.native.config import read_config
@@ -109,7 +119,9 @@ def run(parsed: argparse.Namespace) -> int:
         serve=(*recipe.serve, *flags_for(told_in(parsed), _NEVER)),
         python=parsed.python_version or recipe.python,
     )
-    output = parsed.output or (recipe.folder or Path.cwd()) / "deploy"
+    output = parsed.output or _output(recipe)
+    present = context_files(recipe.folder or output, output.absolute())
+    recipe = checked(msgspec.structs.replace(recipe, wheel=None if recipe.forebay else bundled_wheel()), present)
     in_file = {} if options.source is None else read_config(options.source).told
     keys = [(setting, text) for told in (told_in(parsed), in_file) for setting, text in secrets_in(told)]
     # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
@@ -119,15 +131,14 @@ def run(parsed: argparse.Namespace) -> int:
     split = _split(told_in(parsed), parsed.wire_tls) if parsed.split else None
     image = _image(parsed.image or recipe.name)
     only = parsed.kubernetes or parsed.ray
-    wanted = Wanted(output, image, parsed.replicas, secrets, split, has_ray=parsed.ray, is_kubernetes_only=only)
+    wanted = Wanted(output, image, parsed.replicas, secrets, split, parsed.ray, only, present.environments)
     files = files_of(recipe, wanted)
     write(files, output, force=parsed.force)
-    plain = [
-        f"{options.source}: {setting.key} stands there in plain text, and so it does in the image; write @FILE"
-        for setting, text in secrets_in(in_file)
-        if not text.startswith("@")
+    plain = [setting.key for setting, text in secrets_in(in_file) if not text.startswith("@")]
+    told = [
+        f"{options.source}: {key} stands there in plain text, and so it does in the image; write @FILE" for key in plain
     ]
-    for warning in [*options.warnings, *recipe.warnings, *plain, *_doubts(recipe)]:
+    for warning in [*options.warnings, *recipe.warnings, *told, *_literal_keys(recipe, present.names, files, plain)]:
         sys.stderr.write(f"forebay: warning: {warning}\n")
     sys.stdout.write(f"{output}: {', '.join(files)}\n\n")
     sys.stdout.writelines(f"  {command}\n" for command in next_commands(recipe, wanted))
@@ -182,14 +193,21 @@ def _image(name: str) -> str:
     return tagged
 
 
-def _doubts(recipe: Recipe) -> list[str]:
-    """Say what the project imports, if nothing says what to install."""
-    if recipe.folder is None or any((recipe.folder / one).is_file() for one in (*recipe.files, "setup.py")):
-        return []
-    files = [file for file in recipe.folder.glob("*.py") if not file.name.startswith("test_")]
-    found = {name for file in files for name in _IMPORTED.findall(file.read_text(errors="replace"))}
-    here = {path.stem for path in recipe.folder.iterdir()}
-    names = sorted(found - sys.stdlib_module_names - here - {"forebay", "msgspec"})
-    if not names:
-        return []
-    return [f"{', '.join(names)}: imported by the project, which has no requirements.txt: the image will not have it"]
+def _output(recipe: Recipe) -> Path:
+    """Return where the files go if no flag says so: not among models, where the server would look at them."""
+    folder = recipe.folder or Path.cwd()
+    return (folder.parent if recipe.is_repository else folder) / "deploy"
+
+
+def _literal_keys(
+    recipe: Recipe, names: Sequence[str], files: Mapping[str, str | bytes], told: Collection[str]
+) -> list[str]:
+    """Return warnings of keys in plain text that the image would have, except those that are told already."""
+    from forebay.surfaces.container.files import IGNORED
+    from forebay.surfaces.container.literal_keys import literal_keys
+    from forebay.surfaces.container.project_check import bounded
+
+    ignored = str(files[IGNORED]).splitlines()
+    found = [] if recipe.folder is None else literal_keys(recipe.folder, names, ignored)
+    more = "in plain text, and so in the image; read it from the environment, and give it to the container as a secret"
+    return bounded([f"{key.place}: {key.name} stands there {more}" for key in found if key.name not in told])

@@ -94,20 +94,20 @@ def test_the_default_is_nucleus_yaml_in_the_current_folder(project, generate):  
     root = project(PYTHON)
     done, new = generate(cwd=root)
     assert (done.returncode, new) == (0, ["nucleus.Dockerfile"])
-    assert "COPY --chown=10001 ./ /src/project/" in (root / "nucleus.Dockerfile").read_text()
+    assert "COPY ./ /src/project/" in (root / "nucleus.Dockerfile").read_text()
 
 
 def test_an_absolute_config_works_in_and_outside_of_the_project(project, generate, tmp_path):  # N1
     root = project(PYTHON)
     done, _ = generate(root / "nucleus.yaml")
     assert done.returncode == 0
-    assert "COPY --chown=10001 iris/ /src/project/" in (tmp_path / "nucleus.Dockerfile").read_text()
+    assert "COPY iris/ /src/project/" in (tmp_path / "nucleus.Dockerfile").read_text()
     (tmp_path / "elsewhere").mkdir()
     done, _ = generate(root / "nucleus.yaml", cwd=tmp_path / "elsewhere")
     assert done.returncode == 0
     assert "build the image from" in done.stderr
     text = (tmp_path / "elsewhere" / "nucleus.Dockerfile").read_text()
-    assert "COPY --chown=10001 ./ /src/project/" in text
+    assert "COPY ./ /src/project/" in text
     assert text.startswith("# docker build -f nucleus.Dockerfile -t iris ../iris\n")
 
 
@@ -175,7 +175,7 @@ def test_variables_of_the_image(dockerfile, config, kind, more):  # N141
         f"CORTEX_IMAGE_TYPE={kind}",
         "CORTEX_LOG_CONFIG_FILE=/src/cortex/log_config.yaml",
         "CORTEX_MODEL_SERVER_CONFIG=/src/project/nucleus.yaml",
-        "COPY --chown=10001 iris/ /src/project/",
+        "COPY iris/ /src/project/",
         *more,
     ]:
         assert line in text
@@ -187,7 +187,7 @@ def test_a_config_of_another_name_is_the_one_that_is_served(project, generate, t
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "nucleus.Dockerfile").read_text()
     assert "CORTEX_MODEL_SERVER_CONFIG=/src/project/my.yaml " in text
-    assert 'COPY --chown=10001 ["my project/", "/src/project/"]' in text
+    assert 'COPY ["my project/", "/src/project/"]' in text
     assert '"serve", "my.yaml"' in text
 
 
@@ -219,9 +219,7 @@ def test_the_project_is_there_before_its_steps_and_paths_may_be_nested(dockerfil
     config = PYTHON + "dependencies: {pip: deps/my reqs.txt}\n"
     text = dockerfile(config, "deps/my reqs.txt", "setup.py", "pip.conf", "mypkg/__init__.py")
     assert (
-        text.index("WORKDIR /src/project")
-        < text.index("COPY --chown=10001 iris/ /src/project/")
-        < text.index("forebay nucleus exec")
+        text.index("WORKDIR /src/project") < text.index("COPY iris/ /src/project/") < text.index("forebay nucleus exec")
     )
     assert steps_of(text) == ["pip --no-cache-dir install -r deps/my reqs.txt"]
 

@@ -14,6 +14,8 @@ from forebay.surfaces.container.recipe import USER, Recipe
 
 CONDA_IMAGE: Final = "condaforge/miniforge3:24.9.2-0"
 ENVIRONMENT: Final = "/opt/venv"
+WHEELS: Final = "wheels"
+"""A build context of its own, which has the wheel of forebay: the project need not be around the output's folder."""
 
 _PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
 _INDEX: Final = "--mount=type=secret,id=pip.conf PIP_CONFIG_FILE=/run/secrets/pip.conf"
@@ -28,20 +30,26 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         build: The command that builds it.
         source: The project's folder, seen from where the image is built.
     """
-    found = [] if recipe.folder is None else steps(recipe.folder, recipe.files)
+    found = [] if recipe.folder is None else steps(recipe.folder, recipe.files, pins=recipe.requirements)
     is_ours = recipe.user == USER
     variables = {**recipe.variables, "FOREBAY_HOST": "0.0.0.0"}  # noqa: S104 - in a container only it is alone
     wheels: list[str] = []
     if recipe.folder is not None and (recipe.folder / "wheels").is_dir():
-        variables["PIP_FIND_LINKS"] = f"{recipe.home}/wheels"
         wheels = [_copy(f"{source}/wheels/", f"{recipe.home}/wheels/")]
+    if recipe.wheel is not None:
+        copied = _copy(recipe.wheel.name, f"{recipe.home}/wheels/", f"--from={WHEELS} ")
+        wheels += [
+            f"# --build-context {WHEELS}=...: the forebay that wrote this file.",
+            "# hadolint ignore=DL3022",
+            copied,
+        ]
+    if wheels:
+        variables["PIP_FIND_LINKS"] = f"{recipe.home}/wheels"
     is_named = any(re.search(r"^forebay\b", step.text, re.MULTILINE) for step in found)
-    if recipe.step:  # the original runs projects as root, and they may write to their folder
-        project = [_copy(f"{source}/", f"{recipe.home}/", f"--chown={recipe.user} ")]
-    else:  # the server may read its code and not change it
-        unreadable = "'(' ! -perm -o=r -o -type d ! -perm -o=x ')'"
-        opened = f"RUN find {_words([recipe.home])} {unreadable} -exec chmod o+rX {{}} +"
-        project = [_copy(f"{source}/", f"{recipe.home}/"), opened]
+    # The server may read its code and not change it. A link has no permissions of its own.
+    others = "! -type l '(' ! -perm -o=r -o -perm /go=w -o -type d ! -perm -o=x ')'"
+    restricted = f"RUN find {_words([recipe.home])} {others} -exec chmod go-w,o+rX {{}} +"
+    project = [_copy(f"{source}/", f"{recipe.home}/"), restricted]
     is_early = bool(found) and (bool(recipe.step) or any(step.needs for step in found))
     # Only what the steps read, so that a change of the code installs nothing anew.
     files = [_copy(f"{source}/{step.file}", f"{recipe.home}/{step.file}") for step in found]
@@ -59,7 +67,10 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
         *(f"RUN {_INDEX} {_words([*recipe.step, *one])}" for step in found for one in step.commands),
     ]
     if found and not (is_named and not recipe.extras):
-        lines += ["# Whatever the steps above replaced or removed, forebay has what it needs."]
+        lines += [
+            "# Whatever the steps above replaced or removed, forebay has what it needs.",
+            "# hadolint ignore=DL3059",
+        ]
         lines += _forebay(recipe, is_named=is_named)[-1:]
     lines += project if recipe.folder is not None and not is_early else []
     if recipe.writes:

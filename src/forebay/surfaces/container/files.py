@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import ConfigError
-from forebay.surfaces.container.dockerfile import dockerfile
+from forebay.surfaces.container.dockerfile import WHEELS, dockerfile
 from forebay.surfaces.container.filling import block, filled, shown
 from forebay.surfaces.container.install_steps import steps
 from forebay.surfaces.container.manifests import MOST, kustomization, scrape, whole
 from forebay.surfaces.container.pod import (
+    BUCKET,
     KEYS,
     SHARED_MEMORY,
     TLS,
@@ -32,9 +33,10 @@ from forebay.surfaces.container.split import certificates_script, split
 from forebay.surfaces.container.wanted import Wanted
 
 CERTIFICATES: Final = "wire-certificates.sh"
+IGNORED: Final = "Dockerfile.dockerignore"
 
 
-def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
+def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str | bytes]:
     """Return the files, by their names below the output's folder.
 
     Raises:
@@ -56,7 +58,7 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         return filled(name, common, {"file": shown(output / name), **values})
 
     manifests = _manifests(recipe, wanted)
-    texts = {
+    texts: dict[str, str | bytes] = {
         "Dockerfile": dockerfile(recipe, next_commands(recipe, wanted)[0]),
         **{_dockerfile_of(one): one.dockerfile for one in recipe.sidecars},
         "kubernetes/kustomization.yaml": kustomization(wanted, [*manifests]),
@@ -73,13 +75,18 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         texts["prometheus-adapter.yaml"] = deployed("prometheus-adapter.yaml")
     own = [os.path.relpath(output / name.partition("/")[0], context) for name in texts]
     more = own if output == context else [os.path.relpath(output, context)]
+    more += wanted.environments
     more += [] if recipe.step else ["**/.env"]
     more += [os.path.relpath(file, context) for file in recipe.tls or ()]
     if recipe.index is not None and not any("pip.conf" in step.text for step in steps(context, recipe.files)):
         more.append(recipe.index.name)
     more += [os.path.relpath(file, context) for file in wanted.secrets]
     inside = sorted({one for one in more if not one.startswith("..")})
-    texts["Dockerfile.dockerignore"] = filled("dockerignore", {"own": _own_ignored(context), "more": inside})
+    texts[IGNORED] = filled("dockerignore", {"own": _own_ignored(context), "more": inside})
+    if recipe.wheel is not None:
+        texts[f"{WHEELS}/{recipe.wheel.name}"] = recipe.wheel.content
+    if recipe.requirements:
+        texts[Path(os.path.relpath(context / recipe.files[2], output)).as_posix()] = recipe.requirements
     return texts
 
 
@@ -98,8 +105,8 @@ def _own_ignored(context: Path) -> list[str]:
     return ["# As .dockerignore says:", *text.splitlines(), "# Beside that:"]
 
 
-def write(files: Mapping[str, str], folder: Path, *, force: bool) -> list[Path]:
-    """Write files below a folder; returns which.
+def write(files: Mapping[str, str | bytes], folder: Path, *, force: bool) -> list[Path]:
+    """Write files below a folder, and return their paths; what is no text is replaced whoever wrote it.
 
     Raises:
         ConfigError: If one of them is there with another text and nobody forces it, or they cannot be written; then
@@ -107,13 +114,17 @@ def write(files: Mapping[str, str], folder: Path, *, force: bool) -> list[Path]:
     """
     paths = {folder / name: text for name, text in files.items()}
     try:
-        others = [path for path, text in paths.items() if path.exists() and path.read_text(errors="replace") != text]
+        others = [
+            path
+            for path, text in paths.items()
+            if isinstance(text, str) and path.exists() and path.read_text(errors="replace") != text
+        ]
         if others and not force:
             msg = f"{', '.join(map(shown, others))} would be overwritten; say --force, or --output with another folder"
             raise ConfigError(msg)
         for path, text in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
     except OSError as error:
         raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
     return list(paths)
@@ -123,7 +134,9 @@ def next_commands(recipe: Recipe, wanted: Wanted) -> list[str]:
     """Return what may be run next, in its order."""
     context = wanted.output if recipe.folder is None else recipe.folder
     index = "" if recipe.index is None else f" --secret id=pip.conf,src={shown(recipe.index)}"
+    wheels = "" if recipe.wheel is None else f" --build-context {WHEELS}={shown(wanted.output / WHEELS)}"
     secrets = [f"generic {recipe.name}-keys --from-file={Path(KEYS).name}=keys.txt"] if recipe.has_keys else []
+    secrets += [f"generic {recipe.name}-bucket --from-env-file={BUCKET}"] if recipe.reads_bucket else []
     if recipe.tls is not None:
         certificate, key = (shown(Path(file)) for file in recipe.tls)
         secrets.append(f"tls {recipe.name}-tls --cert={certificate} --key={key}")
@@ -132,7 +145,7 @@ def next_commands(recipe: Recipe, wanted: Wanted) -> list[str]:
     makes_certificates = wanted.split is not None and wanted.split.tls == "secret"
     compose, kserve = (shown(wanted.output / name) for name in ("compose.yaml", "kserve.yaml"))
     return [
-        f"docker build -f {shown(wanted.output / 'Dockerfile')} -t {wanted.image}{index} {shown(context)}",
+        f"docker build -f {shown(wanted.output / 'Dockerfile')} -t {wanted.image}{wheels}{index} {shown(context)}",
         *([] if wanted.is_kubernetes_only else [f"docker compose -f {compose} up --build --wait"]),
         *(f"kubectl create secret {secret}" for secret in secrets),
         *([f"sh {shown(wanted.output / CERTIFICATES)} ~/{recipe.name}-wire"] if makes_certificates else []),
@@ -159,12 +172,14 @@ def _compose(recipe: Recipe, wanted: Wanted, context: Path) -> dict[str, str | S
         environment[name] = target
         secrets.append({"source": Path(target).name, "target": target})
         files[Path(target).name] = os.path.relpath(file, output)
-    build: dict[str, Any] = {}
+    build: dict[str, Any] = {} if recipe.wheel is None else {"additional_contexts": {WHEELS: f"./{WHEELS}"}}
     if recipe.index is not None:
         build["secrets"] = ["pip.conf"]
         files["pip.conf"] = os.path.relpath(recipe.index, output)
     top: dict[str, Any] = {"secrets": {name: {"file": file} for name, file in files.items()}} if files else {}
-    told = {"environment": environment, "secrets": secrets} if secrets else {}
+    told: dict[str, Any] = {"environment": environment, "secrets": secrets} if secrets else {}
+    if recipe.reads_bucket:
+        told["env_file"] = [{"path": f"./{BUCKET}", "required": False}]
     volumes = {path: slug(path) for path in recipe.writes if path != SHARED_MEMORY}
     service: dict[str, Any] = {}
     if volumes:

@@ -33,11 +33,14 @@ class InstallStep(msgspec.Struct, frozen=True):
     text: str
 
 
-def steps(folder: Path, files: tuple[str, str, str], pip: tuple[str, ...] = ("pip",)) -> list[InstallStep]:
+def steps(
+    folder: Path, files: tuple[str, str, str], pip: tuple[str, ...] = ("pip",), pins: str = ""
+) -> list[InstallStep]:
     """Return the installation steps of a project in their order; a file that is not there makes no step.
 
     Args:
         files: For a shell, for conda, for pip.
+        pins: Text of the file for pip, if that is not there yet.
 
     Raises:
         ConfigError: If a file lies outside the project, where no image could have it.
@@ -54,8 +57,9 @@ def steps(folder: Path, files: tuple[str, str, str], pip: tuple[str, ...] = ("pi
         path = Path(os.path.normpath(folder / file))
         if not path.is_relative_to(os.path.normpath(folder)):
             raise ConfigError(f"dependencies.{name}: {file} is outside of the project, {folder}")
-        if path.is_file():
-            text = path.read_text(encoding="utf-8", errors="replace")
+        is_there = path.is_file()
+        if is_there or (name == "pip" and pins):
+            text = path.read_text(encoding="utf-8", errors="replace") if is_there else pins
             needs = name == "shell" or (name == "pip" and bool(_BESIDE.search(text)))
             found.append(InstallStep(name, file, run, needs, text))
     if not any(step.name == "pip" for step in found) and (folder / "setup.py").is_file():

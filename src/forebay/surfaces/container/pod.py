@@ -13,6 +13,8 @@ from forebay.surfaces.container.recipe import AFTER_DRAIN_S, PRE_STOP_S, Recipe,
 
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - what it is called
 KEYS: Final = "/run/secrets/api_keys"
+BUCKET: Final = "bucket.env"
+"""The file that has the credentials of a bucket, as variables; the manifests name a secret that is made of it."""
 TLS: Final = {"FOREBAY_CERTFILE": "/run/tls/tls.crt", "FOREBAY_KEYFILE": "/run/tls/tls.key"}
 """Where a container finds its certificate and the key, by the settings that say so; names are those of Kubernetes."""
 WIRE_SECRET: Final = "/run/wire/secret"  # noqa: S105 - a path
@@ -53,9 +55,10 @@ class Role(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a container finds beside its image, as lines: variables, and files in volumes."""
+    """What a container finds beside its image, as lines: variables, secrets that hold some, and files in volumes."""
 
     environment: list[str]
+    env_from: list[str]
     mounts: list[str]
     volumes: list[str]
 
@@ -83,7 +86,14 @@ def given(recipe: Recipe, role: Role) -> Given:
     if role.certificate:
         mounts.append({"name": "wire-tls", "mountPath": WIRE_TLS, "readOnly": True})
         kinds.append({"name": "wire-tls", "secret": {"secretName": f"{recipe.name}-wire-{role.certificate}"}})
-    return Given(*([flow(one) for one in items] for items in (environment, mounts, kinds)))
+    # Where the pod has a role in the cloud, or the bucket is public, there need be no secret.
+    named = {"name": f"{recipe.name}-bucket", "optional": True}
+    env_from = block({"envFrom": [{"secretRef": named}]} if recipe.reads_bucket else {})
+    return Given(_items(environment), env_from, _items(mounts), _items(kinds))
+
+
+def _items(items: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [flow(one) for one in items]
 
 
 def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
@@ -101,6 +111,7 @@ def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
             "command": [f"command: {_listed(role.command)}"] if role.command else [],
             "ports": ["ports:", *(f"  {port}" for port in ports)] if role.has_port else [],
             "environment": found.environment,
+            "env_from": found.env_from,
             "mounts": found.mounts,
             "volumes": found.volumes,
             "resources": [

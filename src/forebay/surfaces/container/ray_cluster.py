@@ -86,6 +86,7 @@ def ray_cluster(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
         "ready": inline(["sh", "-c", READY, "sh", *health(recipe)]),
         "security": block({"runAsNonRoot": True, "runAsUser": USER, "fsGroup": GROUP, "seccompProfile": SECCOMP}),
         "environment": found.environment,
+        "env_from": found.env_from,
         "mounts": found.mounts,
         "volumes": found.volumes,
         "ports": block({"ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}),

@@ -15,6 +15,7 @@ from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
+    from forebay.surfaces.container.bundled_wheel import BundledWheel
 
 OLDEST_PYTHON: Final = (3, 11)
 """What forebay itself runs on."""
@@ -66,6 +67,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         extras: Which of forebay's extras are installed.
         forebay: What pip installs instead of a release, with the lines that bring it; empty for a release.
         files: The files that say what to install besides: for a shell, for conda, for pip.
+        requirements: Text of the file for pip, if the project has none and gets it.
+        wheel: The wheel of forebay that is installed, if an index may not have it.
+        is_repository: Whether the folder holds models, so that nothing is to be written into it.
         step: What runs a step of the installation, and has nothing but the project before it; empty for the shell.
         http_port: The port of HTTP, with `/readyz` and `/metrics`; None if there is none.
         grpc_port: The port of gRPC; None if there is none.
@@ -90,6 +94,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     extras: tuple[str, ...] = ()
     forebay: tuple[str, ...] = ()
     files: tuple[str, str, str] = ("dependencies.sh", "conda-packages.txt", "requirements.txt")
+    requirements: str = ""
+    wheel: BundledWheel | None = None
+    is_repository: bool = False
     step: tuple[str, ...] = ()
     http_port: int | None = None
     grpc_port: int | None = None
@@ -106,6 +113,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     sidecars: tuple[Sidecar, ...] = ()
     models: tuple[SplitModel, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def reads_bucket(self) -> bool:
+        """Whether models come from a bucket, which asks for credentials."""
+        return "buckets" in self.extras
 
     @property
     def index(self) -> Path | None:

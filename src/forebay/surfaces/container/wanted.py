@@ -31,6 +31,7 @@ class Wanted(NamedTuple):
         split: How fronts, owners and workers are started as pods of their own; None puts all into each pod.
         has_ray: Whether pods are nodes of a cluster of Ray.
         is_kubernetes_only: Whether only the image and the Kubernetes manifests are written.
+        environments: Virtual environments in the project's folder, which no image should have.
     """
 
     output: Path
@@ -40,3 +41,4 @@ class Wanted(NamedTuple):
     split: SplitFlags | None = None
     has_ray: bool = False
     is_kubernetes_only: bool = False
+    environments: Sequence[str] = ()

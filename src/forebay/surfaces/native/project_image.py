@@ -43,23 +43,29 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
         kept = () if options.repository.folder else ("--repository-folder", MODELS)
         return recipe_of(None, options, folder=None, target=(target, *kept), extras=[*extras], writes=(MODELS,))
     project = build()
+    stock = project.app.stock
+    if stock is not None and any(is_address(one.repository.place) for one in stock.stocked):
+        extras.add("buckets")  # of a class with a `repository`
     writes: tuple[str, ...] = ()
-    if project.app.stock is not None and not options.repository.folder and "buckets" in extras:
+    if stock is not None and not options.repository.folder and "buckets" in extras:
         writes = (MODELS,)
     said: tuple[str, ...] = ()
+    is_models = False
     if options.source is not None:
         folder = options.source.absolute().parent
         told = options.source.name
         said = (".",) if told == FILE and not target else ("--config", told)
     else:
         path = split_target(targets[0])[0].absolute()
-        folder = path if path.is_dir() else path.parent
+        is_models = path.is_dir()
+        folder = path if is_models else path.parent
     below = [inside(split_target(one)[0].absolute(), folder) for one in targets if not is_address(one)]
     if target:
         _, name = split_target(target)
         said = (f"{below[0]}:{name}" if name else below[0], *said)
     kept = ("--repository-folder", MODELS) if writes else ()
     made = recipe_of(project, options, folder=folder, target=(*said, *kept), extras=[*extras], writes=writes)
+    made = msgspec.structs.replace(made, is_repository=is_models)
     is_plain = target.endswith(".py") or ".py:" in target
     if options.source is not None or options.overrides.python is not None or not is_plain:
         return made
