@@ -298,6 +298,7 @@ def test_what_only_its_kind_knows(projects):
     assert not (projects["repository"] / "models/deploy").exists()  # the server would look for a model in it
     assert (projects["ventu"] / "requirements.txt").read_text().splitlines()[1:] == [f"pydantic=={version('pydantic')}"]
     assert ["COPY", "requirements.txt /app/requirements.txt"] in lines_of(projects["ventu"])
+    assert installed("pipeline") == "[grpc,pipeline]"  # without numpy it does not start
     assert command_of(projects["pipeline"]) == ["forebay", "serve", "server.py"]
     assert [one["containerPort"] for one in pod("pipeline")[1]["ports"]] == [18080, 18090]
     assert {"name": "dev-shm", "emptyDir": {"medium": "Memory"}} in pod("pipeline")[0]["volumes"]
@@ -525,7 +526,7 @@ def test_the_server_may_read_its_code_and_not_change_it(tmp_path):  # F134
     lay(tmp_path, {"model.py": MODEL})
     assert generate(tmp_path, "model.py").returncode == 0
     lines = lines_of(tmp_path)
-    places = [number for number, (word, rest) in enumerate(lines) if "/app" in rest and word in {"COPY", "RUN"}][1:]
+    places = [number for number, (word, rest) in enumerate(lines) if "/app" in rest and word in {"COPY", "RUN"}]
     others = "'(' ! -perm -o=r -o -perm /go=w -o -type d ! -perm -o=x ')'"
     assert [lines[number] for number in places] == [
         ["COPY", "./ /app/"],
@@ -574,7 +575,7 @@ def test_a_release_that_the_requirements_name_is_the_one(tmp_path):
         "RUN pip install -r requirements.txt",
         "COPY ./ /app/",
     ]
-    assert "PIP_FIND_LINKS=/app/wheels" in (tmp_path / "deploy/Dockerfile").read_text()
+    assert 'PIP_FIND_LINKS="/app/wheels /opt/wheels"' in (tmp_path / "deploy/Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(

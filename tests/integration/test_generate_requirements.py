@@ -209,7 +209,7 @@ def test_the_image_gets_the_forebay_that_wrote_its_files_and_an_index_is_asked_f
     name = f"forebay-{version('forebay')}"
     assert wheel.name == f"{name}-py3-none-any.whl"
     dockerfile = tmp_path / "deploy/Dockerfile"
-    assert f"COPY --from=wheels {wheel.name} /app/wheels/\n" in dockerfile.read_text()
+    assert f"COPY --from=wheels {wheel.name} /opt/wheels/\n" in dockerfile.read_text()
 
     # The wheel is installed as installers do, which hold it to its RECORD.
     site = tmp_path / "site"

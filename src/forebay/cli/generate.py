@@ -208,6 +208,6 @@ def _literal_keys(
     from forebay.surfaces.container.project_check import bounded
 
     ignored = str(files[IGNORED]).splitlines()
-    found = [] if recipe.folder is None else literal_keys(recipe.folder, names, ignored)
+    found = () if recipe.folder is None else literal_keys(recipe.folder, names, ignored)
     more = "in plain text, and so in the image; read it from the environment, and give it to the container as a secret"
     return bounded([f"{key.place}: {key.name} stands there {more}" for key in found if key.name not in told])

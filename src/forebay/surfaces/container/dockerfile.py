@@ -16,6 +16,8 @@ CONDA_IMAGE: Final = "condaforge/miniforge3:24.9.2-0"
 ENVIRONMENT: Final = "/opt/venv"
 WHEELS: Final = "wheels"
 """A build context of its own, which has the wheel of forebay: the project need not be around the output's folder."""
+_BUNDLED: Final = "/opt/wheels"
+"""Where that wheel lies in the image: not in the project's folder, which may hold models."""
 
 _PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
 _INDEX: Final = "--mount=type=secret,id=pip.conf PIP_CONFIG_FILE=/run/secrets/pip.conf"
@@ -34,17 +36,20 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
     is_ours = recipe.user == USER
     variables = {**recipe.variables, "FOREBAY_HOST": "0.0.0.0"}  # noqa: S104 - in a container only it is alone
     wheels: list[str] = []
+    links: list[str] = []
     if recipe.folder is not None and (recipe.folder / "wheels").is_dir():
-        wheels = [_copy(f"{source}/wheels/", f"{recipe.home}/wheels/")]
+        links.append(f"{recipe.home}/wheels")
+        wheels.append(_copy(f"{source}/wheels/", f"{recipe.home}/wheels/"))
     if recipe.wheel is not None:
-        copied = _copy(recipe.wheel.name, f"{recipe.home}/wheels/", f"--from={WHEELS} ")
+        links.append(_BUNDLED)
+        copied = _copy(recipe.wheel.name, f"{_BUNDLED}/", f"--from={WHEELS} ")
         wheels += [
             f"# --build-context {WHEELS}=...: the forebay that wrote this file.",
             "# hadolint ignore=DL3022",
             copied,
         ]
-    if wheels:
-        variables["PIP_FIND_LINKS"] = f"{recipe.home}/wheels"
+    if links:
+        variables["PIP_FIND_LINKS"] = " ".join(links)
     is_named = any(re.search(r"^forebay\b", step.text, re.MULTILINE) for step in found)
     # The server may read its code and not change it. A link has no permissions of its own.
     others = "! -type l '(' ! -perm -o=r -o -perm /go=w -o -type d ! -perm -o=x ')'"

@@ -60,7 +60,7 @@ class PipelineSurface:
         path = Path(target).absolute()
         project = self.build(target, options)
         writes = (f"/app/{FOLDER}", "/dev/shm")  # noqa: S108 - where large values are kept
-        return recipe_of(project, options, folder=path.parent, target=(path.name,), writes=writes)
+        return recipe_of(project, options, folder=path.parent, target=(path.name,), extras=("pipeline",), writes=writes)
 
 
 def serve(server: Any) -> int:
@@ -93,5 +93,5 @@ def _told_what_to_install() -> Generator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in {"google", "grpc"}:
             raise
-        msg = f"pipelines need {error.name}, which is not installed here; install it with: pip install forebay[grpc]"
+        msg = f"pipelines need {error.name}, which is not installed here; run pip install 'forebay[pipeline]'"
         raise ConfigError(msg) from error
