@@ -138,14 +138,17 @@ def test_what_a_requirement_brings_is_not_missed(tmp_path, listed):
         "requirements.txt": listed,
         "more.txt": "--requirement=sub/more.txt\n",
     }
-    lay(tmp_path, {**files, "sub/more.txt": "-r ../more.txt\n-c ../c.txt\nnumpy[x]==2\n"})  # in a circle
+    lay(
+        tmp_path, {**files, "sub/more.txt": "-r ../more.txt\n-c ../c.txt\n-r pipe\n-r /dev/zero\nnumpy[x]==2\n"}
+    )  # in a circle
+    os.mkfifo(tmp_path / "sub/pipe")  # nobody writes
     assert told(generate(tmp_path, "model.py")) == []
 
 
 @pytest.mark.parametrize(
     "listed, unless",
     [
-        ("httpx\n# numpy\n--index-url https://localhost/numpy\n-c c.txt\n", ""),
+        ("httpx\n# numpy\n--extra-index numpy\n-c c.txt\n", ""),
         ("", ""),
         ("-e .\nhttps://localhost/a.tar.gz\n", " (unless ., https://localhost/a.tar.gz brings it)"),
         ("a-private-package\n", " (unless a-private-package brings it)"),

@@ -106,7 +106,7 @@ def _own_ignored(context: Path) -> list[str]:
 
 
 def write(files: Mapping[str, str | bytes], folder: Path, *, force: bool) -> list[Path]:
-    """Write files below a folder, and return their paths; what is no text is replaced whoever wrote it.
+    """Write files below a folder, and return their paths; binary files are always replaced.
 
     Raises:
         ConfigError: If one of them is there with another text and nobody forces it, or they cannot be written; then
