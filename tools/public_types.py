@@ -14,7 +14,6 @@ LEADS_INSIDE = {
     "forebay.asgi",
     "forebay.testing.AsyncClient",
     "forebay.testing.Client",
-    "forebay.testing.ManualPool",
     "forebay.testing.client",
 }
 """Names that lead to classes which nobody outside uses, with attributes whose types are inferred."""

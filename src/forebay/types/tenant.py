@@ -60,12 +60,12 @@ class Tenant:
         deadline_s: float = float("inf"),
         tenants: Tenants | None = None,
     ) -> None:
-        self.name = name
-        self.tier = tier
-        self.weight = weight
-        self.deadline_s = deadline_s
+        self.name: str = name
+        self.tier: int = tier
+        self.weight: float = weight
+        self.deadline_s: float = deadline_s
         self.allowance: Allowance | None = None
-        self.child = ""
+        self.child: str = ""
         self.parent: Tenant | None = None
         self._all = tenants
 
@@ -127,7 +127,7 @@ class Tenants:
 
     def __init__(self, configs: Mapping[str, TenantConfig] | None = None, *, are_named: bool = False) -> None:
         """Know tenants by what is configured of them; if keys have names, there are others as well."""
-        self.are_told_apart = are_named or bool(configs)
+        self.are_told_apart: bool = are_named or bool(configs)
         self.are_limited = False
         self._configs: Mapping[str, TenantConfig] = {}
         self._fronts = 1
@@ -141,7 +141,7 @@ class Tenants:
     def configure(self, configs: Mapping[str, TenantConfig]) -> None:
         """Change what tenants may have, also of what waits already; limits that are the same go on."""
         self._configs = configs
-        self.are_limited = any(config.limits is not None for config in configs.values())
+        self.are_limited: bool = any(config.limits is not None for config in configs.values())
         for (name, wish), tenant in self._known.items():
             config = self._config(name)
             tenant.weight, tenant.tier = config.weight, max(config.tier, wish)

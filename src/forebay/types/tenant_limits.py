@@ -100,7 +100,7 @@ class Allowance:
         """Begin with all of it, or with the part of one of several fronts."""
         self.tenant = tenant
         self.config = config
-        self.streams = 0
+        self.streams: int = 0
         self._requests = config.requests_per_s and config.requests_per_s.bucket(fronts)
         self._rows = config.rows_per_s and config.rows_per_s.bucket(fronts)
         self._worker_s = config.worker_seconds_per_min and config.worker_seconds_per_min.bucket()
@@ -116,7 +116,7 @@ class Allowance:
         ]
         if self._max_streams is not None:
             items.append(f'"open_streams";q={self._max_streams};qu="concurrent-requests"')
-        self.policy = ", ".join(items)
+        self.policy: str = ", ".join(items)
 
     def left(self, now: float) -> str:
         """Return what is left of that and, in whole seconds, when there is more, as `RateLimit` says it."""

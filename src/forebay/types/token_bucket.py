@@ -37,8 +37,8 @@ class TokenBucket:
     __slots__ = ("_full_at", "_ticket", "_tickets", "burst", "rate")
 
     def __init__(self, rate: float, burst: float) -> None:
-        self.rate = rate
-        self.burst = burst
+        self.rate: float = rate
+        self.burst: float = burst
         self._full_at = self._ticket = float("-inf")
         self._tickets = RetryTickets(MOST_S * rate)  # its rate is known: tickets may be as far ahead as any
 

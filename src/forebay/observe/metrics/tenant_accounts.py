@@ -59,15 +59,15 @@ class TenantAccount:
     )
 
     def __init__(self, model: str, version: str, tenant: str) -> None:
-        self.model = model
-        self.version = version
-        self.tenant = tenant
+        self.model: str = model
+        self.version: str = version
+        self.tenant: str = tenant
         self.told: Amounts = NOTHING
-        self.worker_s = 0.0
-        self.rows = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.queue_s = Histogram(SECONDS)
+        self.worker_s: float = 0.0
+        self.rows: int = 0
+        self.prompt_tokens: int = 0
+        self.completion_tokens: int = 0
+        self.queue_s: Histogram = Histogram(SECONDS)
         self.refused: dict[str, int] = {}
 
     def untold(self) -> Amounts:

@@ -72,12 +72,12 @@ class _File:
     __slots__ = ("address", "descriptor", "inode", "map", "path")
 
     def __init__(self, size: int) -> None:
-        self.descriptor = make_file("forebay-body")
+        self.descriptor: int = make_file("forebay-body")
         os.ftruncate(self.descriptor, size)
-        self.path = f"/proc/{os.getpid()}/fd/{self.descriptor}"
-        self.inode = os.fstat(self.descriptor).st_ino
-        self.map = mmap.mmap(self.descriptor, size)
-        self.address = _address_of(memoryview(self.map))
+        self.path: str = f"/proc/{os.getpid()}/fd/{self.descriptor}"
+        self.inode: int = os.fstat(self.descriptor).st_ino
+        self.map: mmap.mmap = mmap.mmap(self.descriptor, size)
+        self.address: int = _address_of(memoryview(self.map))
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone before it
         if hasattr(self, "descriptor"):
@@ -98,11 +98,11 @@ class _Place:
     __slots__ = ("file", "offset", "owner", "reserved", "size")
 
     def __init__(self, file: _File, offset: int, size: int, owner: Places) -> None:
-        self.file = file
-        self.offset = offset
-        self.size = size
+        self.file: _File = file
+        self.offset: int = offset
+        self.size: int = size
         self.reserved = 0
-        self.owner = owner
+        self.owner: Places = owner
 
     def reserve(self, size: int) -> None:
         """Have memory for so many bytes, or some more; raises an `OSError` if there is none."""
@@ -134,7 +134,7 @@ class _Place:
         if self.size <= LONGEST_SHARED_BYTES:  # else its file ends with it
             self.file.map.madvise(mmap.MADV_REMOVE, self.offset, self.size)
             # In this order: as soon as it is offered, another thread may reserve memory in it.
-            self.reserved = 0
+            self.reserved: int = 0
             self.owner.add_empty([self])
 
 
@@ -152,7 +152,7 @@ class Places:
 
     def __init__(self) -> None:
         """Begin without any."""
-        self.kept = here(KeptPlaces)
+        self.kept: KeptPlaces = here(KeptPlaces)
         self._free: dict[int, list[_Place]] = {}
         self._empty: dict[int, list[_Place]] = {}
         self._parts: list[tuple[_File, int]] = []
