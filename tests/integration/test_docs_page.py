@@ -110,6 +110,11 @@ def test_the_page_is_grouped_by_model_follows_the_colours_and_leads_back(launch)
         assert [line for line in page.said if not line.endswith(f"404 (Not Found) {server.url}/x")] == []
 
 
+def test_the_document_of_one_model_has_its_name_and_version(launch):
+    document = launch("watched.py:Iris", "--worker-kind", "thread").client.get("/openapi.json").json()
+    assert document["info"] == {"title": "iris", "version": "3"}
+
+
 def test_the_page_has_no_link_to_a_dashboard_that_is_not_there(launch):
     page = launch("zoo.py", "--worker-kind", "thread", "--no-dashboard").client.get("/docs").text
     assert "openapi.json" in page

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.browser import PROGRAM, Browser
@@ -227,6 +228,18 @@ def test_a_model_that_only_speaks_tensors_gets_a_form_of_them(browser, server, s
         told = outputs(start(codes_of(page), tmp_path))
         assert json.loads(told["curl"])["outputs"] == [tensor]
         assert clean(page) == []
+
+
+def test_a_graph_that_names_no_types_is_sent_numbers(browser, launch):
+    server = launch(Path(__file__).parents[2] / "examples" / "ovms-incrementer")
+    with browser.page() as page:
+        page.open(f"{server.url}/ui")
+        page.until("document.querySelector('#try small')?.textContent.startsWith('of any type')")
+        page.write("#try .field textarea", "[0, 1.5]")
+        page.click("#try button.primary")
+        page.until(ANSWER)
+        assert json.loads(page.eval(f"{ANSWER}.textContent"))["outputs"][0]["data"] == [3, 4.5]
+        assert page.said == []
 
 
 def test_descriptions_and_examples_are_texts(browser, server):

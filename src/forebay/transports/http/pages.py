@@ -208,11 +208,13 @@ class ServerPages:
                 changes = self._changes
                 described = [one.described for one in self._served() if one.described is not None]
                 apart = [one.described for one in self._served() if not self._app.is_shared(one)]
-                title = described[0].name if len({one.name for one in described}) == 1 else "forebay"
+                title, version = "forebay", __version__
+                if len({one.name for one in described}) == 1:
+                    title, version = described[0].name, described[0].version or __version__
                 keys, manages = bool(self._config.api_keys), self.management.is_open
                 # In a thread, as many of them take seconds, and requests must not wait for that.
                 document = await asyncio.to_thread(
-                    openapi.written, title, __version__, described, api_key=keys, manages=manages, apart=apart
+                    openapi.written, title, version, described, api_key=keys, manages=manages, apart=apart
                 )
                 if changes == self._changes:
                     self._openapi = document

@@ -6,6 +6,7 @@ import { follow } from "./schema.js";
 const CHAT = "/v1/chat/completions";
 const OPENAI = [CHAT, "/v1/completions", "/v1/embeddings"];
 const MAX_EXAMPLE = 1000;
+const UNTYPED = "INVALID"; // of a graph that does not say what it takes
 
 const isFile = (value) => value instanceof File;
 
@@ -48,7 +49,7 @@ function callOf(document, path, method, operation) {
 export function inferCall({ name, inputs }) {
   const properties = Object.fromEntries(inputs.map((one) => [one.name, {
     type: "array",
-    description: `${one.datatype}, shape [${one.shape.join(", ")}]; -1 is any length`,
+    description: one.datatype === UNTYPED ? "of any type; numbers are sent as FP32, texts as BYTES" : `${one.datatype}, shape [${one.shape.join(", ")}]; -1 is any length`,
     ...zeros(one),
   }]));
   const wrap = (values) => ({ inputs: inputs.filter((one) => values[one.name] !== undefined).map((one) => tensor(one, values[one.name])) });
@@ -61,11 +62,13 @@ export function inferCall({ name, inputs }) {
 function tensor({ name, datatype }, value) {
   const shape = [];
   for (let level = value; Array.isArray(level); level = level[0]) shape.push(level.length);
-  return { name, datatype, shape, data: Array.isArray(value) ? value.flat(Infinity) : [value] };
+  const data = [value].flat(Infinity);
+  const meant = { string: "BYTES", boolean: "BOOL" }[typeof data[0]] ?? "FP32";
+  return { name, datatype: datatype === UNTYPED ? meant : datatype, shape, data };
 }
 
 function zeros({ datatype, shape }) {
-  const lengths = shape.map((length) => (length < 0 ? 1 : length));
+  const lengths = (datatype === UNTYPED && !shape.length ? [1] : shape).map((length) => (length < 0 ? 1 : length));
   if (lengths.reduce((product, length) => product * length, 1) > MAX_EXAMPLE) return {};
   const one = datatype === "BYTES" ? "text" : datatype === "BOOL" ? false : 0;
   return { examples: [lengths.reduceRight((inner, length) => Array.from({ length }, () => inner), one)] };

@@ -7,7 +7,7 @@ import { span } from "./numbers.js";
 import { field, isSimple } from "./schema.js";
 import { events } from "./server.js";
 
-const NO_SETTINGS = new Set(["model", "messages", "stream", "n", "user"]);
+const NO_SETTINGS = new Set(["model", "messages", "stream", "n", "user", "store", "safety_identifier", "prompt_cache_key"]);
 
 export class Chat {
   constructor(document, call, name) {

@@ -92,7 +92,7 @@ export class TryIt {
     this.shown = this.name;
     this.taken = taken;
     this.calls = calls;
-    this.paths.replaceChildren(...calls.map((one) => h("option", {}, `${one.method} ${decodeURI(one.path)}${one.isChat ? " (chat)" : ""}`)));
+    this.paths.replaceChildren(...calls.map((one) => h("option", {}, `${one.method} ${one.path}${one.isChat ? " (chat)" : ""}`)));
     this.paths.hidden = calls.length < 2;
     const call = before ?? calls[0];
     this.paths.selectedIndex = calls.indexOf(call);
