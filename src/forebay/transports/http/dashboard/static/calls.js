@@ -4,7 +4,6 @@
 import { follow } from "./schema.js";
 
 const CHAT = "/v1/chat/completions";
-const OPENAI = [CHAT, "/v1/completions", "/v1/embeddings"];
 const MAX_EXAMPLE = 1000;
 const UNTYPED = "INVALID"; // of a graph that does not say what it takes
 
@@ -13,8 +12,8 @@ const isFile = (value) => value instanceof File;
 /** The calls of a model, the one to offer first in front: {path, method, query, schema, isRaw, takesForm, isChat, answers}. */
 export function callsOf(document, name) {
   const paths = document.paths ?? {};
-  const openai = OPENAI.map((path) => [path, paths[path]?.post]).filter(([, operation]) => operation).map(([path, operation]) => {
-    const call = callOf(document, path, "POST", operation);
+  const openai = Object.entries(paths).filter(([path, { post }]) => path.startsWith("/v1/") && post).map(([path, { post }]) => {
+    const call = callOf(document, path, "POST", post);
     const schema = (call.schema.anyOf ?? [call.schema]).find((one) => one.properties?.model?.enum?.includes(name));
     if (!schema) return null;
     const properties = { ...schema.properties, model: { ...schema.properties.model, enum: [name] } };
