@@ -123,9 +123,10 @@ def test_a_form_with_files_has_the_required_fields_first(browser, server, start,
         log_in(page, server)
         choose(page, "pictures")
         fields = page.eval("[...document.querySelectorAll('#try .field label')].map(one => one.firstChild.data)")
-        assert fields == ["label", "image", "note", "tags", "mask", "number"]
+        assert fields == ["label", "image", "note", "tags", "mask", "number", "is_new"]
         kinds = page.eval("[...document.querySelectorAll('#try .field input')].map(one => `${one.id} ${one.type}`)")
         assert {"try-image file", "try-mask file", "try-label text", "try-number number"} <= set(kinds)
+        assert page.eval("document.querySelector('select#try-is_new').value") == "", "what may be left out is left out"
         page.click("#try button.primary")
         page.until("document.querySelector('#try .wrong').textContent === 'image: choose a file'")
         choose_file(page, "#try-image", cat)
@@ -189,6 +190,8 @@ def test_a_chat_streams_is_stopped_and_says_what_went_wrong(browser, server, sta
         page.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r")
         page.until("document.querySelector('#try .status').textContent.includes('2 parts')")
         page.until(f"{said}.join('|') === 'Youto be|parrotto be'")
+        again = codes_of(page)["curl"]
+        assert again.count('"role"') == 1, "the request that was sent, without its answer"
         page.write("#try-chat-top_k", "3")
         page.write("#try-chat-temperature", "0.5")
         page.write("#asked-message", "count")

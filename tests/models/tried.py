@@ -24,6 +24,7 @@ class Picture(msgspec.Struct, kw_only=True):
     image: forebay.File
     mask: bytes | None = None
     number: int = 1
+    is_new: bool | None = None
 
 
 class Pictures(forebay.Model):

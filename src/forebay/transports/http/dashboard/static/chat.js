@@ -36,19 +36,22 @@ export class Chat {
     this.text.form.requestSubmit();
   }
 
-  /** The request for the next answer. */
-  sample() {
-    const text = this.text.value.trim();
+  /** The request for the next answer; without a message the one before again, if that may be. */
+  sample(mayRepeat = false) {
+    const typed = this.text.value.trim();
+    const text = typed || (mayRepeat && this.asked);
     if (!text) throw new Error("Write a message first.");
+    const before = typed ? this.messages : this.before;
     const system = this.system.read();
     const settings = Object.fromEntries(this.settings.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
-    const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages, { role: "user", content: text }];
+    const messages = [...(system ? [{ role: "system", content: system }] : []), ...before, { role: "user", content: text }];
     return { model: this.model, messages, stream: true, ...settings };
   }
 
   /** Moves the message into the conversation, where its answer is awaited. */
   begin() {
     this.asked = this.text.value.trim();
+    this.before = [...this.messages];
     this.text.value = "";
     this.said = h("p");
     if (!this.messages.length) this.talk.replaceChildren();

@@ -15,6 +15,9 @@ export function follow(document, schema, depth = 0) {
   return follow(document, { ...found, ...(schema.description ? { description: schema.description } : {}) }, depth + 1);
 }
 
+/** Whether a schema allows anything: of the items of an array of NumPy, which are mostly numbers. */
+const isOpen = (schema) => Object.keys(schema ?? {}).length === 0;
+
 /** A value that fits. */
 export function example(document, given, depth = 0) {
   const schema = follow(document, given);
@@ -35,7 +38,7 @@ export function example(document, given, depth = 0) {
     }
     case "array": {
       if (schema.prefixItems) return schema.prefixItems.map((part) => example(document, part, depth + 1));
-      return Array.from({ length: Math.max(schema.minItems ?? 1, 1) }, () => example(document, schema.items ?? {}, depth + 1));
+      return Array.from({ length: Math.max(schema.minItems ?? 1, 1) }, () => (isOpen(schema.items) ? 0 : example(document, schema.items, depth + 1)));
     }
     case "integer":
     case "number":
@@ -77,8 +80,9 @@ export function field(document, given, name, { isRequired = false, value, place 
   const shown = initial === undefined || initial === null ? "" : initial;
   let input;
   let read;
-  if (schema.enum) {
-    input = h("select", { id }, isRequired ? null : h("option", { value: "" }, "–"), schema.enum.map((one) => h("option", { value: JSON.stringify(one) }, String(one))));
+  const choices = choicesOf(schema, isRequired);
+  if (choices) {
+    input = h("select", { id }, isRequired ? null : h("option", { value: "" }, "–"), choices.map((one) => h("option", { value: JSON.stringify(one) }, String(one))));
     input.value = shown === "" ? input.options[0].value : JSON.stringify(shown);
     read = () => (input.value === "" ? undefined : JSON.parse(input.value));
   } else if (schema.type === "boolean") {
@@ -103,6 +107,13 @@ export function field(document, given, name, { isRequired = false, value, place 
     };
   }
   return { element: labelled(schema, name, id, isRequired, typeOf(document, schema), input), read, input };
+}
+
+/** The values to choose from, if they are few; a boolean that may be left out has two. */
+function choicesOf(schema, isRequired) {
+  if (schema.enum) return schema.enum;
+  if (schema.const !== undefined) return [schema.const];
+  return schema.type === "boolean" && !isRequired && typeof schema.default !== "boolean" ? [true, false] : null;
 }
 
 function labelled(schema, name, id, isRequired, type, input) {

@@ -158,7 +158,8 @@ export class TryIt {
     if (this.call && !this.ways.hidden) this.#build(this.call, this.#filledIn());
   }
 
-  #request() {
+  /** The request as it is filled in. A conversation may be asked for the last one again. */
+  #request(mayRepeat) {
     const { call } = this;
     const url = new URL(call.path.slice(1), document.baseURI);
     for (const one of this.query) {
@@ -167,7 +168,7 @@ export class TryIt {
     }
     const needsKey = hasKey() || this.document.components?.securitySchemes !== undefined;
     const request = { method: call.method, url, body: null, answers: call.answers, needsKey };
-    if (this.chat) return { ...request, body: { json: JSON.stringify(this.chat.sample()) } };
+    if (this.chat) return { ...request, body: { json: JSON.stringify(this.chat.sample(mayRepeat)) } };
     const value = this.readValue();
     if (call.isRaw) return { ...request, body: { raw: value } };
     if (call.method === "POST") return { ...request, body: bodyOf(call.wrap ? call.wrap(value) : value) };
@@ -218,7 +219,7 @@ export class TryIt {
   async #copy(language) {
     say(this.wrong, "");
     try {
-      const request = this.#request();
+      const request = this.#request(true);
       const code = snippet(language, { ...request, url: request.url.href });
       const hint = request.needsKey ? " Set FOREBAY_KEY to your API key." : "";
       const told = h("p", { class: "quiet-text" }, `Select the code to copy it.${hint}`); // over plain HTTP no page may copy
