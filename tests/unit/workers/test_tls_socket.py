@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import trustme
+from tests.waiting import eventually
 
 from forebay.workers.wire.heartbeat import MISSED, Heartbeat
 from forebay.workers.wire.tls_socket import TlsSocket
@@ -75,6 +76,24 @@ def test_one_thread_reads_while_others_write(ends):
     for thread in threads:
         thread.join()
     assert counts == {b"a": parts * size, b"b": parts * size}
+
+
+def test_a_reader_does_not_wait_for_writers_whose_bytes_nobody_takes(ends):
+    client, server = ends
+    size, read = 8 << 20, []
+    writers = [threading.Thread(target=client.sendall, args=(letter * size,)) for letter in (b"a", b"b")]
+    reader = threading.Thread(target=lambda: read.append(client.recv_into(memoryview(bytearray(1 << 18)))))
+    for thread in writers:
+        thread.start()
+    eventually(client._on_wire.locked, "a writer waits")
+    server.sendall(b"hello")
+    reader.start()
+    eventually(lambda: read == [5], "what came is read")
+    left = 2 * size
+    while left:
+        left -= len(server.recv(1 << 16))
+    for thread in [*writers, reader]:
+        thread.join()
 
 
 def test_a_heartbeat_counts_what_was_missed_in_a_row():

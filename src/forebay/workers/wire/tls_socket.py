@@ -3,7 +3,8 @@
 
 `ssl.SSLSocket` is not that: what it does for two threads at once is undefined, and it refuses the flag that reads
 without waiting. Here a lock guards what the library does in memory, and no thread holds it while it waits for the
-network.
+network. A writer has the wire from before it encrypts until its bytes are sent. So what the reader finds to be sent
+while the wire is free is the library's own, and the reader never waits for a peer that takes nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class TlsSocket:
         self._in_memory = threading.Lock()
         self._on_wire = threading.Lock()
         while not self._is_agreed():
-            self._flush()
+            self._send_pending()
             self._receive(0)
-        self._flush()
+        self._send_pending()
 
     def _is_agreed(self) -> bool:
         try:
@@ -55,7 +56,7 @@ class TlsSocket:
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLError:
-            self._flush()
+            self._send_pending()
             raise
         return True
 
@@ -71,9 +72,10 @@ class TlsSocket:
         """Write all of it."""
         view = memoryview(data)
         for start in range(0, len(view), _WRITE_BYTES):
-            with self._in_memory:
-                self._tls.write(view[start : start + _WRITE_BYTES])
-            self._flush()
+            with self._on_wire:
+                with self._in_memory:
+                    self._tls.write(view[start : start + _WRITE_BYTES])
+                self._send_pending()
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:
         """Read what there is into a buffer, which has at least 256 KiB; 0 at the end.
@@ -88,8 +90,11 @@ class TlsSocket:
             count = self._decrypt(buffer[:size])
             if count is not None:
                 return count
-            if self._to_send.pending:
-                self._flush()  # an answer of the library's own, such as new keys
+            if self._to_send.pending and self._on_wire.acquire(blocking=False):
+                try:
+                    self._send_pending()  # an answer of the library's own, such as new keys
+                finally:
+                    self._on_wire.release()
             self._receive(flags)
 
     def shutdown(self, how: int) -> None:
@@ -122,10 +127,9 @@ class TlsSocket:
             else:
                 self._received.write_eof()
 
-    def _flush(self) -> None:
-        """Send what was encrypted, in the order in which it was."""
-        with self._on_wire:
-            with self._in_memory:
-                data = self._to_send.read()
-            if data:
-                self._raw.sendall(data)
+    def _send_pending(self) -> None:
+        """Send what was encrypted; the caller has the wire, or is alone."""
+        with self._in_memory:
+            data = self._to_send.read()
+        if data:
+            self._raw.sendall(data)
