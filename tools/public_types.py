@@ -31,7 +31,10 @@ def main() -> int:
     found = [one["name"] for one in symbols if not one["isTypeKnown"] and PUBLIC.match(one["name"])]
     unknown = sorted({name for name in found if is_public(name)} - LEADS_INSIDE)
     print(f"{len(symbols)} symbols, {told['completenessScore']:.0%} with declared types")
-    if unknown or len(symbols) < len(LEADS_INSIDE):
+    if not symbols:
+        print(f"basedpyright does not find forebay by the python in {beside}; run: make setup")
+        return 1
+    if unknown:
         print(f"not all types are declared of {', '.join(unknown)}; ask: basedpyright --verifytypes forebay")
         return 1
     return 0
