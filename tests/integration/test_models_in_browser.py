@@ -130,12 +130,13 @@ import('/ui/history.js').then(({ History }) => {
   const history = new History();
   const beat = { endpoint: "one", version: "1", codes: { ok: 6 }, totals: {}, request: [[1, 6]], ...STATE };
   const row = (place, ok, waiting) => [place, ok, 1, [1, ok], waiting, 0, 1, 2, 500, 0, 3];
-  history.began({ seconds: [1, 2], rows: [1] }, [], 1000);
+  const names = { 1: ["one", "1"], 2: ["g/n", "1"] };
+  history.began({ seconds: [1, 2], rows: [1] }, [], 1000, { names, samples: [[1000, 4, [row(1, 40, 0)]]] });
   history.learn([{ name: "one" }, { name: "g", nodes: { n: {} } }]);
   history.take({ monotonic: 1000, beats: [] });
   history.take({ monotonic: 1001, beats: [beat] });
   history.recall({
-    names: { 1: ["one", "1"], 2: ["g/n", "1"] },
+    names,
     samples: [[960, 10, [row(1, 40, 5), row(2, 4, 2), row(0, 10, 1)]], [970, 10, []], [1004, 8, [row(1, 80, 0)]]],
   });
   const one = history.columns("one", 60, 30).columns;
@@ -153,7 +154,7 @@ import('/ui/history.js').then(({ History }) => {
   const clock = Date.now;
   Date.now = () => clock() + 100_000; // the tab was in the background
   history.began({ seconds: [1, 2], rows: [1] }, [], 1101);
-  history.recall({ names: { 1: ["one", "1"] }, samples: [[960, 10, [row(1, 40, 0)]], [1060, 10, [row(1, 20, 0)]]] });
+  history.recall({ names, samples: [[960, 10, [row(1, 40, 0)]], [1060, 10, [row(1, 20, 0)]]] });
   Date.now = clock;
   return { ...told, later: history.recent("one", 200).ok };
 })
@@ -165,7 +166,7 @@ def test_coarse_samples_fill_the_time_in_which_the_page_did_not_listen(browser, 
         page.open(f"{server.url}/ui").until(LIVE)
         told = page.eval(PAST)
         assert told["rates"] == [None, 40, 40, 40, 40, 40, 0, 0]
-        # The page listened already in half of the last sample. What it heard itself is too new for a column.
+        # The page began to listen in the last sample. What it heard itself is too new for a column.
         assert told["counted"] == [40 + 40, 40 + 40 + 10, 40 + 40 + 6]
         assert told["waiting"] == [5, 8]
         assert (told["heard"], told["busy"], told["unnamed"]) == (51, 0.5, 3)
@@ -177,7 +178,7 @@ def test_coarse_samples_fill_the_time_in_which_the_page_did_not_listen(browser, 
 def test_a_server_without_models_and_one_with_many_can_be_read(browser, server, width, scheme, count):
     facts = [{"name": f"model-{number}-{'x' * (number % 90)}", "ready": True} for number in range(count)]
     with browser.page(width, media=[("prefers-color-scheme", scheme)]) as page:
-        paths = {"/models": {"models": facts}, "/openapi.json": {"paths": {}}}
+        paths = {"/models": {"models": facts}, "/openapi.json": {"paths": {"/models/model-0-": {"post": {}}}}}
         page.make_up({path: ("application/json", json.dumps(told)) for path, told in paths.items()})
         page.open(f"{server.url}/ui")
         if count:

@@ -96,6 +96,7 @@ def test_what_happened_before_anybody_looked_is_told_step_by_step(monkeypatch):
     row = now[2]["iris", "1"]
     assert (row["ok"], row["failed"], row["waiting"], row["request"]) == (0, 1, 7, [SECONDS.index(0.25), 1])
     assert server.told()[-1] == now, "looking changes nothing"
+    assert [at for at, _, _ in json.loads(ended(server.history.tell(is_last=True)))["samples"]] == [1024.0]
     server.step(6.0)
     assert server.told()[-1][1:] == (10.0, now[2])
 

@@ -94,11 +94,11 @@ class EndpointHistory(Generic[S]):
         finally:
             self._is_looking = False
 
-    def tell(self) -> Generator[None, None, bytes]:
-        """Return the samples as JSON, in turns, the last one up to this moment."""
+    def tell(self, *, is_last: bool = False) -> Generator[None, None, bytes]:
+        """Return the samples as JSON, in turns; the last one, or that one alone, goes up to this moment."""
         while self._is_looking:
             yield
-        samples, looked_s = list(self._samples), self._looked_s
+        samples, looked_s = [] if is_last else list(self._samples), self._looked_s
         beats = yield from self._pulse.beat(is_noted=False)
         now_s = time.monotonic()
         if looked_s is not None and now_s > looked_s:

@@ -147,6 +147,7 @@ class Dashboard:
             return Response(media_type="text/event-stream")
         standing = await finish_in_turns(self._pulse.standing())
         faults = self._pulse.faults()
+        last = await finish_in_turns(self._history.tell(is_last=True))
         hello = {
             "forebay": __version__,
             "bounds": Bounds(),
@@ -159,6 +160,7 @@ class Dashboard:
             "is_beside": request.scope.get("root_path", "").endswith(PREFIX),
             "faults": faults if is_trusted else for_strangers(faults),
             "standing": standing,
+            "last": msgspec.Raw(last),
         }
         return self._audience.join(_event("hello", hello), is_trusted=is_trusted)
 

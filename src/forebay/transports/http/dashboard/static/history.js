@@ -65,7 +65,7 @@ export class History {
     this.now = 0; // its clock, which never goes back
     this.told = 0; // the clock of the server
     this.heardAt = Date.now() / 1000;
-    this.gap = [-Infinity, 0]; // until when the page had listened before, and since when it listens now
+    this.heardUntil = -Infinity; // when the page stopped to listen the last time
     this.unnamed = 0; // endpoints that coarse samples count in the totals only
     this.graphs = new Map(); // nodes of each model that is a graph
   }
@@ -93,12 +93,13 @@ export class History {
   }
 
   /** Takes how every endpoint stands, and what was counted before anybody looked. */
-  began(bounds, standing, monotonic) {
+  began(bounds, standing, monotonic, last = { names: {}, samples: [] }) {
     this.bounds = bounds;
+    this.last = last; // the sample that this page ends, as it listens from now on
     this.isNew = true;
     this.#goOn();
     this.told = monotonic;
-    this.gap = [this.ticks.at(-1)?.at ?? -Infinity, this.now];
+    this.heardUntil = this.ticks.at(-1)?.at ?? -Infinity;
     for (const told of standing) this.#stand(told);
   }
 
@@ -109,19 +110,22 @@ export class History {
     this.heardAt = heardAt;
   }
 
-  /** Fills the time in which this page did not listen with the samples that the server took. */
+  /** Fills the time in which this page did not listen with the samples that the server took until it began to. */
   recall({ names, samples }) {
     const offset = this.now - this.told;
-    const begin = Math.max(this.gap[0], this.now - KEPT_S);
-    for (const [toldAt, took, rows] of samples) {
-      const at = Math.min(toldAt + offset, this.gap[1]);
-      const dt = at - Math.max(toldAt - took + offset, begin);
-      if (dt < 0.1) continue;
+    const begin = Math.max(this.heardUntil, this.now - KEPT_S);
+    const [last] = this.last.samples;
+    const isBefore = ([at]) => !last || at < last[0] - last[1] + 0.1;
+    for (const [toldAt, took, rows] of [...samples.filter(isBefore), ...this.last.samples]) {
+      const at = toldAt + offset;
+      const dt = at - Math.max(at - took, begin);
+      if (dt <= 0) continue;
       this.ticks.push({ at, dt });
-      for (const row of rows) if (!names[row[0]]) this.unnamed = Math.max(this.unnamed, row[10]);
-      this.#add(at, dt, rows.map((row) => this.#past(names[row[0]], row, at, dt, dt / took)), true);
+      const nameOf = (place) => names[place] ?? this.last.names[place];
+      for (const row of rows) if (!nameOf(row[0])) this.unnamed = Math.max(this.unnamed, row[10]);
+      this.#add(at, dt, rows.map((row) => this.#past(nameOf(row[0]), row, at, dt, dt / took)), true);
     }
-    this.gap = [Infinity, 0];
+    this.heardUntil = Infinity;
     this.ticks.sort((one, other) => one.at - other.at);
     for (const line of this.lines.values()) line.beats.sort((one, other) => one.at - other.at);
   }

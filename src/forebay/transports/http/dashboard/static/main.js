@@ -128,7 +128,7 @@ async function recall() {
 
 function take(kind, data) {
   if (kind === "hello") {
-    history.began(data.bounds, data.standing, data.monotonic);
+    history.began(data.bounds, data.standing, data.monotonic, data.last);
     lacksPast = true;
     hasCluster = data.has_cluster;
     hasTenants = data.has_tenants;
