@@ -176,6 +176,7 @@ def test_files_that_cannot_be_read_are_told_and_the_rest_is_checked(tmp_path):
         "null.py": "a\0b",
         "huge.py": "#" * 1_100_000,
         "inner/deep.py": "x = " + "(" * 500 + ")" * 500 + "\n",
+        "inner/__init__.py": "if " + "+".join("1" * 400) + ":\n    import numpy\n",  # a deep tree, but valid
         "requirements.txt": "numpy\n",
     }
     (lay(tmp_path, files) / "loop.py").symlink_to("loop.py")
@@ -274,6 +275,17 @@ def test_keys_in_plain_text_are_told_with_their_places_and_not_shown(tmp_path):
     assert {said.partition(" stands")[0] for _, said in places} == names
     shown = "".join(lines)
     assert all(secret not in shown for secret in ("abcdef", "hunter", "a1a1", "0123"))
+
+
+def test_a_variable_of_a_nucleus_project_is_in_its_image_and_told(tmp_path):
+    files = {
+        "nucleus.yaml": "type: python\npath: handler.py\npy_version: '3.11'\n",
+        "handler.py": "class Handler: ...\n",
+    }
+    lines = told(generate(lay(tmp_path, {**files, ".env": "API_KEY=abcdef123456\n", ".env.local": "B=1\n"}), "."))
+    assert [line.split(" stands")[0] for line in lines] == ["forebay: warning: .env:1: API_KEY"]
+    ignored = (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
+    assert ("**/.env" in ignored, "**/.env?*" in ignored) == (False, True)
 
 
 def test_placeholders_names_and_what_no_image_has_are_no_keys(tmp_path):

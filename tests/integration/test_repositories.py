@@ -401,3 +401,20 @@ def test_a_folder_as_well_and_what_is_served_is_told(tmp_path, cli):
     told = cli("check", tmp_path / "all")
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout == f"POST /models/NAME of {tmp_path}/all: 1 version (net), loaded at the start\n"
+
+
+def test_the_image_of_a_class_with_a_bucket_can_read_it(buckets, cli, tmp_path):
+    buckets.make("forests-of-an-image")
+    buckets.put("forests-of-an-image/oaks/1/trees.txt", b"oak")
+    text = "import forebay\nclass Forest(forebay.Model):\n    repository = 's3://forests-of-an-image'\n"
+    text += (
+        "    def load(self, path): ...\n    def predict(self, batch: list[int]) -> list[int]:\n        return batch\n"
+    )
+    (tmp_path / "model.py").write_text(text)
+    done = cli("generate", "model.py", cwd=tmp_path, env={**os.environ, **buckets.environment()})
+    assert (done.returncode, done.stderr) == (0, "")
+    name = tmp_path.name.replace("_", "-")[:50].strip("-")
+    assert f"kubectl create secret generic {name}-bucket --from-env-file=bucket.env\n" in done.stdout
+    dockerfile = (tmp_path / "deploy/Dockerfile").read_text()
+    assert '"forebay[buckets]==' in dockerfile
+    assert dockerfile.endswith('CMD ["forebay", "serve", "model.py", "--repository-folder", "/models"]\n')

@@ -54,7 +54,7 @@ def imports_of(tree: ast.AST) -> Iterator[ImportedName]:
             for name in [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]:
                 if name:
                     yield ImportedName(name, node.lineno, node.level, is_optional)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in {getattr(node.test, name, "") for name in ("id", "attr")}:
             nodes += [(child, is_optional) for child in node.orelse]
         else:
             is_caught = is_optional or (isinstance(node, ast.Try) and any(map(_catches, node.handlers)))

@@ -81,7 +81,7 @@ def project_imports(folder: Path, names: Sequence[str], served: Sequence[str]) -
                 tree = ast.parse(content)
         except UNREADABLE as error:
             line = getattr(error, "lineno", None) or 1
-            warnings.append(f"{file}:{line}: not valid Python, so its imports are not checked: {error.args[0]}")
+            warnings.append(f"{file}:{line}: not valid Python, so its imports are not checked: {_reason(error)}")
             continue
         for one in imports_of(tree):
             own = _own_files(one, file, modules)
@@ -90,6 +90,10 @@ def project_imports(folder: Path, names: Sequence[str], served: Sequence[str]) -
             if own is None:
                 imports.append(ProjectImport(f"{file}:{one.line}", one.name, one.is_optional))
     return _longest(imports), warnings
+
+
+def _reason(error: BaseException) -> str:
+    return str(next(iter(error.args), type(error).__name__))
 
 
 def _served_files(folder: Path, names: Sequence[str], served: Sequence[str], known: Collection[str]) -> Iterator[str]:
