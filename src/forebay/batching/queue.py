@@ -184,7 +184,7 @@ class BatchQueue:
         self._order = LineOrder(self._lines, self._since)
         self._ages = LineOrder(self._lines, lambda line: line.oldest())
         self.compose()
-        for line in self._lines.values():
+        for line in self._lines.values():  # after `compose`: the moment of a line is what the new rules say
             self._note(line)
         return fair
 
@@ -244,7 +244,7 @@ class BatchQueue:
         if size > self._max_size and self._divide is None:
             raise TooLarge(f"the request has {size} samples, a batch takes {self._max_size}")
         entry.arrived = now
-        if self._arrived:
+        if self._arrived:  # before anything is counted: a rule may refuse the entry
             for arrived in self._arrived:
                 arrived(entry)
         self.waiting += size
@@ -258,6 +258,7 @@ class BatchQueue:
         line.entries.append(entry)
         rows = line.rows
         line.rows = rows + size
+        # Else its moment has not moved forward: `LineOrder` corrects a note that is too early, never one too late.
         if not rows or rows < self._max_size <= rows + size or (self.auto is not None and len(self._lines) > 1):
             self._grown(line, rows, now)
 
@@ -329,7 +330,7 @@ class BatchQueue:
         """Forget an entry that still waits; does nothing for one that has left. The caller marks it `done`."""
         if entry.taken:
             return
-        entry.taken = NEVER
+        entry.taken = NEVER  # first: `line.cancel` may sweep out what is marked, and counts this one as gone
         self.waiting -= entry.size
         if entry.key is ALONE:
             self._alone.remove(entry)
@@ -339,7 +340,7 @@ class BatchQueue:
         if line.rows < self._max_size <= line.rows + entry.size:
             line.full_since = NEVER
             self._full -= 1
-        if line.rows == 0:
+        if line.rows == 0:  # `head` and `oldest` expect an entry that waits
             del self._lines[entry.key]
 
     def hasten(self) -> None:
@@ -380,6 +381,7 @@ class BatchQueue:
         self.running_rows -= batch.rows
         for answered in self._answered:
             answered(batch, self, now)
+        # The answer may move the moment of its line forward: `MostRunning` held it back.
         if self._due and len(self._lines) > 1 and (line := self._lines.get(batch.key)) is not None:
             self._order.note(line)
 
@@ -506,7 +508,7 @@ class BatchQueue:
                 entry.taken = NEVER
                 rows -= entry.size
             if self.fair is not None and not taken:
-                self.fair.charged = None
+                self.fair.charged = None  # no batch: the next one would be charged with what the cut has left here
         return EntryBatch(taken, line.key, rows) if taken else None
 
     def _is_late(self, entry: Entry, now: float) -> bool:
@@ -532,7 +534,7 @@ class BatchQueue:
                 line.full_since = NEVER
                 self._full -= 1
             else:
-                line.full_since = now
+                line.full_since = now  # behind other full lines, or a busy key would keep their turn from them
                 if len(self._lines) > 1:
                     self._order.note(line)
         return taken, rows, is_late

@@ -248,7 +248,7 @@ class GraphPool(Pool):
         run = _Run(batch, entry, done, state, self._count, {}, set(), stream=stream)
         if self._forecast is not None and stream is None:
             run.rows = {}
-        self._runs[entry] = run
+        self._runs[entry] = run  # before any node is asked: one that answers at once must find it
         batch.attempts += 1
         batch.on_cancel = lambda: self._abandon(run)
         if stream is not None:
@@ -344,7 +344,7 @@ class GraphPool(Pool):
         """Hand everything that is due to its nodes; ends the run when nothing is."""
         state, stream = run.state, run.stream
         if stream is not None and stream.held > CREDIT:
-            return
+            return  # `_released` goes on
         while firings := state.ready():
             for firing in firings:
                 failure = _failure_in(firing.inputs) if self._hears_all else None
@@ -427,7 +427,7 @@ class GraphPool(Pool):
     def _try_again(self, run: _Run, firing: Firing, attempt: int, error: ForebayError) -> None:
         node = self._by_plan[firing.node]
         has_time = time.monotonic() < run.entry.deadline
-        is_begun = run.batch.has_streamed
+        is_begun = run.batch.has_streamed  # the client has parts of this attempt, and would get them twice
         may_try = error.code in AGAIN and type(error) is not TooLate
         if attempt < node.attempts and may_try and has_time and not is_begun and not self._is_stopping:
             self._ask(run, firing, attempt + 1)
@@ -482,6 +482,7 @@ class GraphPool(Pool):
     def _released(self, run: _Run, stream: PacketStream) -> None:
         """Go on once the client has room again."""
         stream.held -= 1
+        # `_launch` stops above this, so it is asked once on the way down, not for each part.
         if stream.held == CREDIT and run.entry in self._runs:
             self._fed(run, stream)
 
@@ -508,16 +509,16 @@ class GraphPool(Pool):
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
         """Free the slot, call off what still runs, answer."""
-        del self._runs[run.entry]
+        del self._runs[run.entry]  # first: hops that are cancelled reply at once, and must find no run
         run.batch.on_cancel = None
         if run.stream is not None:
             run.stream.on_fed = lambda: None
         if run.hops:
-            for hop in list(run.hops):
+            for hop in list(run.hops):  # a copy: each reply takes its hop out
                 assert hop.firing is not None
                 self._by_plan[hop.firing.node].endpoint.cancel(hop)
         if not self._is_stopping:
-            self.idle += 1
+            self.idle += 1  # before the answer: what the client sends next finds room
         if self._empty is not None and not self._runs:
             self._empty.set()
         if run.is_entering:  # `done` would come back here with the next request before `submit` has returned

@@ -244,6 +244,7 @@ class Places:
     def keep(self, place: _Place) -> bool:
         """Have a place ready for another body; tells whether there may be one."""
         if not self._is_closed:
+            # In this order: `_take` drops a place of `_free` that it does not find here.
             self.kept.setdefault(place.size, {})[place] = True
             self._free.setdefault(place.size, []).append(place)
         return not self._is_closed
@@ -477,7 +478,7 @@ class LandedFiles:
         found, address = self._seen(path, inode, offset, length)
         whole = _kind(1 << (length - 1).bit_length(), Lent).from_address(address + offset)
         whole.lent = self._lent
-        self._lent[id(whole)] = found
+        self._lent[id(whole)] = found  # `from_address` holds nothing: `_seen` would unmap what is looked at
         return memoryview(whole).cast("B")[:length].toreadonly()
 
     def view(self, path: str, inode: int, offset: int, length: int) -> memoryview:

@@ -250,7 +250,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         until = time.monotonic() + grace_s
         for worker in self._workers:
             if worker.supervisor is not None:
-                worker.supervisor.stop()
+                worker.supervisor.stop()  # before anything is killed, which would be replaced
             for slot in worker.slots:
                 slot.stop()
             if not worker.is_ready:
@@ -386,7 +386,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             worker.ready_life = worker.slots[slot]
             assert worker.supervisor is not None
             worker.supervisor.ready(worker.ready_life)
-            self._admit_again()
+            self._admit_again()  # before `super().ready`: it sets `idle` to 0, and this slot counts from here on
             self._changed.set()
         super().ready(slot, before)
 
@@ -420,7 +420,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             super().gone(slot)
             return
         life = worker.slots.pop(slot, 0)
-        if worker.ready_life == life:
+        if worker.ready_life == life:  # else its successor is ready, and stays so
             worker.ready_life = 0
         # A worker that dies takes its connections along; one that only lost them is of no use either.
         asyncio.get_running_loop().call_later(LIVED_S, worker.kill, life)
@@ -428,6 +428,8 @@ class ProcessPool(SlotPool[WorkerSlot]):
         if not running(slot) or self._hands_on or end is not None or self._stopping:
             self._drop(slot, self._how_it_ended(worker, end))
         else:
+            # A batch that is not handed on fails with how its process ended, which `_ended` learns.
+            # Until then, no worker is there to be told that a client has left.
             for batch in running(slot):
                 batch.on_cancel = None
             self.retire(slot)
@@ -460,7 +462,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         )
         supervisor.begin()
         worker.begun_at = time.monotonic()
-        worker.has_left = False
+        worker.has_left = False  # only if it has begun: `stop` waits for each that has not left
 
     async def _up(self, workers: Sequence[Worker]) -> None:
         """Wait until workers are ready; raises why one of them cannot be."""
@@ -475,7 +477,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         """A process has ended, whatever became of its connections; or it could not be started."""
         for slot, life in list(worker.slots.items()):
             if life <= end.life:
-                slot.hear_out()
+                slot.hear_out()  # its last answers may be unread; `gone` follows in a later turn and finds `ended`
         if worker.ready_life <= end.life:
             worker.ready_life = 0
         worker.ended, worker.begun_at = end, time.monotonic()  # the next one begins
@@ -515,6 +517,6 @@ class ProcessPool(SlotPool[WorkerSlot]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not all(worker.has_left for worker in workers):
-                    self._changed.clear()
+                    self._changed.clear()  # no turn of the loop lies between the look and the wait: nothing is missed
                     await self._changed.wait()
         return all(worker.has_left for worker in workers)

@@ -230,7 +230,7 @@ class Seats:
             one = self._seated[name] = _Seated(name, count, rows, found, group, since)
             self._rows += rows
             self._groups[group] += 1
-            self._part()
+            self._part()  # those who step together are found anew, with this one
             self._turns.append(one)
         else:
             outcomes: Any = attempt(settled, found, count)
@@ -255,7 +255,7 @@ class Seats:
         """Note that the clients of a batch have room for further steps."""
         one = self._seated.get(name)
         if one is not None:
-            if one.room <= 0:
+            if one.room <= 0:  # it was passed over, and is to step with the others again
                 self._part()
             one.room += steps
 
@@ -348,7 +348,7 @@ class Seats:
             return
         if type(found) is Even:  # as nearly always
             self._told.parts.append((mates.names, found.parts))
-            mates.left -= 1
+            mates.left -= 1  # before any of them ends: `_end` settles what was counted, and drops this group
             if not mates.has_begun:
                 mates.has_begun = self._is_urgent = True
                 for mate in mates.all:
@@ -389,7 +389,7 @@ class Seats:
     async def _end(self, one: _Seated, outcomes: Sequence[Outcome]) -> None:
         if self._seated.get(one.name) is not one:
             return
-        del self._seated[one.name]
+        del self._seated[one.name]  # first: its end may wait, and `leave` must not end it a second time
         self._part()
         self._rows -= one.rows
         self._freed += one.rows
@@ -406,6 +406,7 @@ class Seats:
             self.is_ending = False
             if type(one.steps) is SideBySide and one.steps.is_late:
                 self._late.append(one.steps)
+            # Also where its end was cut short: the server holds the seats until it hears of it.
             self._told.ended.append((one.name, outcomes, self._clock() - one.since))
 
 

@@ -177,7 +177,7 @@ class Conversation:
                 f"the batch cannot be sent to a worker: it has {len(frame)} bytes, at most {frames.MAX_FRAME_BYTES} "
                 "are possible; send smaller requests, or let fewer of them share a batch"
             )
-        self._on(BEGIN)
+        self._on(BEGIN)  # once the frame is there: a batch that cannot be sent leaves the worker idle
         self.seating.join(batch, done, name)
         self._round = 0
         self.owes_since = self._sent = now
@@ -249,7 +249,7 @@ class Conversation:
         if kind == "result":
             return self._finish(message, now)
         event = self._hear(message, now) if kind == "round" else _EVENTS[kind](self, message)
-        self._on(kind)
+        self._on(kind)  # last: `_ask` asks in which state it was said
         return event
 
     def _greet(self, message: list[Any]) -> Hello:
@@ -300,7 +300,7 @@ class Conversation:
             raise InvalidRequest("it sends a round of an answer that is not streamed, or that ends by a result")
         found: list[tuple[int | list[int], list[Any]]] = []
         sitters = seating.open
-        for name, part, failures in parts:
+        for name, part, failures in parts:  # a name is an int by type: True and 1.0 would find batch 1
             if type(name) is list:
                 self._check_step(cast("list[Any]", name), part, failures)
                 found.append((cast("list[int]", name), part))
@@ -318,7 +318,7 @@ class Conversation:
                 raise InvalidRequest(f"it does not say right how stream {name} has ended")
             outcomes = _with_media(given, media)
             left[name] = name, self._checked(outcomes, failures, sitting.batch), seconds
-        self._round = number
+        self._round = number  # all of it was checked: nothing of a round that is a violation is acted on
         self._note_life(now)
         return Heard(found, list(left.values()))
 
@@ -353,6 +353,7 @@ class Conversation:
             ran = None if more[0] is None else self._read_phases(more[0], seconds, now)
         found = self._checked(outcomes, failures, sitting.batch)
         sitting.batch.own_s = _own_seconds(*more[2:], most=seconds, count=len(found))
+        # From here on nothing raises: before, a violation leaves the batch in its seat, and it is handed on.
         self._on("result" if is_ready else UNREADY)
         self.seating.end(name, seconds)
         self.owes_since = None
