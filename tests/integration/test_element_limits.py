@@ -3,6 +3,8 @@
 
 import gzip
 import json
+import socket
+from http.client import HTTPResponse
 
 import httpx
 import msgspec
@@ -63,6 +65,19 @@ def test_more_than_the_limit_is_refused(server, path, packed):
     answer = httpx.post(server.url + path, content=gzip.compress(body) if packed else body, headers=headers)
     assert answer.status_code == status
     assert why in answer.text
+
+
+def test_the_same_request_is_refused_each_time(server):  # F73: a remembered head does not skip the count
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /models/sum HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as client, socket.create_connection((host, int(port))) as other:
+        for size, expected in ((2600, 413), (1200, 200)):
+            body = json.dumps([1] * size).encode()
+            for asking in (client, other) * 3:
+                asking.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                with HTTPResponse(asking) as answer:
+                    answer.begin()
+                    assert (answer.status, bool(answer.read())) == (expected, True)
 
 
 def test_msgpack_is_counted_and_texts_are_not_looked_into(server):

@@ -204,7 +204,8 @@ class Route:
                 head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
             head.problem = head.problem or without_frames(error)  # its frames hold the head
-        is_plain = self.is_simple and head.tenant is None
+        # Mailboxes do not count: they get only bodies too short for too many elements.
+        is_plain = self.is_simple and head.tenant is None and head.length <= self.passes_bytes
         head.is_simple = is_plain and head.timeout_s == NEVER and head.is_usual and head.problem is None
         return head
 
