@@ -399,6 +399,7 @@ WORDS += [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # protobuf decodes what stands there
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.lists(st.sampled_from(WORDS)).map(" ".join), st.text(max_size=80)))
 def test_whatever_stands_in_a_file_is_read_or_refused(read, text):
