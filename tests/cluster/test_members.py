@@ -346,7 +346,7 @@ def test_a_server_that_is_not_there(monkeypatch):
     monkeypatch.setattr("forebay.cluster.membership.JOIN_S", 0.2)
     with pytest.raises(ConfigError, match="no server at unix:/nowhere/door keeps a cluster: it cannot be reached"):
         forebay.cluster.join("unix:/nowhere/door")
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="expected unix:PATH or tcp:HOST:PORT"):
         forebay.cluster.join("nowhere:80")
 
 

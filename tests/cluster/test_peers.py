@@ -110,8 +110,14 @@ def test_the_dashboard_shows_peers_and_programs(start_peer, start_member, serve,
 def test_peers_that_cannot_be(serve, cli, tmp_path):
     door = f"unix:{tmp_path}/door"
     for flags, words in [
-        (["--attach", door, "--attach-peer", "nowhere"], "--attach-peer: 'nowhere' is no address"),
-        (["--attach", door, "--attach-peer", f"tcp:{'x' * 200}:1"], "has 206 characters, at most 128 are possible"),
+        (
+            ["--attach", door, "--attach-peer", "nowhere"],
+            "--attach-peer: expected unix:PATH or tcp:HOST:PORT, got 'nowhere'",
+        ),
+        (
+            ["--attach", door, "--attach-peer", f"tcp:{'x' * 200}:1"],
+            "expected an address of at most 128 characters, got 206",
+        ),
         (
             ["--owner", door, "--attach-peer", door],
             "--attach-peer names servers whose programs know of those that join",

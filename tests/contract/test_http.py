@@ -530,7 +530,7 @@ def test_who_asks_none_of_several_models_is_told_where_they_are(way):
     assert answer.status_code == 405
     told = answer.json()["error"]["message"]
     assert re.fullmatch(
-        r"POST is not possible here, GET, HEAD, OPTIONS are; models here are asked at "
+        r"POST is not allowed here; use GET, HEAD, OPTIONS; models here are asked at "
         r"/models/[a-z]+ and /models/[a-z]+ and /models/[a-z]+ and so on",
         told,
     )

@@ -254,16 +254,16 @@ def test_a_model_that_does_not_load_says_so_at_the_with():
     "targets, settings, told",
     [
         ((), {}, "nothing to serve"),
-        ((Shout, 3), {}, r"^forebay.testing.client\(\) cannot serve '3' \(int\); a forebay.Model class"),
-        ((Shout(),), {}, "^forebay.testing.client.*give the class, Shout"),  # forebay.asgi was told
+        ((Shout, 3), {}, r"^forebay.testing.client\(\): expected a forebay.Model class.*, got '3' \(int\)"),
+        ((Shout(),), {}, "^forebay.testing.client.*pass the class Shout"),  # forebay.asgi was told
         (("one.py", "two.py"), {}, "takes one path"),
         (("nowhere.py",), {}, "there is no file"),
-        ((Shout,), {"wokers": 2}, "knows no setting wokers; did you mean workers?"),
-        ((Shout,), {"workers": 0}, "workers=0.*no workers can dial in here"),
-        ((Shout,), {"workers": "two"}, "workers='two'.*a whole number from 0 to 1024 is needed, or a range"),
-        ((Shout,), {"max_wait_ms": float("nan")}, "max_wait_ms=nan.*at least 0"),
-        ((Shout,), {"worker_kind": "fork"}, "worker_kind='fork'.*'inline' or 'process' or 'thread' is needed"),
-        ((Shout,), {"port": 1}, "knows no setting port; whoever runs the application"),
+        ((Shout,), {"wokers": 2}, "unknown setting wokers; did you mean workers?"),
+        ((Shout,), {"workers": 0}, "workers=.*expected >= 1, got 0; no workers can dial in here"),
+        ((Shout,), {"workers": "two"}, r"workers=.*expected a whole number from 0 to 1024, a range .* got 'two'"),
+        ((Shout,), {"max_wait_ms": float("nan")}, "max_wait_ms=.*expected milliseconds >= 0, got nan"),
+        ((Shout,), {"worker_kind": "fork"}, "worker_kind=.*expected 'inline', 'process' or 'thread', got 'fork'"),
+        ((Shout,), {"port": 1}, "unknown setting port; set it in the server"),
         ((Shout, Shout), {}, "two models are named 'shout'"),
     ],
 )

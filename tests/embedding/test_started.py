@@ -109,7 +109,7 @@ def test_what_keeps_it_from_starting_is_raised():
         forebay.start(Broken, port=0)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
         forebay.start(Shout, port=taken.getsockname()[1])
-    with pytest.raises(ConfigError, match="knows no setting prot; did you mean port"):
+    with pytest.raises(ConfigError, match="unknown setting prot; did you mean port"):
         forebay.start(Shout, prot=0)
     assert "forebay-server" not in [thread.name for thread in threading.enumerate()]
 

@@ -298,7 +298,10 @@ def test_a_symbol_can_only_be_passed_on_and_returned(function, what):
         (lambda image: decode(image, image=image), "it is given 'image' twice"),
         (lambda image: count(image, 3), "'count' is given 3 as 'at_least'; a graph connects results"),
         (lambda image: detect(decode(image), batch=None), "it is given 'batch' twice"),
-        (lambda image: detect.map(decode(image)), "'detect' is mapped over the result of 'decode', which is Scan"),
+        (
+            lambda image: detect.map(decode(image)),
+            "'detect' is mapped over the result of 'decode': expected a list, got Scan",
+        ),
         (
             lambda image: crop(decode(image), crop(decode(image), detect(decode(image)))),
             "the result of 'crop' does not fit 'crop': its type is list[Image], and 'boxes' takes list[Box]",
@@ -370,24 +373,32 @@ class Hooked(Model):
 @pytest.mark.parametrize(
     "target,settings,what",
     [
-        (Detect, {"wokers": 2}, "node(Detect): there is no setting 'wokers'; did you mean 'workers'?"),
-        (Detect, {"workers": 0}, "node(Detect): workers is 0; a whole number from 1 to 1024 or None is needed"),
-        (Detect, {"workers": 10**9}, "node(Detect): workers is 1000000000; a whole number from 1 to 1024"),  # F134
+        (Detect, {"wokers": 2}, "node(Detect): unknown setting 'wokers'; did you mean 'workers'?"),
+        (Detect, {"workers": 0}, "node(Detect): workers: expected a whole number from 1 to 1024 or None, got 0"),
+        (
+            Detect,
+            {"workers": 10**9},
+            "node(Detect): workers: expected a whole number from 1 to 1024 or None, got 1000000000",
+        ),  # F134
         (
             Detect,
             {"worker_kind": "fiber"},
-            "worker_kind is 'fiber'; 'inline' or 'process' or 'thread' or None is needed",
+            "worker_kind: expected 'inline', 'process', 'thread' or None, got 'fiber'",
         ),
-        (Detect, {"outputs": "ab"}, "outputs is 'ab'; a list of texts is needed"),
+        (Detect, {"outputs": "ab"}, "outputs: expected a list of strings, got 'ab'"),
         (Detect, {"outputs": ["a", "a"]}, "each needs a name of its own"),
         (Detect, {"batched": True}, "batched is for functions"),
-        (Detect, {"batch_key": 3}, "batch_key is 3; a function of the inputs or None is needed"),
+        (Detect, {"batch_key": 3}, "batch_key: expected a function of the inputs or None, got 3"),
         (len, {"batch_key": len, "name": "length"}, "a node that runs for batches"),
         (Streams, {"outputs": ["a", "b"]}, "Streams streams, and its parts have left: it cannot have several outputs"),
         (Streams, {"attempts": 2}, "it cannot have several attempts"),
-        (lambda x: x, {}, "name is '<lambda>'"),
-        (3, {}, "a function or a forebay.Model is needed"),
-        (detect, {}, "a function or a forebay.Model is needed"),
+        (
+            lambda x: x,
+            {},
+            "name: expected letters, digits, '.', '_' and '-', starting with a letter or digit, got '<lambda>'",
+        ),
+        (3, {}, "expected a function or a forebay.Model, got int"),
+        (detect, {}, "expected a function or a forebay.Model, got NodeDefinition"),
     ],
 )
 def test_a_node_with_wrong_settings_is_refused(target, settings, what):
@@ -453,7 +464,7 @@ def test_only_a_function_can_be_composed():
         return detect(image)
 
     for wrong, told in ((detect, "def ocr"), (later, "without `async`")):
-        with pytest.raises(ConfigError, match=f"a plain function that calls nodes is needed.*{told}"):
+        with pytest.raises(ConfigError, match=f"expected a plain function that calls nodes, got .*{told}"):
             compose(wrong)
 
 

@@ -353,7 +353,7 @@ def test_drawings_of_a_command(cli, file, tmp_path):
     assert cli("check", file, "-o", picture).stdout == ""
     assert picture.read_text().startswith("<svg")
     result = cli("check", file, "-o", tmp_path / "shout.png")
-    assert "shout.png does not say how to draw; .svg, .mmd, .md, .txt do" in result.stderr
+    assert "shout.png: expected the ending .svg, .mmd, .md or .txt" in result.stderr
     assert (result.returncode, (tmp_path / "shout.png").exists()) == (2, False)
     assert cli("check", file, "--draw", "-o", tmp_path / "shout").returncode == 0
     result = cli("check", f"{file}:Alone", "--draw")

@@ -150,7 +150,7 @@ async def test_a_list_is_spread_over_the_batches_of_a_node():
         answers = await asyncio.gather(*(serve(list(range(n))) for n in (0, 1, 5, 20)))
         assert answers == [[2 * i for i in range(n)] for n in (0, 1, 5, 20)]
         assert nodes["a"].endpoint.metrics.batch_size.total == 26
-        with pytest.raises(ForebayError, match="'a' runs for each element of 'x'; a list is needed, found int"):
+        with pytest.raises(ForebayError, match="'a' runs for each element of 'x': expected a list, got int"):
             await serve(3)
 
 

@@ -451,7 +451,10 @@ def test_a_stream_gives_for_each_moment_what_a_request_would(zoo: Any, seed: int
         (graph(node("a", "b"), node("b", "a")), "cycle: 'a' -> 'b' -> 'a'|cycle: 'b' -> 'a' -> 'b'"),
         (graph(node("a", "y")), "node 'a' reads 'y', which nothing writes; there is 'x', 'a'"),
         (graph(node("a", "x"), node("a", "x", out="b"), output="b"), "two nodes named 'a'"),
-        (graph(node("a", "x"), node("b", "x", out="a"), output="a"), "'a' is written by node 'a' and by node 'b'"),
+        (
+            graph(node("a", "x"), node("b", "x", out="a"), output="a"),
+            "one writer of 'a', got node 'a' and node 'b'",
+        ),
         (graph(node("a", "x", optional=frozenset({"q"}))), "node 'a' has no input port 'q'; it has 'x'"),
         (graph(node("a", "x"), inputs=("x", "x")), "two inputs named 'x'"),
         (graph(node("a", "x"), output="aa"), "the output 'result' reads 'aa', which nothing writes; there is 'x', 'a'"),

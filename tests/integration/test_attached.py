@@ -640,7 +640,7 @@ def test_of_names_whose_workers_have_all_left_those_go_first_that_were_left_firs
         leave(join(f"one{number}"), f"one{number}")
     others = join("other")
     eventually(lambda: server.call("second", 0).status_code == 404)
-    eventually(lambda: "model 'second' is not served any more: its workers left" in server.log)
+    eventually(lambda: "stopped serving model 'second': its workers left" in server.log)
     assert server.call("first", 0).status_code == 503
     assert len(server.client.get("/models").json()["models"]) == MAX_DESERTED + 2
     again = join("second")
@@ -720,15 +720,15 @@ def mistake(capsys):
     [
         (["--attach", "/tmp/socket"], "did you mean unix:/tmp/socket?"),
         (["--attach", "unixx:s"], "did you mean unix:s?"),
-        (["--attach", "tcp:localhost:99999"], "tcp:HOST:PORT is needed"),
-        (["--attach", "tcp:0.0.0.0:9100"], "so a secret is needed: --attach-secret @FILE"),
+        (["--attach", "tcp:localhost:99999"], "or tcp:HOST:PORT, got"),
+        (["--attach", "tcp:0.0.0.0:9100"], "so set a secret: --attach-secret @FILE"),
         (["--attach", "unix:" + "x" * 200], "200 bytes, the kernel takes at most 107"),
         (
             ["--attach", "unix:s", "--attach-secret", "short"],
-            "at least 16 bytes are needed, and it has 5; make one with",
+            "expected a secret of at least 16 bytes, got 5; make one with",
         ),
         (["--attach", "unix:s", "--attach-secret", "@/nowhere"], "the secret in /nowhere cannot be read"),
-        (["--attach", "unix:s", "--worker-hang-s", "-1"], "seconds of at least 0 are needed"),
+        (["--attach", "unix:s", "--worker-hang-s", "-1"], "expected seconds >= 0"),
         (["--atach", "unix:s"], "did you mean --attach?"),
         ([], "let workers attach with --attach ADDRESS, or name a server that has models with --owner ADDRESS"),
     ],
@@ -749,14 +749,14 @@ def test_the_log_of_a_command_ends_with_the_test_that_ran_it():
     "options, cure",
     [
         (["model.py", "--connect", "localhost:1"], "did you mean tcp:localhost:1?"),
-        (["model.py", "--connect", "unix:s", "--secret", "short"], "at least 16 bytes are needed"),
+        (["model.py", "--connect", "unix:s", "--secret", "short"], "expected a secret of at least 16 bytes"),
         (["modle.py", "--connect", "unix:s"], "did you mean model.py?"),
-        (["", "--connect", "unix:s"], "TARGET is an empty text; a Python file is needed"),
-        ([".", "--connect", "unix:s"], ". is a folder; a Python file is needed"),
+        (["", "--connect", "unix:s"], "TARGET: expected a Python file, got ''"),
+        ([".", "--connect", "unix:s"], "expected a Python file, got a folder (.)"),
         (["model.py:Is", "--connect", "unix:s"], "has no forebay.Model named Is; there is It"),
         (["model.py"], "the following arguments are required: --connect"),
         (["two.py", "--connect", "unix:s"], "two.py has 2 models (A, B) and a worker runs one: two.py:A"),
-        (["model.py", "--connect", "unix:s", "--threads", "0"], "from 1 to 1024 is needed"),
+        (["model.py", "--connect", "unix:s", "--threads", "0"], "expected a whole number from 1 to 1024, got '0'"),
     ],
 )
 def test_what_is_wrong_with_worker_is_one_sentence(mistake, options, cure, monkeypatch, tmp_path):
@@ -773,26 +773,29 @@ def test_what_is_wrong_with_worker_is_one_sentence(mistake, options, cure, monke
     [
         (
             "models:\n  - target: it.py\n    worker: 2\n",
-            "forebay.yaml:3: worker: there is no such key; did you mean workers?",
+            "forebay.yaml:3: worker: unknown key; did you mean workers?",
         ),
-        ("models:\n  - target: it.py\nhtpp: {}\n", "forebay.yaml:3: htpp: there is no such key; did you mean http?"),
+        ("models:\n  - target: it.py\nhtpp: {}\n", "forebay.yaml:3: htpp: unknown key; did you mean http?"),
         (
             "models:\n  - target: it.py\n    workers: 0\n",
             "forebay.yaml:2: workers is 0, so workers dial in, and they need a door: --attach ADDRESS",
         ),
         (
             "models:\n  - target: it.py\n    workers: -1\n",
-            "forebay.yaml:3: workers is '-1'; a whole number from 0 to 1024 is needed, or a range such as 1:8",
+            "forebay.yaml:3: workers: expected a whole number from 0 to 1024, a range such as 1:8",
         ),
         (
             "models:\n  - target: it.py\n    workers: two\n",
-            "forebay.yaml:3: workers is 'two'; a whole number from 0 to 1024 is needed",
+            "forebay.yaml:3: workers: expected a whole number from 0 to 1024",
         ),
-        ("models:\n  - workers: 2\n", "forebay.yaml:2: target: a Python file is needed"),
-        ("models: []\n", "forebay.yaml:1: models is []; a list with at least one model is needed"),
-        ("", "forebay.yaml:1: models: a list with at least one model is needed"),
-        ("5", "forebay.yaml:1: the configuration is 5; a mapping of keys to values is needed"),
-        ("models:\n  - target: it.py\nattach: here\n", "forebay.yaml:3: attach: 'here' is no address"),
+        ("models:\n  - workers: 2\n", "forebay.yaml:2: target: expected a Python file"),
+        ("models: []\n", "forebay.yaml:1: models: expected a list with at least one model"),
+        ("", "forebay.yaml:1: models: expected a list with at least one model"),
+        ("5", "forebay.yaml:1: expected a mapping of keys to values, got 5"),
+        (
+            "models:\n  - target: it.py\nattach: here\n",
+            "forebay.yaml:3: attach: expected unix:PATH or tcp:HOST:PORT, got 'here'",
+        ),
         ("models:\n  - target: it.py\n    python: ./none\n", "none cannot be run: No such file or directory"),
         ("models:\n  - target: it.py\n    python: env\n    worker_kind: thread\n", "needs worker kind process"),
         ("models:\n  - target: it.py\n  - target: it.py\n", "two models are named 'it'"),

@@ -127,7 +127,7 @@ def test_a_port_for_other_machines_without_tls_is_warned_of(opened):
     server = opened("--attach-secret", SECRET, host="0.0.0.0")
     (line,) = [line for line in server.records if "not encrypted" in line["message"]]
     assert line["level"] == "warning"
-    assert line["message"].endswith("give a certificate: --attach-certfile PEM")
+    assert line["message"].endswith("set a certificate: --attach-certfile PEM")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_hangup_says_the_same_however_it_arrives(work, files, linger):
             "-keyfile was given without --attach-cert",
         ),
         ("serve --attach tcp:127.0.0.1:0 --attach-certfile ca.pem", "name the file that does with --attach-keyfile"),
-        ("serve --attach tcp:0.0.0.0:0 --attach-certfile both.pem", "so a secret is needed: --attach-secret @FILE"),
+        ("serve --attach tcp:0.0.0.0:0 --attach-certfile both.pem", "so set a secret: --attach-secret @FILE"),
         ("worker model.py:Echo --connect unix:s --cafile ca.pem", "unix:s stays on this machine and is not encrypted"),
         ("worker model.py:Echo --connect tcp:a:1 --certfile both.pem", "--certfile was given without --cafile"),
         ("worker model.py:Echo --connect tcp:a:1 --cafile model.py", "model.py holds no certificate in PEM"),

@@ -163,7 +163,7 @@ def test_errors_and_lost_connections_are_counted_apart():
     lost = measure(lambda number: b"" if number % 5 == 0 else OK)
     assert lost.lost["the connection was closed without an answer"] > 0
     assert lost.took
-    assert measure(lambda number: b"SSH-2.0\r\n").lost["what came back is no HTTP"] > 0
+    assert measure(lambda number: b"SSH-2.0\r\n").lost["the answer is not HTTP"] > 0
 
 
 def test_a_connection_that_the_server_closes_is_opened_again():

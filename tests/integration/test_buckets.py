@@ -55,7 +55,7 @@ def test_a_sample_longer_than_the_largest_bucket_is_refused_by_name(server):
     answer = server.call("tagger", {"ids": list(range(9))})
     assert answer.status_code == 422
     error = answer.json()["error"]
-    assert error["message"] == "'ids' cannot be padded: its length is 9, at most 8 is taken - at `$.ids`"
+    assert error["message"] == "'ids' cannot be padded: expected length <= 8, got 9 - at `$.ids`"
     assert error["detail"] == {"path": "$.ids"}
 
 

@@ -53,11 +53,14 @@ def test_a_cluster_that_is_not_there_is_said_within_ten_seconds(cli, project):
     [
         (
             "ray: {runtime_env: {pip: [numpy]}}",
-            "pip is not possible: what Ray installs ends with Ray; name an interpreter",
+            "expected env_vars only, got pip; Ray removes its environments when it stops; name an interpreter",
         ),
-        ("ray: {runtime_env: {working_dir: .}}", "working_dir is not possible: the folder of the project is copied"),
+        (
+            "ray: {runtime_env: {working_dir: .}}",
+            "expected env_vars only, got working_dir; forebay copies the folder of the project",
+        ),
         ("ray: {num_gpu: 1}", "did you mean num_gpus?"),
-        ("ray: {num_cpus: -1}", "a number of at least 0 is needed"),
+        ("ray: {num_cpus: -1}", "expected a number >= 0"),
         ("devices: ['cpu:0']", "devices: on a cluster Ray says which; write ray: {num_gpus: 1} instead"),
         ("workers: 0", "workers is 0, and a cluster starts the workers itself"),
     ],
@@ -81,7 +84,7 @@ def test_what_cannot_be_on_a_cluster_is_one_sentence(cli, project, settings, wor
         (["--attach-certfile", "no.pem", "--attach-cafile", "no.pem"], "no.pem"),
         (["--reload"], "--reload is for development on one machine"),
         (["--deployment", "No"], "small letters"),
-        (["--cluster", "no where"], "auto, local or HOST:PORT is needed"),
+        (["--cluster", "no where"], "expected auto, local or HOST:PORT"),
     ],
 )
 def test_what_the_cluster_decides_is_refused(cli, project, flags, words):
@@ -135,7 +138,7 @@ def test_a_deployment_that_is_not_there(cli):
         1,
         f"nothing of a deployment '{name}' runs on this machine",
     )
-    assert told(cli("cluster", "down", "--deployment", name)) == (0, f"there is no deployment '{name}' here")
+    assert told(cli("cluster", "down", "--deployment", name)) == (0, f"no deployment '{name}' on this machine")
     status, sentence = told(cli("cluster", "drain"))
     assert (status, sentence.partition(";")[0]) == (2, "forebay cluster drain needs the name of a node")
 

@@ -77,7 +77,7 @@ def test_a_request_to_a_full_queue_is_explained(cli, flooded, path, body):
     assert "the queue takes 2" in said
     assert ("of team-a (class 1)" in said) is (kind != "nobody")
     assert ("reason: share" in said) is (kind != "nobody")
-    assert "it was told to try again after" in said
+    assert "the client was asked to retry after" in said
 
 
 def test_a_request_that_would_be_late_is_explained(cli, flooded):

@@ -403,7 +403,7 @@ def test_a_key_in_plain_text_that_the_image_would_have_is_warned_of(tmp_path):  
     lay(tmp_path, {"model.py": MODEL, "forebay.yaml": "target: model.py\nhttp: {api_keys: [visible]}\n"})
     done = generate(tmp_path, ".")
     assert done.returncode == 0
-    told = "forebay.yaml: api_keys stands there in plain text, and so it does in the image; write @FILE"
+    told = "forebay.yaml: api_keys is plain text in this file and would be in the image; write @FILE"
     assert done.stderr == f"forebay: warning: {told}\n"
 
 
@@ -612,9 +612,9 @@ def test_a_package_of_the_projects_own_is_installed(tmp_path):
     "arguments, told",
     [
         (["model.py", "--http-port", "0"], "port 0 is any"),
-        (["model.py", "--image", "Not An Image"], "--image: a name such as"),
+        (["model.py", "--image", "Not An Image"], "--image: expected a name such as"),
         (["model.py", "--replicas", "0"], "at least 1"),
-        (["model.py", "--python-version", "3.12; rm"], "'3.12; rm' is not possible, a version of at least 3.11"),
+        (["model.py", "--python-version", "3.12; rm"], "expected a Python version >= 3.11, got '3.12; rm'"),
         (["model.py", "--python-version", "3.10"], "at least 3.11"),
         (["model.py", "--python-version", "2.7"], "at least 3.11"),
         (["nothing.py"], "nothing.py"),

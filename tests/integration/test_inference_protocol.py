@@ -276,21 +276,21 @@ ROW = tensor("input", "FP32", [1, 3], [1, 2, 3])
         ([], "the call has no inputs; the model takes 'input'"),
         ([{**ROW, "name": "imput"}], "the model has no input 'imput'; did you mean 'input'?"),
         ([ROW, ROW], "input 'input' came twice"),
-        ([{**ROW, "datatype": "FP64"}], "input 'input' is of FP64, and FP32 is expected"),
-        ([{**ROW, "datatype": "FP33"}], "'FP33', which is no data type; FP32 is expected"),
-        ([{**ROW, "shape": [1, 4]}], "input 'input' has the shape [1, 4], and [-1, 3] is expected (-1 is any length)"),
-        ([{**ROW, "shape": [3]}], "input 'input' has the shape [3], and [-1, 3] is expected"),
-        ([{**ROW, "shape": [0, 3], "data": []}], "at least one is needed"),
+        ([{**ROW, "datatype": "FP64"}], "input 'input': expected FP32, got FP64"),
+        ([{**ROW, "datatype": "FP33"}], "expected FP32, got 'FP33'"),
+        ([{**ROW, "shape": [1, 4]}], "input 'input': expected the shape [-1, 3], got [1, 4] (-1 is any length)"),
+        ([{**ROW, "shape": [3]}], "input 'input': expected the shape [-1, 3], got [3]"),
+        ([{**ROW, "shape": [0, 3], "data": []}], "there must be at least one"),
         ([{**ROW, "shape": [-1, 3]}], "every axis must be 0 or more"),
         ([{**ROW, "shape": [2**62, 2**62, 3]}], "all within 2^63 bytes"),
         ([{**ROW, "shape": [1] * 10_000}], "has 10000 axes"),
-        ([{**ROW, "data": [1, 2]}], "has 3 elements, and 2 came"),
-        ([{**ROW, "data": [[1, 2], [3]]}], "is no list of FP32, flat or of the shape [1, 3]"),
+        ([{**ROW, "data": [1, 2]}], "expected 3 elements, got 2"),
+        ([{**ROW, "data": [[1, 2], [3]]}], "expected a list of FP32, flat or of the shape [1, 3]"),
         ([{**ROW, "data": [1, "b", 3]}], "flat or of the shape [1, 3]: Expected `float`, got `str` - at `$[1]`"),
         ([{**ROW, "data": [[1, "b", 3]]}], "flat or of the shape [1, 3]: Expected `float`, got `str` - at `$[0][1]`"),
-        ([{**ROW, "data": [1, 2, 1e39]}], "holds a number that is no FP32"),
-        ([{**ROW, "datatype": "INT8", "data": [1, 2, 300]}], "holds a number that is no INT8"),
-        ([{**ROW, "datatype": "INT8", "data": [1, 2, True]}], "is no list of INT8"),
+        ([{**ROW, "data": [1, 2, 1e39]}], "holds a number that does not fit FP32"),
+        ([{**ROW, "datatype": "INT8", "data": [1, 2, 300]}], "holds a number that does not fit INT8"),
+        ([{**ROW, "datatype": "INT8", "data": [1, 2, True]}], "expected a list of INT8"),
         ([{**ROW, "parameters": {"binary_data_size": 12}}], "both data and a binary_data_size"),
         ([{"name": "input", "datatype": "FP32", "shape": [1, 3]}], "input 'input' has no data"),
     ],
@@ -338,10 +338,10 @@ def test_classes_are_not_answered_with_numbers(server):  # O146
 @pytest.mark.parametrize(
     "body, length, told",
     [
-        (b"", None, "no inference request"),
-        (b"[]", None, "no inference request"),
+        (b"", None, "expected an inference request"),
+        (b"[]", None, "expected an inference request"),
         (b"{}", None, "missing required field `inputs`"),
-        (b"[" * 100_000, None, "no inference request"),
+        (b"[" * 100_000, None, "expected an inference request"),
         (b'{"inputs":[]}', "99", "it says how many of them are JSON"),
         (b'{"inputs":[]}', "-1", "it says how many of them are JSON"),
         (b'{"inputs":[]}', "1e1", "it says how many of them are JSON"),
@@ -358,7 +358,7 @@ def test_a_malformed_call_is_refused(server, body, length, told):  # O129, O133
 @pytest.mark.parametrize("timeout", [-1, "soon", 1.5, True])
 def test_a_time_that_is_no_number_of_microseconds_is_refused(server, timeout):
     status, text = refusal(ask(server, "doubled", ROW, parameters={"timeout": timeout}))
-    assert (status, text) == (400, f"the parameter timeout is {timeout!r}; a whole number of microseconds is needed")
+    assert (status, text) == (400, f"parameter 'timeout': expected a whole number of microseconds, got {timeout!r}")
 
 
 @pytest.mark.parametrize("size", [-4, 16, 2**70, "12", 12.5, True])
@@ -373,7 +373,7 @@ def test_a_size_that_lies_is_refused(server, size):  # O133
 
 def test_data_and_shape_that_do_not_agree(server):
     body, headers = binary([("input", "FP32", [1, 3], bytes(8))])
-    assert "needs 12 bytes of data, and 8 came" in refusal(infer(server, "doubled", body, **headers))[1]
+    assert "expected 12 bytes of data, got 8" in refusal(infer(server, "doubled", body, **headers))[1]
     for data in (b"\xff\xff\xff\xffab", b"\x02\0\0\0a", b"\0\0\0\0\0\0\0\0", b"\x01"):
         body, headers = binary([("input", "BYTES", [1], data)])
         assert refusal(infer(server, "sound", body, **headers))[0] == 400
@@ -461,7 +461,7 @@ def test_a_raw_body_is_the_only_input(server):  # F88
     answer = raw(server, "head", np.array([1, 2, 3, 4, 5], np.float32).tobytes())
     assert answer.content[int(answer.headers[LENGTH]) :] == np.array([1, 2, 3, 4], np.float32).tobytes()
     assert raw(server, "measured", b"abc").status_code == 200
-    assert "needs 12 bytes of data, and 5 came" in refusal(raw(server, "doubled", b"12345"))[1]
+    assert "expected 12 bytes of data, got 5" in refusal(raw(server, "doubled", b"12345"))[1]
     status, text = refusal(raw(server, "people", b"12345"))
     assert (status, "so the body is the only input; the model takes 'name', 'age'" in text) == (400, True)
 

@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_is_told(said, tmp_path):
 @pytest.mark.parametrize("name", ["1st", "a b", "..", "ünlaut", "a" * 65])
 def test_a_name_that_no_class_can_have_is_refused(said, tmp_path, name):
     status, _, err = said("init", tmp_path / "deep" / name)
-    assert (status, "is no name for a project" in err) == (2, True)
+    assert (status, "expected a project name" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 

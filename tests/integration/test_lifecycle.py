@@ -160,7 +160,7 @@ def test_a_drain_ends_in_time_whatever_still_runs(serve, kind, eventually):
         status = server.wait()
         assert time.monotonic() - started < 30
     assert status == 0
-    assert "the drain is over; connections without their answer, which are cut off: 1" in server.log
+    assert "the drain time is over; closing connections without their answer: 1" in server.log
     assert "Traceback" not in server.log
 
 
@@ -289,7 +289,7 @@ def test_a_server_that_others_can_reach_without_a_key_warns(serve, tmp_path, opt
     (tmp_path / "keys").write_text("k\n")
     options = [one.format(keys=tmp_path / "keys") for one in options]
     server = serve("zoo.py:Echo", "--worker-kind", "thread", "--host", "0.0.0.0", *options)
-    assert ("warning: anybody who can reach 0.0.0.0 may call the models" in server.log) is is_warned
+    assert ("warning: all clients that reach 0.0.0.0 can call the models" in server.log) is is_warned
 
 
 def test_a_model_that_hangs_while_it_loads_does_not_keep_the_server_from_stopping(serve, tmp_path, eventually):

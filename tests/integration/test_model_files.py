@@ -97,7 +97,7 @@ def test_a_request_is_a_sample_of_the_types_that_the_file_declares(server):
 def test_numbers_that_the_type_cannot_hold_are_refused(server):
     refused = ask(server, "price-of-houses", {"x": [1e300, 0, 0]})
     assert refused.status_code == 422
-    assert "'x' is no array of float32" in refused.json()["error"]["message"]
+    assert "'x': expected an array of float32" in refused.json()["error"]["message"]
 
 
 def test_samples_of_unlike_length_share_a_batch_where_padding_changes_nothing(server, at_once):

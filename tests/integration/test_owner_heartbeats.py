@@ -44,7 +44,7 @@ def test_requests_behind_a_half_open_link_are_sent_once_more_when_it_carries_aga
         eventually(begun.exists)
         relay.say("freeze")
         since = time.monotonic()
-        eventually(lambda: f"is away: {SILENCE}" in front.log)
+        eventually(lambda: f"is unreachable: {SILENCE}" in front.log)
         assert time.monotonic() - since < NOTICED_S + SLACK_S
         eventually(lambda: f"was hung up on: {SILENCE}" in owner.log)
         (tmp_path / "gate").touch()

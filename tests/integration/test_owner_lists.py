@@ -134,8 +134,8 @@ def test_owners_come_and_go_and_the_others_keep_their_links(serve, here, owner, 
         gate.touch()
         assert [first.result().status_code, second.result().status_code] == [200, 200]
     eventually(lambda: links(here, "owned") == 0)
-    assert "is away" not in front.log
-    assert "holds from the next start on" not in front.log
+    assert "is unreachable" not in front.log
+    assert "settings that need a restart" not in front.log
     config.change(front, owned(here, "owned"))
     eventually(lambda: "clip" in names(front) and "sleepy" not in names(front))
     assert front.call("clip", 1.0).json()[1] == owner.call("clip", 1.0).json()[1]
@@ -152,7 +152,7 @@ def test_which_of_its_models_are_wanted_of_an_owner_may_change(serve, here, owne
     assert front.call("fails", "a").json() == "a"
     config.change(front, owned(here, "owned", "clop"))
     eventually(lambda: "has no model 'clop'; did you mean 'clip'?" in front.log)
-    assert "is away" not in front.log
+    assert "is unreachable" not in front.log
 
 
 def test_a_model_of_the_project_is_given_to_an_owner_and_taken_back_with_nothing_dropped(
@@ -208,8 +208,8 @@ def test_a_model_that_is_an_owners_is_described_from_the_start_and_not_loaded_he
     eventually(lambda: front.call("clip", 1.0).status_code == 503)
     answer = front.call("clip", 1.0)
     assert answer.headers["retry-after"] == "1"
-    assert f"the owner unix:{tmp_path}/clip of 'clip' is away" in answer.text
-    assert f"unix:{tmp_path}/clip is away" in front.client.get("/readyz").text
+    assert f"the owner unix:{tmp_path}/clip of 'clip' is unreachable" in answer.text
+    assert f"unix:{tmp_path}/clip is unreachable" in front.client.get("/readyz").text
     owner = serve(here / "clip.py", "--attach", f"unix:{tmp_path}/clip")
     eventually(lambda: pid_of(front) == pid_of(owner))
     assert front.client.get("/readyz").status_code == 200

@@ -97,8 +97,8 @@ def test_who_cannot_be_believed_is_said_on_both_sides_and_what_is_served_stays_s
     pair, eventually, owns, fronts, front_says, owner_says
 ):
     owner, front = pair(owns, fronts, target="single.py")
-    (line,) = [line for line in front.records if "is away" in line["message"]]
-    assert f"the owner {owner.door} is away: " in line["message"]
+    (line,) = [line for line in front.records if "is unreachable" in line["message"]]
+    assert f"the owner {owner.door} is unreachable: " in line["message"]
     assert front_says in line["message"]
     eventually(lambda: f"was refused: {owner_says}" in owner.log)
     for server in (owner, front):

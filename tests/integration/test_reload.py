@@ -129,7 +129,7 @@ def test_what_is_broken_is_told_and_the_old_code_goes_on(serve, tmp_path, kind):
                 one for one in server.client.get("/models/tells").json()["versions"] if one["state"] == "failed"
             ]
             assert reason in failed["error"]
-            assert ("a worker process that ends is replaced only once" in failed["error"]) is (
+            assert ("worker processes that exit are not replaced until" in failed["error"]) is (
                 kind == "process" and name != "raises"
             )
             assert ask(server) == "good"
@@ -281,7 +281,7 @@ def test_a_configuration_is_read_anew(serve, tmp_path):
         server.signal(signal.SIGHUP)
         load.until("2")
         eventually(lambda: states(server) == [("1", "ready", 90), ("2", "ready", 10)])
-        eventually(lambda: "changed, and holds from the next start on: --max-connections" in server.log)
+        eventually(lambda: "changed settings that need a restart: --max-connections" in server.log)
         eventually(lambda: states(server, "other") == [])
         assert server.client.post("/models/other", json=1).status_code == 404
         assert ask(server, "/models/tells/versions/1") == "1"
@@ -292,7 +292,7 @@ def test_a_configuration_is_read_anew(serve, tmp_path):
         config("target: nowhere.py, worker_kind: process")
         server.signal(signal.SIGHUP)
         eventually(lambda: "nowhere.py" in server.client.get("/models").json().get("problem", ""))
-        assert "a worker process that ends" not in server.log  # it has none: nothing was served from it
+        assert "worker processes that exit" not in server.log  # it has none: nothing was served from it
         (tmp_path / "forebay.yaml").write_text("modles: []\n")
         server.signal(signal.SIGHUP)
         eventually(lambda: "did you mean models" in server.client.get("/models").json().get("problem", ""))

@@ -214,7 +214,7 @@ def test_a_store_that_cannot_be_asked_at_the_start_delays_it(buckets, serve, cli
     faults.fault = fault
     server = serve(None, f"s3://{bucket}", *options(tmp_path), env=env)  # returns once it is ready
     assert ask(server, "a") == [1, 2]
-    lines = [line for line in server.lines if "tried again in 0.2 s, and nothing is served" in line]
+    lines = [line for line in server.lines if "retrying in 0.2 s, no model is served until then" in line]
     assert len(lines) == 2
     faults.close()
 

@@ -47,7 +47,7 @@ def shards(serve, hosts):
         env = {"HOSTS_OF_TEST": str(hosts.path)}
         server = serve("resolving.py", *THREADS, "--owner", f"tcp:{NAME}:{port}", *front, env=env)
         for one in addresses:
-            eventually(lambda one=one: f"the owner tcp:{NAME}:{port} at {one} is here" in server.log)
+            eventually(lambda one=one: f"connected to the owner tcp:{NAME}:{port} at {one}" in server.log)
         for one in owners:
             one.wait_ready()
         return server, owners, port
@@ -74,7 +74,7 @@ def test_shards_run_requests_side_by_side_and_the_rest_takes_over_from_one_that_
         (tmp_path / "second").touch()
         (tmp_path / "first").touch()
         assert [one.result().status_code for one in held.values()] == [200, 200]
-    assert "at 127.0.0.2 is away" in front.log
+    assert "at 127.0.0.2 is unreachable" in front.log
     assert front.client.get("/readyz").status_code == 200
     assert front.call("clip", 2.0).json()[1] == owners[1].call("clip", 2.0).json()[1]
 
@@ -108,7 +108,7 @@ def test_the_name_is_looked_up_again_when_a_link_ends(shards, serve, hosts, tmp_
     hosts.say("127.0.0.3", "127.0.0.4")
     serve("owned.py", *THREADS, "--attach", f"tcp:127.0.0.4:{port}")
     owners[0].signal(signal.SIGTERM)
-    eventually(lambda: "at 127.0.0.4 is here" in front.log, within_s=LOOK_UP_S - 5)  # the usual look would find it too
+    eventually(lambda: f"connected to the owner tcp:{NAME}:{port} at 127.0.0.4" in front.log, within_s=LOOK_UP_S - 5)
     with ThreadPoolExecutor(2) as pool:
         held = hold(pool, front, tmp_path)
         for path, one in held.items():
@@ -123,7 +123,7 @@ def test_an_address_that_the_name_has_no_more_gets_no_requests(shards, hosts, tm
         held = hold(pool, front, tmp_path)
         owners[2].signal(signal.SIGKILL)  # a request that it had goes to another one
         remaining = owners[1].call("clip", 1.0).json()[1]
-        eventually(lambda: "at 127.0.0.4 is away" in front.log)
+        eventually(lambda: "at 127.0.0.4 is unreachable" in front.log)
         eventually(lambda: {front.call("clip", 1.0).json()[1] for _ in range(20)} == {remaining})
         with ThreadPoolExecutor(4) as many:  # more than its worker takes at once
             found = many.map(lambda sample: front.call("clip", sample).json()[1], [1.0, 2.0, 3.0, 4.0] * 10)

@@ -88,4 +88,4 @@ def test_no_bottleneck_is_named_where_nothing_is_busy():
     summary = Summary(10.0, 0, [node], [], "a", 1000.0, ["a"], 0.001)
     text = "\n".join(report(summary, None))
     assert "bottleneck" not in text
-    assert "nothing was busy: a, the busiest, ran 0.4% of the time" in text
+    assert "nothing was saturated: a, the busiest, ran 0.4% of the time" in text

@@ -201,7 +201,7 @@ def test_a_program_changes_what_its_server_serves(tmp_path):
         write(tmp_path, "file anew")
         server.load(path, version="4", worker_kind="thread")
         assert tell() == "file anew"
-        with pytest.raises(ConfigError, match="nothing to read anew"):
+        with pytest.raises(ConfigError, match="no file to reload"):
             server.reload()
         with pytest.raises(ConfigError, match="did you mean version"):
             server.load(New, versoin="2")

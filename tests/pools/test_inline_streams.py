@@ -177,7 +177,7 @@ def test_a_coroutine_that_does_not_hear_is_left_behind_and_who_came_after_it_is_
 
     asyncio.run(main())
     assert [record.getMessage() for record in caplog.records if record.name == "forebay.workers"] == [
-        f"a coroutine did not end within {SOON_S:g} s when it was cancelled; it is left behind"
+        f"a coroutine did not stop {SOON_S:g} s after it was cancelled; abandoning it"
     ]
 
 

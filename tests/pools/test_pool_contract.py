@@ -667,7 +667,7 @@ def test_a_coroutine_that_was_ended_with_its_batch_has_not_failed(kind, tmp_path
             await eventually(started.exists)
             call_off(batch)
             (outcome,) = await rig.outcomes(batch)
-            assert (type(outcome.error), outcome.error.message) == (Unavailable, "the request was called off")
+            assert (type(outcome.error), outcome.error.message) == (Unavailable, "the request was cancelled")
 
     run(main())
 

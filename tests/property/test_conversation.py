@@ -573,7 +573,7 @@ def test_what_cannot_be_sent_is_told_and_leaves_the_worker_idle(monkeypatch):
     with pytest.raises(InternalError, match="the batch cannot be sent to a worker"):
         talk.begin(streamed(), print, [object()], {}, None, 0.0)
     monkeypatch.setattr(conversation.frames, "MAX_FRAME_BYTES", 1000)
-    with pytest.raises(TooLarge, match="at most 1000 are possible"):
+    with pytest.raises(TooLarge, match="at most 1000 are allowed"):
         talk.begin(streamed(), print, [b"x" * 600, b"x" * 600], {}, None, 0.0)
     assert talk.state == "idle"
     assert not talk.seating.open

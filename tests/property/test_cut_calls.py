@@ -214,4 +214,4 @@ def test_rows_of_which_nothing_comes_are_limited_in_json_as_well(whole):
     for count in (1024, 1025):
         body = json.dumps({"inputs": {"texts": [[]] * count}}).encode()
         answer = whole.request("POST", "/v1/models/mirror:predict", body)
-        assert (b"of which nothing came" in answer.body) == (count == 1025)
+        assert (b"samples without data" in answer.body) == (count == 1025)

@@ -71,7 +71,7 @@ def test_texts_are_taken_out_as_the_parser_reads_them():  # F74
         try:
             expected = tensor_of("x", Proto.FromString(data))
         except (ForebayError, DecodeError) as error:
-            said = "what came is no TensorProto" if isinstance(error, DecodeError) else str(error)
+            said = "expected a TensorProto" if isinstance(error, DecodeError) else str(error)
             with pytest.raises(ForebayError, match=re.escape(said)):
                 tensor_in("x", data)
         else:
@@ -155,7 +155,7 @@ def test_any_bytes_are_a_message_or_refused(data):
         ({"dtype": 1, "shape": [-1], "float_val": [1]}, "every axis must be 0 or more"),
         ({"dtype": 1, "shape": [1] * 40}, "has 40 axes"),
         ({"dtype": 1, "shape": [1], "int_val": [1]}, "of DT_FLOAT has its elements in float_val; it came with int_val"),
-        ({"dtype": 1, "shape": [2], "tensor_content": b"12345"}, "needs 8 bytes of data, and 5 came"),
+        ({"dtype": 1, "shape": [2], "tensor_content": b"12345"}, "expected 8 bytes of data, got 5"),
         ({"dtype": 1, "shape": [1], "tensor_content": b"1234", "float_val": [1]}, "in tensor_content; it came with"),
         ({"dtype": 7, "shape": [1], "tensor_content": b"1234"}, "in string_val, not in tensor_content"),
         ({"dtype": 4, "shape": [1], "int_val": [256]}, "elements that do not fit its type"),

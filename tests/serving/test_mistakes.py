@@ -56,7 +56,9 @@ def test_a_hook_with_its_arguments_swapped_is_told():  # F60
 
 
 def test_the_name_of_a_hook_in_place_of_a_list_of_names_is_told():  # S58
-    with pytest.raises(ConfigError, match=r"hooks is the text 'double'; a list of names is needed: hooks=\['double'\]"):
+    with pytest.raises(
+        ConfigError, match=r"hooks: expected a list of names, got the string 'double'; write hooks=\['double'\]"
+    ):
         Serving.jit(lambda x: x).streaming(hooks="double")
 
 

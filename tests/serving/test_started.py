@@ -76,13 +76,13 @@ def test_defaults():
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"batch_sise": 3}, "there is no setting 'batch_sise'; did you mean 'batch_size'"),
-        ({"batch_size": 0}, "batch_size is 0; a whole number of at least 1"),
-        ({"batch_timeout_ms": -1}, "batch_timeout_ms is -1"),
+        ({"batch_sise": 3}, "unknown setting 'batch_sise'; did you mean 'batch_size'"),
+        ({"batch_size": 0}, "batch_size: expected a whole number >= 1, got 0"),
+        ({"batch_timeout_ms": -1}, "batch_timeout_ms: expected milliseconds >= 0, got -1"),
         ({"batch_keys": []}, "at least one batch key"),
-        ({"batch_keys": ["a", "a"]}, "stands there twice"),
-        ({"partitions": 0}, "partitions is 0"),
-        ({"distribution_weight": 0}, "distribution_weight is 0"),
+        ({"batch_keys": ["a", "a"]}, "expected each batch key once, got"),
+        ({"partitions": 0}, "partitions: expected True .*, got 0"),
+        ({"distribution_weight": 0}, "distribution_weight: expected a whole number >= 1, got 0"),
         ({"worker_kind": "thred"}, "did you mean 'thread'"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_name_is_taken_by_one_at_a_time():
         assert process.name == "taken"
     with pytest.raises(ServingNotFound, match=r"could not find a serving named 'taken'. Make sure it is started"):
         forebay.batched_run("taken", cat(1))
-    with pytest.raises(ConfigError, match="'any', 'local' and 'distributed'"):
+    with pytest.raises(ConfigError, match="expected 'any', 'local' or 'distributed'"):
         forebay.batched_run("taken", cat(1), where="here")  # pyright: ignore[reportArgumentType]
     with plain.start("taken"):
         pass

@@ -210,7 +210,7 @@ def test_inputs_larger_than_the_batch_size_are_split_and_joined(rows, sizes):
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True])
 def test_a_batch_size_is_a_positive_number(wrong):
     # S26
-    with pytest.raises(ValueError, match="batch_size is"):
+    with pytest.raises(ValueError, match="batch_size: expected a whole number"):
         Serving.new(doubled).batch_size(wrong)
 
 

@@ -74,7 +74,7 @@ def values_in_parts(tensor: Tensor, kind: type) -> Iterator[list[Any]]:
     if found:  # the place in the part means nothing to anybody
         why = f"{why.partition(' - at ')[0]}, behind element {found}"
     raise ValidationError(
-        f"the data of tensor '{tensor.name}' is no list of {tensor.datatype}, flat or of the shape "
+        f"data of tensor '{tensor.name}': expected a list of {tensor.datatype}, flat or of the shape "
         f"{list(tensor.shape)}: {why}"
     )
 
@@ -112,7 +112,7 @@ def _flat(values: list[Any], part: _Part, axes: tuple[int, ...], lengths: list[i
             found[0] += lengths[depth] - (depth + 1 < part.before)
         lengths[depth] = found.pop() if depth < part.after else 0
         if lengths[depth] > axis or found.count(axis) < len(found):
-            raise msgspec.ValidationError(f"a list is not of the length {axis}, which axis {depth} has")
+            raise msgspec.ValidationError(f"a list on axis {depth} does not have the length {axis}")
         lists = [*itertools.chain.from_iterable(lists)]
     return lists
 

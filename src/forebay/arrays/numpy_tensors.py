@@ -110,7 +110,7 @@ def raw_in_steps(tensor: Tensor) -> Generator[None, None, Tensor]:
         parts.append(_packed(tensor, datatype, flat) if datatype.size else join_elements(tensor.name, flat))
     if found != count:
         raise ValidationError(
-            f"tensor '{tensor.name}' of the shape {list(tensor.shape)} has {count} elements, and {found} came"
+            f"tensor '{tensor.name}' of the shape {list(tensor.shape)}: expected {count} elements, got {found}"
         )
     data = parts[0] if len(parts) == 1 else (yield from joined(parts))
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data)
@@ -127,7 +127,7 @@ def _packed(tensor: Tensor, datatype: DataType, flat: list[Any]) -> Data:
                 data = bits_of(data.astype(np.float32))
             return data.astype(datatype.numpy, copy=False).data.cast("B")
     except (OverflowError, FloatingPointError):
-        raise ValidationError(f"tensor '{tensor.name}' holds a number that is no {datatype.name}") from None
+        raise ValidationError(f"tensor '{tensor.name}' holds a number that does not fit {datatype.name}") from None
 
 
 def _kind_of(datatype: DataType) -> type:
@@ -152,7 +152,7 @@ def as_json(tensor: Tensor) -> Tensor:
     """Write a tensor as a flat list in JSON; raises an `InvalidRequest` if JSON cannot say it."""
     array = to_array(tensor)
     if tensor.datatype in {"FP16", "BF16"}:
-        raise _unsayable(tensor, f"is of {tensor.datatype}")
+        raise _unsayable(tensor, f"is {tensor.datatype}")
     values: list[Any] = array.ravel().tolist()
     if array.dtype.kind == "f":
         import numpy as np
@@ -163,7 +163,7 @@ def as_json(tensor: Tensor) -> Tensor:
         try:
             values = [value.decode() for value in values]
         except UnicodeDecodeError:
-            raise _unsayable(tensor, "holds bytes that are no text in UTF-8") from None
+            raise _unsayable(tensor, "holds bytes that are not UTF-8") from None
     return Tensor(tensor.name, tensor.datatype, tensor.shape, msgspec.json.encode(values), is_json=True)
 
 
@@ -171,4 +171,4 @@ _KINDS: Final = {"BOOL": bool, "UINT": int, "INT": int, "FP": float, "BF": float
 
 
 def _unsayable(tensor: Tensor, why: str) -> InvalidRequest:
-    return InvalidRequest(f"output '{tensor.name}' {why}, which JSON cannot say; ask for it as binary")
+    return InvalidRequest(f"output '{tensor.name}' {why}, which JSON cannot express; ask for it as binary")

@@ -69,7 +69,7 @@ def concatenate(trees: Sequence[Any]) -> Any:
         ValueError: There are no trees.
     """
     if not trees:
-        raise ValueError("cannot concatenate no trees at all: one at least is needed")
+        raise ValueError("expected at least one tree to concatenate, got none")
     if len(trees) == 1:
         return trees[0]
     flat = [flatten(tree) for tree in trees]

@@ -179,7 +179,7 @@ class Batcher:
                 try:
                     bring(self._expected_since)
                 except Exception:  # a defect of one must not keep what the others bring
-                    log.exception("what has arrived could not be queued")
+                    log.exception("failed to queue requests that arrived")
 
     def wake(self) -> None:
         """Look for work at the end of this turn."""
@@ -283,7 +283,7 @@ class Batcher:
         try:
             self.pool.submit(batch, self._done)
         except Exception as error:
-            log.exception("a pool did not take a batch")
+            log.exception("a pool rejected a batch")
             failure = Failure(InternalError(f"the batch could not be given to a worker: {error}"))
             self._loop.call_soon(self._done, batch, [failure] * len(batch.entries))
         finally:
@@ -320,9 +320,9 @@ class Batcher:
         self._told_held = state.objective_held
         objective_ms = state.objective_s * 1000
         if state.objective_held:
-            log.info("%s: %.4g ms are held again for 95 of 100 requests", self._name, objective_ms)
+            log.info("%s: 95 of 100 requests meet the objective of %.4g ms again", self._name, objective_ms)
         else:
-            text = "%s: %.4g ms cannot be held for 95 of 100 requests, %.0f of 100 are late: %s"
+            text = "%s: cannot meet the objective of %.4g ms for 95 of 100 requests, %.0f of 100 are late: %s"
             log.warning(text, self._name, objective_ms, state.late * 100, state.because)
 
     def _arm(self, now: float) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Read the PROFILE lines that a pipeline server wrote with use_profile: true, or that a client printed with profile=True,
-and print what each op costs, which one limits the others and how many workers each needs. Other lines are skipped, and
-files of the original are read as well.
+and print the cost of each op, the bottleneck, and how many workers each op needs. Other lines are skipped. Profiles of
+the original work as well.
 """
 
 EPILOG = """\
@@ -35,12 +35,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("profile", metavar="PROFILE", type=Path, help="a file with PROFILE lines")
     parser.add_argument(
-        "--qps", type=positive, metavar="N", help="say how many workers each op needs for N requests a second"
+        "--qps", type=positive, metavar="N", help="print how many workers each op needs for N requests a second"
     )
     parser.add_argument(
         "--path",
         metavar="OP,OP",
-        help="the critical path, for the average cost: the ops that a request waits for in turn (all of them)",
+        help="ops of the critical path, for the average cost (all of them)",
     )
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the events as a trace for Perfetto")
     parser.set_defaults(run=run, parser=parser)
@@ -58,9 +58,7 @@ def run(parsed: argparse.Namespace) -> int:
             analyst.save_trace(parsed.trace)
         except OSError as failure:
             raise ConfigError(f"{parsed.trace} cannot be written: {failure.strerror}") from failure
-        sys.stderr.write(
-            f"forebay: written to {parsed.trace}; open it in https://ui.perfetto.dev or chrome://tracing\n"
-        )
+        sys.stderr.write(f"forebay: wrote {parsed.trace}; open it in https://ui.perfetto.dev or chrome://tracing\n")
     return 0
 
 
@@ -102,8 +100,8 @@ def report(analyst: Analyst, qps: float | None, path: list[str] | None) -> list[
     lines.append(f"bottleneck: {slowest}, which lets up to {able:.4g} requests/s through")
     on_path = path or ops.ops
     average_ms = sum(ops.cost(op).total_s for op in on_path) * 1000
-    hint = "" if path or len(on_path) == 1 else "; give --path if some of them run side by side"
-    lines.append(f"a request that waits nowhere takes {average_ms:.4g} ms on the path {', '.join(on_path)}{hint}")
+    hint = "" if path or len(on_path) == 1 else "; give --path if some of them run in parallel"
+    lines.append(f"without waiting, a request takes {average_ms:.4g} ms on the path {', '.join(on_path)}{hint}")
     if qps is not None:
         lines += advice(shares_s, qps, able)
     return lines

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 _OWN: Final = ("max_body_bytes", "max_frame_bytes", "metrics_port")
 
 DESCRIPTION = """\
-Collect HTTP requests in batches for workers that join over a socket, in the place of the original batching service:
-its options, its HTTP behaviour and its socket protocol. Every path and method is the same; a body is a job, a request
-without one is answered 200. Options may be written with one dash or two.
+Collect HTTP requests in batches for workers that join over a socket. This replaces the original batching service, with
+its options, its HTTP behaviour and its socket protocol. Every path and method is the same: a body is a job, a request
+without one is answered 200. Options have one dash or two.
 
-To serve such workers beside models of forebay's own, with forebay's paths: forebay serve --attach ADDRESS
+To serve such workers beside forebay's own models and paths: forebay serve --attach ADDRESS
 """
 
 EPILOG = """\
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
         "batching", help="run the batching service in place of the original", description=DESCRIPTION, epilog=EPILOG
     )
 
-    group = parser.add_argument_group("what the original does not have")
+    group = parser.add_argument_group("options that the original does not have")
     for setting in declared(BatchingSettings).values():
         one = group if setting.name in _OWN else parser
         add_flag(one, setting, _one_dash(setting), dest=setting.name, default=setting.default)
@@ -77,5 +77,5 @@ def _one_dash(setting: Setting) -> str:
 
 def _name(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("'' is not possible, a name is needed")
+        raise argparse.ArgumentTypeError("expected a name, got ''")
     return f"{text}.socket"

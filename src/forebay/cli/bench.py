@@ -19,17 +19,16 @@ if TYPE_CHECKING:
     from forebay.cli.load_generator import Measurement
 
 DESCRIPTION = """\
-Send one request again and again for some seconds, and show what came of it. DATA is that of `forebay call`: JSON,
-@FILE, - for standard input, or NAME=VALUE; without it the URL is fetched with GET.
+Send one request repeatedly for some seconds, and print throughput and latency. DATA is as in `forebay call`: JSON,
+@FILE, - for standard input, or NAME=VALUE. Without DATA the URL is fetched with GET.
 
-  closed loop   --clients 32: so many clients, each asks again as soon as it has its answer. It shows what a server can
-                do. A slow server is asked less, so its times look better than what many people would meet.
-  open loop     --rate 200: so many requests a second, whatever became of those before. A time counts from the moment at
-                which the request was due. It shows what people wait for at that load; ask for less than the closed loop
-                shows, for a server that is asked for more than it can do only shows how its queue grows.
+  closed loop   --clients 32: each client sends its next request as soon as it has its answer. It measures the most that
+                a server can do. A slow server gets fewer requests, so its latency looks better than it is.
+  open loop     --rate 200: requests are sent at a fixed rate. Latency counts from the moment a request was due. It
+                measures latency at that load. Choose a rate below the closed loop's; above it, only the queue grows.
 
-One request is sent first; if it is not answered well, nothing is measured. Look at the times of the slowest: half of
-all people wait longer than p50, and who asks a hundred times meets p99.
+One request is sent first. If it fails, nothing is measured. Look at the high percentiles: half of all requests take
+longer than p50, one in a hundred longer than p99.
 """
 
 EPILOG = """\
@@ -49,7 +48,7 @@ def add_parser(commands: Any) -> None:
         "bench", help="measure how fast a server answers", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8080/models/iris")
-    parser.add_argument("data", metavar="DATA", nargs="*", help="what to send")
+    parser.add_argument("data", metavar="DATA", nargs="*", help="the body to send")
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--clients", "-c", type=between(int, 1, 5000), metavar="N", help="clients of a closed loop, 1 to 5000 (16)"
@@ -85,7 +84,7 @@ def run(parsed: argparse.Namespace) -> int:
     async def measure() -> Measurement:
         status, answer = await load_generator.ask_once(target, parsed.timeout_s)
         if status >= 400:
-            hint = "; DATA is what to send" if body is None else ""
+            hint = "; add DATA, the body to send" if body is None else ""
             msg = f"{parsed.url} answers {status}: {answer[:300].decode(errors='replace')}{hint}; nothing was measured"
             raise ConfigError(msg)
         times = parsed.seconds, parsed.warmup_s, parsed.timeout_s

@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("call", help="send a request and print the answer", description=DESCRIPTION)
     parser.add_argument("url", metavar="URL", help="such as localhost:8080/models/iris")
-    parser.add_argument("data", metavar="DATA", nargs="*", help="what to send")
+    parser.add_argument("data", metavar="DATA", nargs="*", help="the body to send")
     add_header_flags(parser)
     parser.add_argument(
         "--timeout-s", type=seconds(0.01, 86_400), default=60.0, metavar="S", help="give up after this time (60)"
@@ -67,7 +67,7 @@ def _send(parsed: argparse.Namespace, message: request.Request, retries: int) ->
         wait_s = _retry_s(answer)
         if wait_s is not None and retries and wait_s <= parsed.timeout_s:
             answer.close()
-            sys.stderr.write(f"{answer.status}, once more in {wait_s:g} s\n")
+            sys.stderr.write(f"{answer.status}, retrying in {wait_s:g} s\n")
             time.sleep(wait_s)
             return None
         status = _show(answer, started)

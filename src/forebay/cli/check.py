@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.serve import USAGE, add_options, options_of
 from forebay.errors import ConfigError
+from forebay.types.did_you_mean import either
 
 if TYPE_CHECKING:
     from forebay.graph.drawing.draw import Form
@@ -23,15 +24,13 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="check a target without serving it",
-        description="Say what `forebay serve` would serve with the same TARGET and options, or what is wrong. "
+        description="Print the models that `forebay serve` would serve with the same TARGET and options, or the error. "
         "Python files are imported, and model files and those of TLS are read; no other model is loaded, and no port "
         "is opened.",
         usage=USAGE,
     )
     add_options(parser)
-    parser.add_argument(
-        "--settings", action="store_true", help="print every setting that holds, and where it comes from"
-    )
+    parser.add_argument("--settings", action="store_true", help="print every setting in force and its source")
     group = parser.add_argument_group("drawing")
     group.add_argument(
         "--draw",
@@ -41,7 +40,11 @@ def add_parser(commands: Any) -> None:
         help="print the graph of the target instead: as text (the default), Mermaid or SVG",
     )
     group.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="draw into this file; .svg, .mmd and .txt say how"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="output file of the drawing; its ending (.svg, .mmd, .txt) sets the format",
     )
     parser.set_defaults(run=run, parser=parser)
 
@@ -82,7 +85,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _form_of(output: Path | None) -> Form:
     form = "text" if output is None else _FORMS.get(output.suffix)
     if form is None:
-        raise ConfigError(f"{output} does not say how to draw; {', '.join(_FORMS)} do, and --draw does for other files")
+        raise ConfigError(f"{output}: expected the ending {either(_FORMS)}; for other files add --draw FORMAT")
     return form
 
 
@@ -96,5 +99,5 @@ def _drawing(target: str, project: Project, form: Form) -> str:
         return draw(graphs[0], form)
     if form != "text":
         names = ", ".join(graph.spec.name for graph in graphs)
-        raise ConfigError(f"{target} has {len(graphs)} graphs, and a picture has one: {names}; say which: FILE:NAME")
+        raise ConfigError(f"{target} has {len(graphs)} graphs ({names}); name one to draw: FILE:NAME")
     return "\n".join(f"{graph.spec.name}\n\n{draw(graph, form)}" for graph in graphs)

@@ -14,37 +14,37 @@ if TYPE_CHECKING:
     from forebay.surfaces.contract import Options
 
 DESCRIPTION = """\
-Look at, drain and end what `forebay serve --cluster` has deployed. `status` and `down` work without Ray: they find the
-processes of this machine by the folders in which each node keeps what it was told.
+Show, drain and stop a deployment of `forebay serve --cluster`. `status` and `down` work without Ray: they find the
+processes of this machine by the state folder of each node.
 """
 
 EPILOG = """\
 examples:
   forebay serve forebay.yaml --cluster auto    deploy on the Ray cluster that this machine is a node of
-  forebay cluster status                       what runs where
-  forebay cluster drain 10.0.0.7               move what runs on a node to others, to take it out of service
-  forebay cluster resume 10.0.0.7              use it again
-  forebay cluster down                         end everything
+  forebay cluster status                       show which node runs which models
+  forebay cluster drain 10.0.0.7               move everything on a node to other nodes, to take it out of service
+  forebay cluster resume 10.0.0.7              use the node again
+  forebay cluster down                         stop the deployment
 """
 
 _VERBS: Final = {
-    "status": "show what runs where",
-    "drain": "move what runs on a node to others",
+    "status": "show which node runs which models",
+    "drain": "move everything on a node to other nodes",
     "resume": "use a node again",
-    "down": "end everything that was deployed",
+    "down": "stop the deployment",
 }
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "cluster", help="look at, drain and end what runs on a cluster", description=DESCRIPTION, epilog=EPILOG
+        "cluster", help="show, drain and stop a deployment on a Ray cluster", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument(
         "verb", choices=list(_VERBS), help="; ".join(f"{verb}: {does}" for verb, does in _VERBS.items())
     )
     parser.add_argument("node", metavar="NODE", nargs="?", help="the node, for drain and resume, as status calls it")
-    parser.add_argument("--deployment", metavar="NAME", default="default", help="which deployment (default)")
+    parser.add_argument("--deployment", metavar="NAME", default="default", help="name of the deployment (default)")
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -53,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.errors import ConfigError
 
     if (parsed.node is None) == (parsed.verb in {"drain", "resume"}):
-        needed = "needs the name of a node" if parsed.node is None else "takes no node"
+        needed = "needs the name of a node" if parsed.node is None else "has no node as argument"
         raise ConfigError(f"forebay cluster {parsed.verb} {needed}; see: forebay cluster status")
     match parsed.verb:
         case "status":
@@ -103,12 +103,12 @@ def _followed(job: Job) -> int:
                     return 0
                 _show(event)
     except KeyboardInterrupt:
-        tell(f"detached; the deployment '{job.name}' goes on. It ends with: {_command('down', job.name)}")
+        tell(f"detached; the deployment '{job.name}' keeps running. Stop it with:  {_command('down', job.name)}")
         return 0
     if was_ready:
-        tell("Ray has ended. What was deployed goes on without it; deploy again to have it looked after")
+        tell("Ray has stopped. The deployment keeps running without it; deploy again to have Ray supervise it")
         return 1
-    tell("Ray has ended before the deployment was ready")
+    tell("Ray stopped before the deployment was ready")
     return 1
 
 
@@ -162,14 +162,14 @@ def _down(name: str) -> int:
                 if event.kind in {"say", "error"}:
                     tell(event.text)
         except RayEnded as error:
-            tell(f"{error.message}; what runs on this machine is ended without it")
+            tell(f"{error.message}; stopping the processes of this machine without it")
     left, elsewhere, count = end_all(name)
     for one in left:
-        tell(f"what runs in {one} could not be ended")
+        tell(f"the processes of {one} could not be stopped")
     for one in elsewhere:
-        tell(f"{one} may still run what was deployed, and cannot be reached; run this command there as well")
+        tell(f"{one} cannot be reached and may still run the deployment; run this command there as well")
     if not left:
-        tell(f"the deployment '{name}' has ended" if count or head else f"there is no deployment '{name}' here")
+        tell(f"stopped the deployment '{name}'" if count or head else f"no deployment '{name}' on this machine")
     return 1 if left or elsewhere else 0
 
 

@@ -22,7 +22,7 @@ from forebay.observe.metrics.tenant_accounts import NOTHING, Amounts, plus
 
 DESCRIPTION = """\
 Print how long workers were busy for each tenant and model. SOURCE is a server that runs with --cost-log, or the folder
-of its files. A price for a worker second (--price) adds what that comes to.
+of its files. With a price for a worker second (--price), it prints the cost as well.
 """
 
 EPILOG = """\
@@ -38,7 +38,7 @@ _LONGEST_S: Final = 20 * 365 * 86_400
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "costs", help="show what tenants and models have cost", description=DESCRIPTION, epilog=EPILOG
+        "costs", help="show the costs of tenants and models", description=DESCRIPTION, epilog=EPILOG
     )
     parser.add_argument("source", metavar="SOURCE", help="http://HOST:PORT of a server, or a folder")
     parser.add_argument(
@@ -99,7 +99,7 @@ def table(
 
 def _read(folder: Path, since_s: float) -> list[CostLine]:
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name that of --cost-log, or a server with http://")
+        raise ConfigError(f"{folder} is not a folder; name the folder of --cost-log, or a server with http://")
     try:
         return summed(lines_since(folder, time.time() - since_s))
     except OSError as failure:

@@ -16,8 +16,8 @@ from forebay.cli.server_page import PageMissing, page_of
 from forebay.observe.logs.noted_refusals import RefusalReport
 
 DESCRIPTION = """\
-Print why a server refused a request: which limit, what was ahead of it, what was predicted. REQUEST_ID is the
-X-Request-Id of the answer, over gRPC among its trailers. A server keeps the last 64 refusals of each tenant and reason.
+Print why a server rejected a request: the limit, the queue ahead of it, the predicted time. REQUEST_ID is the
+X-Request-Id of the answer, over gRPC a trailer. A server keeps the last 64 rejections of each tenant and reason.
 """
 
 TRIES: Final = 31
@@ -33,7 +33,9 @@ _WHY: Final = {
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("explain-refusal", help="say why a server refused a request", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "explain-refusal", help="explain why a server rejected a request", description=DESCRIPTION
+    )
     parser.add_argument("request_id", metavar="REQUEST_ID", help="the X-Request-Id of the answer")
     parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help="of the server")
     add_key_flag(parser)
@@ -70,6 +72,6 @@ def lines_of_refusal(refusal: RefusalReport) -> Iterator[str]:
         yield f"deadline: it had {refusal.due_ms:g} ms left{told}"
     yield f"answer: {refusal.message}"
     if refusal.retry_ms >= 0:
-        yield f"retry: it was told to try again after {refusal.retry_ms} ms"
+        yield f"retry: the client was asked to retry after {refusal.retry_ms} ms"
     if refusal.together > 1:
         yield f"{refusal.together} requests were refused together; the numbers are of that moment"

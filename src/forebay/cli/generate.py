@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from forebay.surfaces.contract import Options
 
 DESCRIPTION = """\
-Write what a project needs to run in containers: a Dockerfile, a Compose file, Kubernetes manifests with a
-HorizontalPodAutoscaler on forebay's own metrics, and an InferenceService of KServe. TARGET is what `forebay serve`
-takes. The project is checked first, as by `forebay check`.
+Write container files for a project: a Dockerfile, a Compose file, Kubernetes manifests with a HorizontalPodAutoscaler
+on forebay's own metrics, and an InferenceService of KServe. TARGET is as in `forebay serve`. The project is checked
+first, as by `forebay check`.
 
 The image installs the project's requirements.txt, conda-packages.txt and dependencies.sh, or its setup.py. If there is
-none of them, a requirements.txt is written: what the project imports, in the versions that are installed here. Imports
-that nothing brings are named with file and line. Wheels in the project's folder wheels/ are used. A private index is
-named by a secret: docker build --secret id=pip.conf,src=pip.conf
+none of them, the command writes a requirements.txt: the imports of the project, in the versions installed here. It
+names each import without a package, with file and line. The image uses the wheels in the project's folder wheels/. Name
+a private index by a secret: docker build --secret id=pip.conf,src=pip.conf
 
-Settings of `forebay serve` that are given here are those of the server in the container, and so are their paths; but
-keys, and the certificate of --certfile, lie here, and become secrets.
+Settings of `forebay serve` given here configure the server in the container; their paths are paths in the container.
+Keys and the certificate of --certfile are read from this machine and become secrets.
 
-With --split the Kubernetes manifests have pods of three kinds: fronts for the clients, one owner with the queue of each
-model, and workers, of which there are more while requests wait long. TARGET is then a Python file with forebay.Model
-classes, or one of them.
+With --split the Kubernetes manifests have three kinds of pods: fronts for clients, one owner with the queue of each
+model, and workers, which are added while requests wait long. TARGET is then a Python file with forebay.Model classes,
+or one of them.
 
-With --ray they are a RayCluster of KubeRay and a RayJob that deploys on it, with `forebay serve --cluster auto`.
+With --ray they are a RayCluster of KubeRay and a RayJob that deploys on it with `forebay serve --cluster auto`.
 """
 
 _NEVER: Final = frozenset({"host", "config", "api_keys", "secret", "certfile", "keyfile"})
@@ -61,25 +61,25 @@ def add_parser(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="where they go (deploy/ in the project, or beside a folder of models)",
+        help="output folder (deploy/ in the project, or beside a folder of models)",
     )
-    files.add_argument("--force", action="store_true", help="overwrite files that are there")
-    files.add_argument("--image", metavar="NAME:TAG", help="what the image is called (the folder's name, :1)")
+    files.add_argument("--force", action="store_true", help="overwrite existing files")
+    files.add_argument("--image", metavar="NAME:TAG", help="name of the image (the folder's name, :1)")
     files.add_argument(
-        "--python-version", type=_python, metavar="VERSION", help="its Python (this one's, or what the project says)"
+        "--python-version", type=_python, metavar="VERSION", help="Python of the image (this one's, or the project's)"
     )
     files.add_argument(
-        "--replicas", type=_some, default=2, metavar="N", help="pods, and under load four times as many (2)"
+        "--replicas", type=_some, default=2, metavar="N", help="number of pods; up to four times as many under load (2)"
     )
     files.add_argument("--kubernetes", action="store_true", help="write the image and the Kubernetes manifests only")
-    files.add_argument("--split", action="store_true", help="fronts, owners and workers are pods of their own")
-    files.add_argument("--ray", action="store_true", help="for KubeRay: pods are nodes of a cluster of Ray")
+    files.add_argument("--split", action="store_true", help="run fronts, owners and workers in separate pods")
+    files.add_argument("--ray", action="store_true", help="for KubeRay: pods are nodes of a Ray cluster")
     files.add_argument(
         "--wire-tls",
         choices=["secret", "cert-manager", "none"],
         default="secret",
-        help="who makes the certificates that pods of --split show each other: a script, which puts them into secrets "
-        "(the default), or cert-manager; none has them speak without TLS",
+        help="source of the certificates for TLS between pods of --split: secret (filled by a script, the default), "
+        "cert-manager, or none",
     )
     add_options(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -87,7 +87,7 @@ def add_parser(commands: Any) -> None:
 
 def _some(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not possible, a whole number of at least 1 is needed")
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
 
 
@@ -96,7 +96,7 @@ def _python(text: str) -> str:
 
     oldest = ".".join(map(str, OLDEST_PYTHON))
     if re.fullmatch(r"3\.\d{1,3}(\.\d{1,3})?", text) is None or int(text.split(".")[1]) < OLDEST_PYTHON[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is not possible, a version of at least {oldest} is needed")
+        raise argparse.ArgumentTypeError(f"expected a Python version >= {oldest}, got {text!r}")
     return text
 
 
@@ -136,7 +136,7 @@ def run(parsed: argparse.Namespace) -> int:
     write(files, output, force=parsed.force)
     plain = [setting.key for setting, text in secrets_in(in_file) if not text.startswith("@")]
     told = [
-        f"{options.source}: {key} stands there in plain text, and so it does in the image; write @FILE" for key in plain
+        f"{options.source}: {key} is plain text in this file and would be in the image; write @FILE" for key in plain
     ]
     for warning in [*options.warnings, *recipe.warnings, *told, *_literal_keys(recipe, present.names, files, plain)]:
         sys.stderr.write(f"forebay: warning: {warning}\n")
@@ -189,7 +189,7 @@ def _image(name: str) -> str:
     """Return the name of an image with its tag; raises a `ConfigError` if it is none."""
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:1"
     if re.fullmatch(r"[a-z0-9][\w.:-]*(/[a-z0-9][\w.-]*)*:\w[\w.-]*", tagged) is None:
-        raise ConfigError(f"--image: a name such as registry.example/team/my-model:1 is needed, found {name!r}")
+        raise ConfigError(f"--image: expected a name such as registry.example/team/my-model:1, got {name!r}")
     return tagged
 
 
@@ -209,5 +209,5 @@ def _literal_keys(
 
     ignored = str(files[IGNORED]).splitlines()
     found = () if recipe.folder is None else literal_keys(recipe.folder, names, ignored)
-    more = "in plain text, and so in the image; read it from the environment, and give it to the container as a secret"
-    return bounded([f"{key.place}: {key.name} stands there {more}" for key in found if key.name not in told])
+    more = "a key in plain text, which would be in the image; read it from the environment and pass it as a secret"
+    return bounded([f"{key.place}: {key.name} is {more}" for key in found if key.name not in told])

@@ -126,7 +126,7 @@ def run(parsed: argparse.Namespace) -> int:
     files = {"model.py": MODEL, "forebay.yaml": CONFIG, "test_model.py": TEST, "README.md": README}
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} is there already, and nothing in it is overwritten; give another NAME")
+            raise ConfigError(f"{folder} exists already, and forebay overwrites nothing in it; choose another NAME")
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
             (folder / file).write_text(text.format(**words), encoding="utf-8")
@@ -140,7 +140,7 @@ def run(parsed: argparse.Namespace) -> int:
 def class_name(folder: str) -> str:
     """Return the name of the class for a folder's name; raises a `ConfigError` if there is none."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", folder):
-        msg = f"{folder!r} is no name for a project; letters, digits, '-' and '_' are, starting with a letter"
+        msg = f"expected a project name of letters, digits, '-' and '_', starting with a letter, got {folder!r}"
         raise ConfigError(msg)
     name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[-_]+", folder))
     return f"{name}Model" if name in {"Sample", "Result"} or keyword.iskeyword(name) else name

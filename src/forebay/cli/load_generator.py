@@ -342,7 +342,7 @@ class LoadConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._end("what came back is no HTTP")
+            self._end("the answer is not HTTP")
 
     def on_header(self, name: bytes, _value: bytes) -> None:
         """Learn whether the answer says where it ends; the parser calls this."""

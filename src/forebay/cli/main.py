@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, cast
 from forebay._version import __version__
 from forebay.errors import ConfigError, ModelError
 from forebay.observe.logs.log import tell
-from forebay.types.did_you_mean import nearest
+from forebay.types.did_you_mean import either, nearest
 from forebay.types.served_file import stand_in_for_main
 
 USAGE_ERROR = 2
@@ -73,7 +73,9 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
         hint = None
         if choice is not None:
-            hint = _USUAL.get(choice[1]) or nearest(choice[1], re.findall(r"[\w-]+", choice[2]))
+            choices = re.findall(r"[\w-]+", choice[2])
+            message = message.replace(choice[0], f"expected {either(choices)}, got '{choice[1]}'")
+            hint = _USUAL.get(choice[1]) or nearest(choice[1], choices)
             if choice[1].partition(":")[0].endswith(_TARGETS):
                 hint = f"{self.prog} serve {choice[1]}"
         elif unknown in _USUAL:
@@ -81,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         elif unknown.startswith("-"):
             hint = nearest(unknown, known)
         elif message.startswith("unrecognized arguments: ") and "--config" in known:
-            message += "; there is one TARGET, and the file of --config names several"
+            message += "; give one TARGET, or several in the file of --config"
         did_you_mean = f"; did you mean {hint}?" if hint else f"; see {self.prog} --help"
         tell(f"{message}{did_you_mean}", is_error=True)
         raise SystemExit(USAGE_ERROR)

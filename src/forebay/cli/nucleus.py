@@ -23,15 +23,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "nucleus",
         help="write container files for a nucleus.yaml project",
-        description="Write the Dockerfiles of a nucleus.yaml project as its original names them, or install what it "
-        "depends on. With all else that a container needs: forebay generate FOLDER. To serve one, no container is "
-        "needed: forebay serve FOLDER",
+        description="Write the Dockerfiles of a nucleus.yaml project as its original names them, or install its "
+        "dependencies. For the other container files: forebay generate FOLDER. To serve it without a container: "
+        "forebay serve FOLDER",
     )
     below = parser.add_subparsers(dest="nucleus_command", metavar="COMMAND", required=True)
 
     for name, run, what in (
         ("generate", _generate, "write the Dockerfiles of a project into the current folder"),
-        ("prepare", _prepare, "install what a project depends on, for this Python"),
+        ("prepare", _prepare, "install the dependencies of a project for this Python"),
     ):
         command = below.add_parser(name, help=what)
         told = "its configuration, or its folder (nucleus.yaml)"
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
     execute = below.add_parser("exec", help="run a command with the folder and the variables of a project")
     execute.add_argument("--config", default="nucleus.yaml", metavar="CONFIG", help="its configuration (nucleus.yaml)")
-    execute.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what to run")
+    execute.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command to run")
     execute.set_defaults(run=_execute, parser=execute)
 
     version = below.add_parser("version", help="print the version")
@@ -75,7 +75,7 @@ def _execute(parsed: argparse.Namespace) -> int:
 
     words = parsed.words[1:] if parsed.words[:1] == ["--"] else parsed.words
     if not words:
-        parsed.parser.error("a command is needed: forebay nucleus exec -- COMMAND ...")
+        parsed.parser.error("expected a command: forebay nucleus exec -- COMMAND ...")
     status = execute(_read(parsed.config, tell=False), words)
     return status if status >= 0 else 128 - status
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from forebay.types.settings import Setting, described
+from forebay.types.settings import Setting, described, with_value
 
 
 def reading(setting: Setting) -> Callable[[str], Any]:
@@ -19,7 +19,7 @@ def reading(setting: Setting) -> Callable[[str], Any]:
         try:
             return setting.read(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not possible, {error}") from error
+            raise argparse.ArgumentTypeError(with_value(error, repr(text))) from error
 
     return read
 

@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 
 from forebay.errors import ConfigError
 from forebay.server.config import HttpConfig
-from forebay.types.did_you_mean import nearest
-from forebay.types.settings import declared
+from forebay.types.did_you_mean import either, nearest
+from forebay.types.settings import declared, with_value
 
 _LEVELS: Final = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error"}
 _NUMBERS: Final = ("port", "rest_port", "file_system_poll_wait_seconds")
@@ -66,7 +66,7 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for name in theirs:
         if name not in _KNOWN:
             hint = nearest(name, _KNOWN)
-            msg = f"--{name} is no option that forebay has from OpenVINO Model Server"
+            msg = f"--{name} of OpenVINO Model Server is not supported"
             raise ConfigError(msg + (f"; did you mean --{hint}?" if hint else ""))
     parser = _Parser(prog="forebay", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in _NUMBERS:
@@ -84,13 +84,13 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _target(told: dict[str, Any]) -> list[str]:
     config, model, name = (told.get(key) for key in ("config_path", "model_path", "model_name"))
     if config is not None and (model or name):
-        raise ConfigError("--config_path and --model_path are both there; a configuration names its models itself")
+        raise ConfigError("expected --config_path or --model_path, got both; a configuration names its models itself")
     if model is None:
         if name is not None:
-            raise ConfigError("--model_name is there and no --model_path; the folder of the model is needed")
+            raise ConfigError("--model_name has no --model_path; add the folder of the model")
         return [] if config is None else [config]
     if name is None:
-        raise ConfigError("--model_path is there and no --model_name; the model needs one")
+        raise ConfigError("--model_path has no --model_name; add the name of the model")
     from pathlib import Path
 
     from forebay.surfaces.ovms.config import GRAPH_FILE
@@ -109,7 +109,7 @@ def _ports(told: dict[str, Any]) -> list[str]:
     if grpc is None and http is None:
         return _hosts(told)
     if not grpc and not http:
-        raise ConfigError("--port and --rest_port are both 0; one of them is needed")
+        raise ConfigError("--port and --rest_port are both 0; set one of them")
     if grpc == http:
         raise ConfigError(f"--port and --rest_port are both {grpc}; gRPC and HTTP have a port each")
     # There is always a port for HTTP, which has health and metrics: a free one if nobody names one.
@@ -129,7 +129,7 @@ def _others(told: dict[str, Any]) -> list[str]:
     if "log_level" in told:
         level = _LEVELS.get(told["log_level"].upper())
         if level is None:
-            raise ConfigError(f"--log_level is {told['log_level']!r}; one of {', '.join(_LEVELS)} is needed")
+            raise ConfigError(f"--log_level: expected {either(_LEVELS)}, got {told['log_level']!r}")
         found += ["--log-level", level]
     if "file_system_poll_wait_seconds" in told:
         found += ["--repository-poll-s", str(told["file_system_poll_wait_seconds"])]
@@ -140,7 +140,9 @@ def _others(told: dict[str, Any]) -> list[str]:
         raise ConfigError(f"--target_device is {device!r}; say several devices as target_device in config.json")
     if device.upper() not in {"CPU", "AUTO"}:
         if "config_path" in told:
-            raise ConfigError("--config_path and --target_device are both there; a configuration says it of each model")
+            raise ConfigError(
+                "expected --config_path or --target_device, got both; a configuration sets target_device itself"
+            )
         found += ["--devices", device.lower().replace(".", ":")]
     if "api_key_file" in told:
         found += ["--api-key", f"@{told['api_key_file']}"]
@@ -153,7 +155,7 @@ def _origins(text: str) -> tuple[str, ...]:
     try:
         return declared(HttpConfig)["cors_origins"].read(text)
     except ValueError as error:
-        raise ConfigError(f"--allowed_origins is {text[:80]!r}; {error}") from error
+        raise ConfigError(f"--allowed_origins: {with_value(error, repr(text[:80]))}") from error
 
 
 def _policy(text: str) -> str:
@@ -167,15 +169,15 @@ def _policy(text: str) -> str:
     except (ValueError, AttributeError, KeyError, TypeError):
         kind = ""
     if kind != "all":
-        msg = f'--model_version_policy is {text[:80]!r}; such as {{"latest": {{"num_versions": 2}}}} is needed'
-        raise ConfigError(msg)
+        expected = 'a policy such as {"latest": {"num_versions": 2}}'
+        raise ConfigError(f"--model_version_policy: expected {expected}, got {text[:80]!r}")
     return "all"
 
 
 def _number(name: str) -> Any:
     def read(text: str) -> int:
         if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-            raise ConfigError(f"--{name} is {text[:80]!r}; a whole number from 0 is needed")
+            raise ConfigError(f"--{name}: expected a whole number >= 0, got {text[:80]!r}")
         return int(text)
 
     return read

@@ -24,8 +24,8 @@ def add_parser(commands: Any) -> None:
     )
     below = parser.add_subparsers(dest="pipeline_command", metavar="COMMAND", required=True)
     for name, number, what in (
-        ("stop", signal.SIGTERM, "let servers answer what they took, then end"),
-        ("kill", signal.SIGKILL, "end servers at once"),
+        ("stop", signal.SIGTERM, "stop servers once they have answered their requests"),
+        ("kill", signal.SIGKILL, "stop servers at once"),
     ):
         command = below.add_parser(name, help=what)
         command.add_argument(

@@ -67,7 +67,7 @@ def _form(fields: Sequence[tuple[str, str]], data: Sequence[str]) -> tuple[bytes
     """Return a form, as RFC 7578 has it."""
     if len(fields) < len(data):
         other = next(one for one in data if _FIELD.fullmatch(one) is None)
-        raise ConfigError(f"{other!r} is no field of the form; write NAME=VALUE or NAME=@FILE")
+        raise ConfigError(f"{other!r} is not a form field; write NAME=VALUE or NAME=@FILE")
     boundary = secrets.token_hex(16)
     parts: list[bytes] = []
     for name, value in fields:

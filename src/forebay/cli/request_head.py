@@ -47,13 +47,13 @@ def url_of(text: str) -> SplitResult:
         port = parts.port
         netloc = parts.netloc.encode("idna").decode()
     except UnicodeError as failure:
-        raise ConfigError(f"{text!r} is not a URL; its host is no name that there can be") from failure
+        raise ConfigError(f"expected a URL with a valid host, got {text!r}") from failure
     except ValueError as failure:
         raise ConfigError(f"{text!r} is not a URL: {failure}") from failure
     if not parts.hostname or port == 0:
-        raise ConfigError(f"{text!r} is not a URL; a host is needed, and a port above 0 if there is one")
+        raise ConfigError(f"expected a URL with a host, and with a port > 0 if it has one, got {text!r}")
     if "@" in netloc:
-        msg = "what stands before the @ of the URL would not be sent; leave it out, and say who asks with --api-key"
+        msg = "expected a URL without a user name before @; send a key with --api-key"
         raise ConfigError(msg)
     path, query = (quote(part, string.punctuation, errors="surrogateescape") for part in (parts.path, parts.query))
     return SplitResult(parts.scheme, netloc, path, query, "")
@@ -70,8 +70,8 @@ def key_header(key: str | None) -> dict[str, str]:
     if key.startswith("@"):
         key = next(iter(lines_of(key[1:], "the API key")), "")
     if not key.strip():
-        raise ConfigError("--api-key is empty; is the variable set that it comes from?")
-    return {"x-api-key": _value(key, "--api-key: a key in one line is needed")}
+        raise ConfigError("--api-key: expected a key, got ''; check that the variable it comes from is set")
+    return {"x-api-key": _value(key, "--api-key: expected a key of one line")}
 
 
 def headers_of(parsed: argparse.Namespace, media_type: str | None) -> dict[str, str]:
@@ -86,10 +86,10 @@ def headers_of(parsed: argparse.Namespace, media_type: str | None) -> dict[str, 
     headers: dict[str, str] = {}
     if media_type is not None:
         told = parsed.content_type
-        headers["content-type"] = _value(told or media_type, f"--content-type {told!r} is not possible")
+        headers["content-type"] = _value(told or media_type, f"--content-type: expected a media type, got {told!r}")
     for header in parsed.header:
         name, _, value = (part.strip() for part in header.partition(":"))
-        impossible = f"--header {header!r} is not possible; write NAME:VALUE"
+        impossible = f"--header: expected NAME:VALUE, got {header!r}"
         if ":" not in header or _TOKEN.fullmatch(name) is None:
             raise ConfigError(impossible)
         headers[name.lower()] = _value(value, impossible)

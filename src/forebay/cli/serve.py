@@ -45,8 +45,8 @@ Each setting below can also be in the file (http: {port: 9000}) or in the enviro
 command line wins over the environment, the environment over the file, and the file over the model's class.
 
 SIGTERM and Ctrl+C drain: the port closes, accepted requests are answered, and the exit status is 0. A second signal
-stops at once. SIGHUP reloads configuration, code and models while the server goes on. With --reload, a change of a
-Python file of the project does the same.
+stops at once. SIGHUP reloads configuration, code and models without downtime. With --reload, a change of a Python file
+of the project does the same.
 """
 
 
@@ -59,7 +59,7 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `serve` and `check` share."""
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="what to serve; optional with --attach")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="what to serve, see above; optional with --attach")
     parser.set_defaults(arguments=())
     add_flags(parser)
 
@@ -128,7 +128,7 @@ def _served(parsed: argparse.Namespace) -> int:
     is_first = part is None or part.is_owner
     http = project.http
     if is_first and project.asgi is not None and not is_loopback(http.host) and not http.api_keys:
-        doubts.append(f"anybody who can reach {http.host} may call the models; --api-key @FILE asks for a key")
+        doubts.append(f"all clients that reach {http.host} can call the models; require a key with --api-key @FILE")
     tell(*(f"warning: {warning}" for warning in doubts))
 
     def ready(address: str) -> None:

@@ -50,4 +50,4 @@ def page_of(server: str, path: str, api_key: str | None, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=known(kind))
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
-        raise ConfigError(f"{server} answers, but is no forebay server: {failure}") from failure
+        raise ConfigError(f"{server} answers, but is not a forebay server: {failure}") from failure

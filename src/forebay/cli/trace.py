@@ -31,9 +31,9 @@ _AT_ONCE_S: Final = 0.3
 """Within this time come answers that need no recording, such as errors."""
 
 DESCRIPTION = """\
-Record what a running server does for some seconds, write it as a file that Perfetto (https://ui.perfetto.dev) and
-chrome://tracing show, and print where the time goes: for each model and each node of a graph how long requests wait and
-run, which one limits the others, and how many workers each needs.
+Record a running server for some seconds and write a trace for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
+Print where the time goes: how long requests wait and run in each model and graph node, which one is the bottleneck, and
+how many workers each needs.
 """
 
 EPILOG = """\
@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
     )
     add_key_flag(parser)
     parser.add_argument(
-        "--qps", type=positive, metavar="N", help="say how many workers each node needs for N requests a second"
+        "--qps", type=positive, metavar="N", help="print how many workers each node needs for N requests a second"
     )
     parser.set_defaults(run=run, parser=parser)
 
@@ -83,7 +83,7 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         summary = summarise(trace)
     except InvalidRequest as failure:
-        raise ConfigError(f"{parsed.url} answers, but is no forebay server: {failure.message}") from failure
+        raise ConfigError(f"{parsed.url} answers, but is not a forebay server: {failure.message}") from failure
     try:
         parsed.output.write_bytes(trace)
     except OSError as failure:
@@ -91,7 +91,7 @@ def run(parsed: argparse.Namespace) -> int:
     finally:  # what was recorded is told even so
         for line in report(summary, parsed.qps):
             sys.stdout.write(line + "\n")
-    sys.stderr.write(f"forebay: written to {parsed.output}; open it in https://ui.perfetto.dev or chrome://tracing\n")
+    sys.stderr.write(f"forebay: wrote {parsed.output}; open it in https://ui.perfetto.dev or chrome://tracing\n")
     return 0
 
 
@@ -108,17 +108,17 @@ def report(summary: Summary, qps: float | None) -> list[str]:
     workers = "1 worker" if limit.slots == 1 else f"{limit.slots} workers"
     lets = f"lets up to {summary.throughput:.4g} requests/s through"
     if limit.busy < IDLE:
-        lines.append(f"nothing was busy: {limit.name}, the busiest, ran {limit.busy:.1%} of the time; it {lets}")
+        lines.append(f"nothing was saturated: {limit.name}, the busiest, ran {limit.busy:.1%} of the time; it {lets}")
     else:
         lines.append(f"bottleneck: {limit.name}, busy {limit.busy:.0%} of the time with {workers}; it {lets}")
     lines.append(
-        f"a request that waits nowhere takes {summary.average_cost_s * 1000:.4g} ms on the critical path "
+        f"without waiting, a request takes {summary.average_cost_s * 1000:.4g} ms on the critical path "
         f"({', '.join(summary.critical_path)})"
     )
     if qps is not None:
         lines += advice({node.name: node.cost_s for node in summary.nodes}, qps, summary.throughput)
     if summary.dropped:
-        lines.append(f"{summary.dropped} batches found no room in the recording; record for a shorter time")
+        lines.append(f"{summary.dropped} batches did not fit into the recording; record for a shorter time")
     return lines
 
 
@@ -194,7 +194,7 @@ def _with_progress(work: Callable[[], bytes], seconds: float, end: Callable[[], 
     try:
         _show_progress(done, seconds)
     except KeyboardInterrupt:
-        sys.stderr.write("\nforebay: ending the recording; Ctrl+C again gives it up\n")
+        sys.stderr.write("\nforebay: finishing the recording; press Ctrl+C again to discard it\n")
         while not done.is_set():  # it may not have begun yet
             with contextlib.suppress(ConfigError):
                 end()

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 DESCRIPTION = """\
-Run a model in this environment for a server that was started with --attach. The server needs neither the file nor what
-it imports. Workers of one model may come and go; the server hands on what one that dies was running.
+Run a model in this environment for a server that was started with --attach. The server needs neither the file nor its
+imports. Workers of one model may come and go; if one dies, another one takes over its requests.
 
-SIGTERM and Ctrl+C leave: what runs is answered, then the exit status is 0. A second one ends at once.
+SIGTERM and Ctrl+C drain: running requests are answered, and the exit status is 0. A second signal stops at once.
 """
 
 EPILOG = """\

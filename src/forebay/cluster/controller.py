@@ -139,8 +139,8 @@ class Controller:
                 self._turn()
                 self._problem = ""
             except Exception as error:
-                log.exception("a look at the cluster failed; the next one follows")
-                self._problem = f"a look at the cluster failed: {error}"
+                log.exception("failed to check the cluster; retrying")
+                self._problem = f"failed to check the cluster: {error}"
             self._is_over.wait(LOOK_S)
 
     def _turn(self) -> None:

@@ -167,7 +167,7 @@ class DirectoryKeeper:
                     members.setdefault(name, []).append(member)
                     count += 1
         if left_out and not self._is_crowded:
-            log.warning("servings of members of other servers are not listed here: there are %d too many", left_out)
+            log.warning("too many servings of members of other servers; %d are not listed here", left_out)
         self._is_crowded = left_out > 0
 
 
@@ -197,7 +197,7 @@ class KeptMember:
         if self.is_peer:
             raise InvalidRequest("it says which servings it runs, and is a server")
         if len(said.servings) > MAX_SERVINGS:
-            raise InvalidRequest(f"it runs {len(said.servings)} servings, at most {MAX_SERVINGS} are possible")
+            raise InvalidRequest(f"expected at most {MAX_SERVINGS} servings, got {len(said.servings)}")
         told = {
             name: {"id": self.id, "address": said.address, "weight": weight, "protocol": said.protocol}
             for name, weight in said.servings

@@ -332,8 +332,7 @@ class Membership:
             address = TcpAddress(host, 0)
         if isinstance(address, TcpAddress) and not address.is_loopback and not (options.secret or options.listening):
             raise ConfigError(
-                f"other machines could call this program at {address}, so a secret is needed: "
-                "join(ADDRESS, secret='@FILE')"
+                f"other machines can call this program at {address}, so set a secret: join(ADDRESS, secret='@FILE')"
             )
         files = options.listening if isinstance(address, TcpAddress) else None
         self._door = WorkerListener(
@@ -356,7 +355,7 @@ class Membership:
         began = time.monotonic()
         while True:
             problem = await asyncio.shield(link.ended)
-            log.warning("the server of the cluster, %s, is away: %s", self._at, problem)
+            log.warning("the server of the cluster, %s, is unreachable: %s", self._at, problem)
             if time.monotonic() - began > MAX_PAUSE_S:
                 pauses.begin_again()
             link = await self._next_link(pauses)
@@ -380,7 +379,7 @@ class Membership:
                     return link
                 if problem not in said and len(said) < MAX_SAID:
                     said.add(problem)
-                    log.warning("the server of the cluster, %s, is still away: %s", address, problem)
+                    log.warning("the server of the cluster, %s, is still unreachable: %s", address, problem)
 
     def _servers(self) -> list[Address]:
         """Return the servers that may be joined: the last one, then the others in any order."""
@@ -433,7 +432,7 @@ def _secret_here(server: Address) -> bytes | None:
             if state is not None and str(server) in state.doors.values():
                 return folder.secret
     except ConfigError as error:
-        log.warning("the folders of nodes are not looked at for a secret: %s", error.message)
+        log.warning("cannot search the folders of nodes for a secret: %s", error.message)
     return None
 
 

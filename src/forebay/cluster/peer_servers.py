@@ -130,7 +130,7 @@ class PeerServer:
     def away(self, why: str, place: str) -> None:
         """Note that an attempt to dial has failed, or that a link has ended."""
         if self.problem in {"", _UNHEARD}:
-            log.warning("the peer %s is away: %s", self.address, why)
+            log.warning("the peer %s is unreachable: %s", self.address, why)
         self.problem = why
 
     def _hear(self, link: OwnerLink, data: bytes) -> None:
@@ -139,7 +139,7 @@ class PeerServer:
         if link.ended.done():
             return  # its members go elsewhere, and are listed until they have arrived
         if self.problem:
-            log.info("the peer %s is here; members of both servers know of each other", self.address)
+            log.info("connected to the peer %s; both servers share their members", self.address)
         self.problem = ""
         self._keeper.hear(str(self.address), {name: self._callable(its) for name, its in directory.members.items()})
 
@@ -151,8 +151,8 @@ class PeerServer:
         if len(found) < len(members) and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "a program at the peer %s listens at an address of its own machine, and cannot be called from others: "
-                "have it join by the address %s, or say where it listens: join(ADDRESS, listen='tcp:HOST:0')",
+                "a program at the peer %s listens on a local address, so other machines cannot call it: "
+                "let it join by the address %s, or name where it listens: join(ADDRESS, listen='tcp:HOST:0')",
                 self.address,
                 self.address,
             )
@@ -164,7 +164,7 @@ def read_peers(addresses: Sequence[str]) -> list[Address]:
     if len(addresses) > MAX_PEERS:
         raise ConfigError(f"{len(addresses)} servers are to know of each other's members, at most {MAX_PEERS} may")
     if long := [one for one in addresses if len(one) > MAX_NAME]:
-        raise ConfigError(f"an address has {len(long[0])} characters, at most {MAX_NAME} are possible: {long[0]}")
+        raise ConfigError(f"expected an address of at most {MAX_NAME} characters, got {len(long[0])}: {long[0]}")
     try:
         return [*dict.fromkeys(map(parse_address, addresses))]
     except ConfigError as error:  # not one of a file, where it is looked at with its line

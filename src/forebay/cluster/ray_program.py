@@ -197,7 +197,7 @@ class _Program:
                 if data:
                     self._say(kind="log", node=name, text=data.decode(errors="replace"))
             problems = {*status["problems"], *(f"{name} is lost" for name in status["lost"])}
-            problems |= {f"{name} is not in this Ray cluster; what runs there goes on" for name in status["outside"]}
+            problems |= {f"{name} is not in this Ray cluster; its processes keep running" for name in status["outside"]}
             problems |= {f"{node['name']}: {one}" for node in status["nodes"] for one in node["problems"]}
             state = read_state(status["state"]) if status["state"] else None
             problems |= {state.problem} if state is not None and state.problem else set()

@@ -306,7 +306,7 @@ class GraphPool(Pool):
             try:
                 await asyncio.wait_for(self._empty.wait(), grace_s)
             except TimeoutError:
-                log.warning("%d requests were still inside the graph", len(self._runs))
+                log.warning("the drain time is over; dropping %d requests inside the graph", len(self._runs))
         await self._drain_nodes(max(grace_s - (time.monotonic() - started), 0.0))
         self.idle = 0
 
@@ -505,7 +505,7 @@ class GraphPool(Pool):
 
     def _abandon(self, run: _Run) -> None:
         """Call a run off: nobody waits for it any more."""
-        self._fail(run, Cancelled("nobody waits for this request any more"))
+        self._fail(run, Cancelled("the client no longer waits for this request"))
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
         """Free the slot, call off what still runs, answer."""
@@ -538,5 +538,5 @@ def _elements(firing: Firing, port: str) -> Sequence[Any]:
         value = value.load()
     if not isinstance(value, list | tuple):
         name, found = firing.node.spec.name, type(value).__name__
-        raise BadOutcome(f"node '{name}' runs for each element of '{port}'; a list is needed, found {found}")
+        raise BadOutcome(f"node '{name}' runs for each element of '{port}': expected a list, got {found}")
     return cast("Sequence[Any]", value)

@@ -117,7 +117,7 @@ def _writers(graph: GraphSpec, where: str) -> dict[str, str]:
         for stream in node.outputs.values():
             if stream in writers:
                 other = writers[stream]
-                msg = f"{where}: '{stream}' is written by {other} and by node '{node.name}'; one writer is allowed"
+                msg = f"{where}: expected one writer of '{stream}', got {other} and node '{node.name}'"
                 raise ConfigError(msg)
             writers[stream] = f"node '{node.name}'"
     return writers

@@ -211,7 +211,7 @@ class RunningChild:
                 missed_s += BEAT_S
                 if has_begun and 0 < hang_s <= missed_s and not self._supervisor.is_stopping:
                     log.error(
-                        "%s hangs: its process %d did not answer for %g s; it is killed",
+                        "%s hangs: its process %d did not answer for %g s; killing it",
                         self.child.name,
                         process.pid,
                         missed_s,
@@ -235,6 +235,6 @@ class RunningChild:
             self.status, self._process = end.status, None
             pipe, self._pipe = self._pipe, None
         if self._was_ready and not self._supervisor.is_stopping:
-            log.warning("%s %s and is started again", self.child.name, end.words)
+            log.warning("%s %s; restarting it", self.child.name, end.words)
         if pipe is not None:
             os.close(pipe)

@@ -720,7 +720,7 @@ class CallerLink(asyncio.Protocol):
 
     def _desk(self, number: int) -> _Desk:
         if not self._callers.has_named(number):
-            raise InvalidRequest(f"it asks for the model {number}, of which it was never told")
+            raise InvalidRequest(f"it asks for the model {number}, which was not announced to it")
         desk = self._desks[number] = _Desk(self)
         self._numbers[desk] = number
         return desk
@@ -732,7 +732,7 @@ class CallerLink(asyncio.Protocol):
         held = self._forget(top) if self._coming else 0
         desk.heard += told.size
         if told.seat in desk.open:
-            raise InvalidRequest(f"it hands on two requests as {told.seat}")
+            raise InvalidRequest(f"it forwards two requests as {told.seat}")
         body = self._bodies[top]
         if not self._conversation.is_taking:
             desk.returned.append(told.seat)

@@ -218,5 +218,5 @@ async def _ask(path: str) -> FrontCounts | None:
     except (OSError, TimeoutError):
         return None  # it is being started
     except msgspec.DecodeError as error:
-        log.warning("what a front has counted cannot be read: %s", error)
+        log.warning("cannot read the counts of a front: %s", error)
         return None

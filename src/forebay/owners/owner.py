@@ -248,7 +248,7 @@ class Owner:
 
     def away(self, why: str, place: str) -> None:
         """Note that an attempt to dial has failed, or that a link has ended."""
-        text = f"the owner {self.address}{place} is away: {why}"
+        text = f"the owner {self.address}{place} is unreachable: {why}"
         if not self._links:
             self.problem = text
         self.say_once(text)
@@ -262,7 +262,7 @@ class Owner:
         if link.ended.done() or (link.is_leaving and link not in self._links):
             return
         if link not in self._links:
-            log.info("the owner %s%s is here", self.address, link.place)
+            log.info("connected to the owner %s%s", self.address, link.place)
         self.problem = ""
         self._said.clear()
         before = self._links.get(link, {})

@@ -128,9 +128,9 @@ class OwnerConversation:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a message, its sender is at fault
             if self.state in (states.ASKING, states.TRUSTING):
                 self._give_up(
-                    f"it does not ask for the secret that {self._us} has, or is no owner"
+                    f"it does not ask for the secret that {self._us} has, or is not an owner"
                     if self.state is states.ASKING
-                    else f"it is no owner: {error}"
+                    else f"it is not an owner: {error}"
                 )
             else:
                 self._give_up(f"it does not speak the protocol: {error}")

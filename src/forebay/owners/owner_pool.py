@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.types.batch import Done, Entry, EntryBatch
     from forebay.workers.pools.seating import Sitting
 
-AWAY: Final = "is away"
+AWAY: Final = "is unreachable"
 MISSING: Final = "has no such model now"
 
 

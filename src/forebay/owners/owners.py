@@ -201,7 +201,7 @@ class Owners(Links):
                 else:
                     await self._serve(name, holder)
         except Exception:
-            log.exception("it could not be settled who serves the model '%s'", name)
+            log.exception("failed to choose the owner that serves the model '%s'", name)
         finally:
             del self._settling[name]
             self._former = {one for one in self._former if one.is_here}
@@ -223,7 +223,7 @@ class Owners(Links):
         if missing and missing[0] in elsewhere:
             other = elsewhere[missing[0]][:200]
             owner.say(
-                f"hands the model '{missing[0]}' on to its owner {other}, and takes no requests for it; dial that"
+                f"forwards the model '{missing[0]}' to its owner {other} and accepts no requests for it; dial that"
             )
         elif missing:
             owner.say(f"has no model '{missing[0]}'{meant(missing[0], sorted(names))}")
@@ -319,7 +319,7 @@ class Owners(Links):
             await self._app.load(config.name, config.version, lambda: model.served)
         except ForebayError as error:
             owner = str(None if found.holder is None else found.holder.address)
-            log.warning("model '%s' of the owner %s cannot be served: %s", config.name, owner, error.message)
+            log.warning("cannot serve model '%s' of the owner %s: %s", config.name, owner, error.message)
         else:
             found.models[config.version] = model
 
@@ -331,7 +331,7 @@ class Owners(Links):
             if shares:
                 self._app.share(name, shares)
         except ForebayError as error:
-            log.warning("the versions of '%s' are not shared as the owner has it: %s", name, error.message)
+            log.warning("the weights of the versions of '%s' differ from the owner's: %s", name, error.message)
 
     async def _let_go(self, name: str) -> None:
         """Serve a name no longer, or as the project has it."""
@@ -352,7 +352,7 @@ class Owners(Links):
             try:
                 await self._app.unload(name, version, served)
             except ForebayError as error:
-                log.warning("version '%s' of the model '%s' cannot leave: %s", version, name, error.message)
+                log.warning("cannot unload version '%s' of the model '%s': %s", version, name, error.message)
 
 
 def names_of(wanted: Sequence[WantedOwner]) -> dict[Address, frozenset[str]]:

@@ -138,7 +138,7 @@ class _Http:
         try:
             body, headers = rest_client.encode_request(request, binary=binary)
         except ValidationError as problem:
-            raise RunnerFailed(f"this server takes no binary tensors, and {problem.message}") from problem
+            raise RunnerFailed(f"this server does not accept binary tensors, and {problem.message}") from problem
         return self._calls.call("POST", f"{self._path}/infer", deadline, body, headers)
 
     def _response(self, answer: HttpAnswer) -> InferResponse:
@@ -167,8 +167,8 @@ def _model(endpoint: ServerAddress, name: str) -> tuple[str, str]:
     found = _PATH.fullmatch(endpoint.path)
     if found is None:
         raise ConfigError(
-            f"'{endpoint.path}' behind the endpoint {endpoint.address} names no model; "
-            "NAME, NAME/versions/VERSION and the same behind v2/models/ are allowed"
+            f"endpoint {endpoint.address}: expected the path NAME or NAME/versions/VERSION, perhaps behind v2/models/, "
+            f"got '{endpoint.path}'"
         )
     return unquote(found["name"] or name), unquote(found["version"] or "")
 

@@ -129,7 +129,7 @@ class Cache(Generic[V]):
             if loading.thread == threading.get_ident():
                 raise Unavailable(f"{self._what}: what is being loaded asks for itself")
             if not loading.is_over.wait(None if until is None else max(until - time.monotonic(), 0.0)):
-                raise Unavailable(f"{self._what}: somebody else is still loading this; try again later")
+                raise Unavailable(f"{self._what}: another process is still loading this; try again later")
             if loading.problem is not None:
                 try:
                     raise loading.problem.with_traceback(None)

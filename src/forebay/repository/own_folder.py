@@ -36,7 +36,7 @@ def close_to_others(folder: Path) -> bool:
     """
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
-        raise OSError(errno.ENOTDIR, "it is a link or a file, and a folder is needed", str(folder))
+        raise OSError(errno.ENOTDIR, "expected a folder, got a link or a file", str(folder))
     if about.st_uid != os.geteuid():
         raise OSError(errno.EPERM, f"it belongs to another user ({about.st_uid})", str(folder))
     if not about.st_mode & _OTHERS:
@@ -57,7 +57,7 @@ def warn_of_others(folder: Path) -> None:
     is_foreign = about.st_uid not in {0, os.geteuid()}
     if is_foreign or (about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX):
         log.warning(
-            "other users of this machine can replace what lies in %s, models included; "
+            "other users of this machine can replace the files in %s, models included; "
             "keep models in a folder that belongs to the server",
             folder,
         )

@@ -341,9 +341,9 @@ class Repository:
         is_new, error = caught(self.look)
         self.problem = "" if error is None else failure_of(error).error.message
         if self.problem and not before:
-            log.warning("%s; what is served goes on, and it is tried again", self.problem)
+            log.warning("%s; the served models stay, retrying", self.problem)
         elif before and not self.problem:
-            log.info("%s can be looked at again", self.place)
+            log.info("%s can be listed again", self.place)
         if is_new or self.problem != before:
             for on_change in self._watchers:
                 on_change()
@@ -364,7 +364,7 @@ class Repository:
         for problem in new[:_SHOWN]:
             log.warning("%s: %s", self.place, problem)
         if len(new) > _SHOWN:
-            log.warning("%s: and %d more like these; /models has all of them", self.place, len(new) - _SHOWN)
+            log.warning("%s: and %d more; /models lists all of them", self.place, len(new) - _SHOWN)
         self._told = set(self.catalog.problems)
 
 

@@ -41,12 +41,12 @@ def source_of(address: str, below: Path, limits: ListingLimits = USUAL) -> Model
     if scheme == "file":
         found = urlsplit(address)
         if found.netloc not in {"", "localhost"} or not found.path:
-            msg = f"the repository is {address!r}; file:///ABSOLUTE/PATH is needed, or a path without a scheme"
+            msg = f"repository: expected file:///ABSOLUTE/PATH or a path without a scheme, got {address!r}"
             raise ConfigError(msg)
         return LocalFolder(below / unquote(found.path), limits.files)
     if scheme not in SCHEMES:
-        raise ConfigError(f"the repository is {address!r}; s3://, gs://, az://, file:// or a path is needed")
+        raise ConfigError(f"repository: expected s3://, gs://, az://, file:// or a path, got {address!r}")
     bucket = rest.partition("/")[0]
     if not bucket:
-        raise ConfigError(f"the repository is {address!r}; {scheme}://BUCKET/PREFIX is needed")
+        raise ConfigError(f"repository: expected {scheme}://BUCKET/PREFIX, got {address!r}")
     return Bucket(address.rstrip("/"), limits=limits)

@@ -27,7 +27,7 @@ class VersionPolicy(msgspec.Struct, frozen=True):
         """Read `latest`, `latest:2`, `all`, or `1,3`; raises a `ValueError` with what is needed instead."""
         found = _TEXT.fullmatch(text.strip())
         if found is None or found[1] == "0":
-            raise ValueError("latest, latest:N, all, or versions such as 1,3 are needed")
+            raise ValueError("expected latest, latest:N, all, or versions such as 1,3")
         if found[3]:
             return cls(only=frozenset(int(one) for one in found[3].split(",")))
         return cls(latest=0 if found[2] else int(found[1] or 1))

@@ -29,7 +29,7 @@ def accelerator(text: str) -> Device | None:
     try:
         device = read_device(text)
     except ValueError as error:
-        raise ConfigError(f"the device is {text!r}; {error}") from error
+        raise ConfigError(f"device: {error}") from error
     return None if device.kind == "cpu" else device
 
 

@@ -160,12 +160,12 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
         ConfigError: As `load`.
     """
     if not path.exists():
-        raise ConfigError(f"{named} '{path}', and nothing is there; a file or a folder is needed")
+        raise ConfigError(f"{named} '{path}', and there is no such file or folder")
     make, file = _loader(path, path if path.is_dir() else path.parent, named, options)
     if make is None:
         raise ConfigError(
-            f"{named} '{path}', which holds no model; an .onnx file, OpenVINO's .xml and .bin, TensorFlow's "
-            "saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters is needed"
+            f"{named} '{path}', which holds no model; expected an .onnx file, OpenVINO's .xml and .bin, TensorFlow's "
+            "saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters"
         )
     runtime, problem = caught(make, options)
     if problem is None:

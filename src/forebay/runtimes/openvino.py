@@ -194,7 +194,7 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
     for name in shapes:
         if name and name not in known:
             hint = meant(name, known) or f"; there is {', '.join(sorted(known))}"
-            raise ConfigError(f"a shape is told for the input '{name}', which the model has not{hint}")
+            raise ConfigError(f"the shape is for the input '{name}', which the model does not have{hint}")
     wanted: dict[Any, Any] = {}
     for port in model.inputs:
         told = next((shapes[name] for name in port.get_names() if name in shapes), shapes.get(""))
@@ -209,7 +209,7 @@ def _reshaped(model: Any, options: OpenVinoOptions, make: Any, file: Path) -> An
         return model
     if _ANY not in {options.batch, *shapes.values()}:
         raise problem
-    log.warning("the model %s takes the shapes of its file only: %s", file, text_of(problem))
+    log.warning("the model %s accepts only the shapes in its file: %s", file, text_of(problem))
     return str(file)
 
 

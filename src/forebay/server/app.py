@@ -401,7 +401,7 @@ class App:
         drains = [one.endpoint.drain(grace_s) for one in ending]
         for one, problem in zip(ending, await asyncio.gather(*drains, return_exceptions=True), strict=True):
             if isinstance(problem, Exception):  # the others are to end all the same
-                log.error("model '%s' did not stop as it should", one.endpoint.name, exc_info=problem)
+                log.error("model '%s' failed to stop", one.endpoint.name, exc_info=problem)
         for links in self.links:
             links.stop()
         if self.door is not None:
@@ -567,7 +567,7 @@ class App:
         try:
             await leaving.served.endpoint.drain(None)
         except Exception:
-            log.exception("version '%s' of '%s' did not stop as it should", leaving.name, versions.model)
+            log.exception("version '%s' of '%s' failed to stop", leaving.name, versions.model)
         leaving.served.gone()
         self._forget(versions, leaving)
         self.on_left()

@@ -81,8 +81,8 @@ class ByteAccount:
     def full(self) -> Unavailable:
         """Return the error for a request that comes while this is so."""
         return Unavailable(
-            f"the requests and unread answers of this connection have {self.size} bytes, {self._max_bytes} are allowed "
-            "(--max-connection-bytes); read the answers first"
+            f"expected at most {self._max_bytes} bytes of requests and unread answers on a connection "
+            f"(--max-connection-bytes), got {self.size}; read the answers first"
         )
 
     def arrive(self, size: int) -> None:
@@ -238,8 +238,8 @@ class ByteBudget:
         slowest = max(accounts, key=lambda account: (account.rest_s(now), account.unread))
         slowest.drop_unread(
             Unavailable(
-                f"the client does not read {slowest.unread} bytes of answers, and the server holds more than the "
-                f"{self.max_bytes} bytes that are allowed (--max-buffered-bytes)"
+                f"the client does not read {slowest.unread} bytes of answers, and the server holds more than "
+                f"{self.max_bytes} bytes (--max-buffered-bytes)"
             )
         )
         return self.held_bytes < before

@@ -51,9 +51,7 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
     found = tuple(name.lower() for name in names)
     for name in found:
         if re.fullmatch(rf"\*|{_HOST}", name, re.ASCII) is None:
-            raise ValueError(
-                f"{name!r} is no name of a host; one such as models.example, without a port, or * is needed"
-            )
+            raise ValueError(f"expected a host name such as models.example, without a port, or *, got {name!r}")
     return found
 
 
@@ -62,7 +60,7 @@ def _named_files(given: tuple[str, ...]) -> tuple[str, ...]:
     for one in given:
         name, equals, file = one.partition("=")
         if not equals or not file:
-            raise ValueError(f"NAME=FILE is needed, the name of a tenant and a file with its keys, got {one[:80]!r}")
+            raise ValueError(f"expected NAME=FILE, a tenant and the file with its keys, got {one[:80]!r}")
         name_of_tenant(name)
     return given
 
@@ -79,7 +77,7 @@ def _tenant_header(name: str) -> str:
     return found
 
 
-_TENANT_HEADER: Final = "the name of a header is needed that means nothing else, as x-gateway-inference-fairness-id"
+_TENANT_HEADER: Final = "expected a header without another meaning, such as x-gateway-inference-fairness-id"
 _MEANT: Final = frozenset(
     {
         *("accept", "authorization", "connection", "content-encoding", "content-length", "content-type", "expect"),
@@ -100,8 +98,8 @@ def _origins(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in found:
         if re.fullmatch(_ORIGIN, name, re.ASCII) is None:
             raise ValueError(
-                f"{name!r} is no origin as browsers send it; one such as https://pages.example or "
-                "http://localhost:3000, without a path and without the usual port, or * is needed"
+                f"expected an origin as browsers send it, or *, got {name!r}; write https://pages.example or "
+                "http://localhost:3000, without a path and without the usual port"
             )
     return found
 
@@ -119,7 +117,7 @@ def _cluster(text: str) -> str:
     return text
 
 
-_CLUSTER: Final = "auto, local or HOST:PORT is needed"
+_CLUSTER: Final = "expected auto, local or HOST:PORT"
 
 
 def _deployment(text: str) -> str:
@@ -129,7 +127,7 @@ def _deployment(text: str) -> str:
     return text
 
 
-_DEPLOYMENT: Final = "at most 40 small letters, digits and hyphens are needed"
+_DEPLOYMENT: Final = "expected at most 40 lower-case letters, digits and hyphens"
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 
@@ -160,15 +158,15 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         keep_alive_s: Time after which an idle connection is closed.
         read_timeout_s: Time without data in the middle of a request after which its client gets 408.
         min_bytes_per_s: Least mean rate of a request over `read_timeout_s`; a slower client gets 408 as well.
-        write_timeout_s: Time without progress after which a client that does not read its answer is disconnected.
+        write_timeout_s: Time without progress after which a client that stops reading is disconnected.
         certfile: TLS certificate chain in PEM; turns on HTTPS.
         keyfile: Its private key, if it is not in the same file.
         api_keys: API key that requests must carry, as `X-API-Key` or `Authorization: Bearer`. @FILE names a file with
             one key in each line; lines that begin with # are comments. Without keys, any client may call. In a
             configuration file it may be a mapping of names to keys, which makes each name a tenant.
-        api_key_files: File with the keys of a tenant of this name; see `tenants`.
+        api_key_files: File with the API keys of this tenant; see `tenants`.
         tenant_header: Header that names a child of the tenant whose key a request shows, also over gRPC; the children
-            share what the tenant has. Gateways send `x-gateway-inference-fairness-id` or
+            share the tenant's part and limits. Gateways send `x-gateway-inference-fairness-id` or
             `x-llm-d-inference-fairness-id`. Needs API keys with names.
         allowed_hosts: Host names that requests may use beside `localhost` and addresses, `*` for any. Default: no other
             names when bound to loopback without keys, otherwise any.
@@ -178,11 +176,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         worker_second_price: Price of a worker second, in any currency; the dashboard shows what each tenant costs.
         manage: Allow clients to load, swap, weight and unload versions that the project names.
         dashboard: Serve the dashboard at `/ui`.
-        show_failures: Whether a 500 says what the model raised and where in your own files; else only the log does.
-            Default: to everybody with `reload`; otherwise to programs on this machine, where no key is needed and no
-            proxy asks for others.
-        shared_memory: Whether clients may name POSIX shared memory for tensors (KServe v2). They can then read and
-            write all of it that this server may, also what other programs on this machine have made.
+        show_failures: Show the exception of the model, and its place in your files, in a 500; otherwise only in the
+            log. Default: to all clients with `reload`, else to clients on this machine without API keys and without
+            proxies.
+        shared_memory: Let clients name POSIX shared memory for tensors (KServe v2). They can then read and write all
+            shared memory that this server can, including that of other programs on this machine.
     """
 
     host: Annotated[str, Written("--host", "ADDRESS")] = "127.0.0.1"
@@ -299,8 +297,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         worker_kind: Where models run: in worker processes, in threads of the server, or on its event loop (inline).
         workers: Workers of each model, at most 1024. A range such as 1:8, or {min: 1, max: 8} in a file, follows the
             load. With 0 the server starts none, and workers dial in (`--attach`).
-        target_queue_ms: Where workers are a range: mean time in the queue above which there are more of them.
-        scale_down_s: Where workers are a range: time without need of a worker after which it stops, one at a time.
+        target_queue_ms: With a range of workers: mean time in the queue above which workers are added.
+        scale_down_s: With a range of workers: time after which one unneeded worker stops.
         devices: Devices of the workers, assigned in turn: `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
         threads: Threads of each worker that call its model.
         python: Interpreter of the worker processes; forebay must be installed there.
@@ -309,21 +307,21 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         idle: What a free worker does with a batch that is not full: gather (wait for clients that are about to
             return), go, or wait.
         timeout_ms: Time limit of a request that states none; of a streamed answer, until its first part.
-        deadline_ms: How long a request may take that names no time itself, or less if its tenant has a shorter
-            `deadline_ms`. One that would take longer is refused at once.
+        deadline_ms: Deadline of a request that states none; a shorter `deadline_ms` of its tenant wins. A request that
+            cannot meet its deadline is rejected at once.
         max_timeout_ms: Longest time limit that a request may state; a longer one is cut to this. `timeout_ms` may not
             be longer. A streamed answer that has begun may take this long if its request states no limit.
         stream_idle_ms: Longest pause between two parts of a streamed answer; a longer one ends it. 0 sets no limit.
         max_queue: Most samples that wait; further requests get 429.
-        stuck_s: A worker that goes on for this time with a batch that nobody waits for is replaced; a thread, which
-            nothing can end, is left behind.
-        policy: auto learns the sizes of batches and the waits for them that hold the objective.
-        latency_objective_ms: Time that 95 of 100 requests are to be answered in.
-        isolate_errors: Halve a batch that fails as a whole until the sample at fault stands alone.
-        single_flight: Which equal requests that are open at the same time run once: none, those of one tenant, or all.
-        trial_s: Time that a model file is run on made-up values before it is served; if it takes longer, it serves one
+        stuck_s: Time after which a worker is replaced that still runs a batch without waiting clients. A stuck thread
+            cannot be stopped and is abandoned.
+        policy: With auto, forebay learns batch sizes and waits that meet the latency objective.
+        latency_objective_ms: Latency that 95 of 100 requests must meet.
+        isolate_errors: Split a failed batch in halves until the failing sample is alone.
+        single_flight: Which equal concurrent requests run only once: none, those of one tenant, or all.
+        trial_s: Time limit for the trial run of a model file on generated values; a file that exceeds it serves one
             request at a time.
-        max_trial_bytes: Memory of the process that loads a model file first; a file that takes more is refused.
+        max_trial_bytes: Memory of the process that first loads a model file; a file that needs more is rejected.
         ray: What each worker reserves in a Ray cluster (`--cluster`); elsewhere it has no meaning.
     """
 
@@ -398,25 +396,25 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`.
-        secret: What they must know, or @FILE; needed where other machines can connect, unless `cafile` is given.
+        secret: Shared secret of server and workers, or @FILE; required if other machines can connect without `cafile`.
         certfile: TLS certificate chain in PEM; with it workers must speak TLS.
         keyfile: Its private key, if it is not in the same file.
         cafile: Authorities in PEM; workers must then show a certificate of one of them.
-        hello_s: Time in which a connection must have said what it is.
-        grace_s: How long requests wait for a worker when the last one has left, before they get 503.
-        hang_s: A worker that owes an answer for this time is dropped and its batch handed on.
+        hello_s: Time limit for the first message of a connection.
+        grace_s: Time that requests wait for a worker after the last one has left, before they get 503.
+        hang_s: Time without an answer after which a worker is dropped; another worker gets its batch.
         max_connections: Connections at a time; each thread of a worker has one, and over TCP the worker one more.
         max_frame_bytes: Longest frame that is read from a worker.
-        max_elements: The most values in such a frame.
-        members: Whether programs may join here (`forebay.cluster.join`).
-        peers: Servers whose members and those of this one know of each other, by the address of their --attach; they
-            are dialled as owners are.
-        owners: Servers whose models are served here as well, by the address of their --attach; requests are handed on
+        max_elements: Most values in such a frame.
+        members: Let programs join here (`forebay.cluster.join`).
+        peers: Servers that share their members with this one, by the address of their --attach; they are dialled like
+            owners.
+        owners: Servers whose models this server offers as well, by the address of their --attach; it forwards requests
             to them.
         owner_cafile: Authorities in PEM; owners must then speak TLS and show a certificate of one of them.
         owner_certfile: TLS certificate chain in PEM that owners are shown.
         owner_keyfile: Its private key, if it is not in the same file.
-        owner_grace_s: How long requests wait for an owner that is gone before they get 503.
+        owner_grace_s: Time that requests wait for an unreachable owner before they get 503.
     """
 
     address: Annotated[str | None, Written("--attach", "ADDRESS")] = None
@@ -447,8 +445,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         address: The cluster: auto finds the one that this machine is a node of, HOST:PORT is that of its head, and
             local starts Ray here.
-        deployment: What the deployment is called; the same name again makes a new version of it.
-        orphan_grace_s: How long workers keep their model loaded when no server has it in its queue any more.
+        deployment: Name of the deployment; the same name again makes a new version of it.
+        orphan_grace_s: Time that workers without a server keep their model loaded.
     """
 
     address: Annotated[str | None, Written("--cluster", "ADDRESS"), Checked(_cluster, _CLUSTER)] = None
@@ -460,17 +458,17 @@ class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Models that lie in a folder or a bucket.
 
     Attributes:
-        poll_s: Time between two looks at what is there; 0 looks at the start and on SIGHUP only.
-        timeout_s: Time that a listing may take; one that takes longer changes nothing, and is made again.
-        max_pause_s: Longest pause between two looks, where a look takes so long that they would be further apart.
-        max_files: Files that the place may have; a listing with more changes nothing.
-        versions: Which versions of a model are served: latest, latest:N, all, or some of them, such as 1,3.
-        lazy: Load a model when somebody asks for it first, instead of all of them at the start.
-        max_models: Versions in memory; the one that was asked least recently leaves for another one.
-        max_model_bytes: What the files of the versions in memory may have together.
-        folder: Where models of buckets are kept on this machine.
-        max_disk_models: Versions that are kept there.
-        max_disk_bytes: What their files may have together.
+        poll_s: Time between two listings of the repository; 0 lists it at the start and on SIGHUP only.
+        timeout_s: Time limit of a listing; one that takes longer is discarded and repeated.
+        max_pause_s: Longest pause between two listings when a listing is slow.
+        max_files: Most files in the repository; a listing with more changes nothing.
+        versions: Served versions of a model: latest, latest:N, all, or some, such as 1,3.
+        lazy: Load a model with its first request, not at the start.
+        max_models: Most versions in memory; the least recently used one is evicted.
+        max_model_bytes: Most bytes of files of the versions in memory.
+        folder: Cache folder of this machine for models of buckets.
+        max_disk_models: Most versions in that folder.
+        max_disk_bytes: Most bytes in that folder.
     """
 
     poll_s: Annotated[Seconds, Written("--repository-poll-s", "S")] = 10.0
@@ -478,7 +476,7 @@ class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_pause_s: Annotated[SomeSeconds, Written("--repository-max-pause-s", "S")] = 60.0
     max_files: Annotated[Count, Written("--repository-max-files", "N")] = 1_000_000
     versions: Annotated[str, Written("--versions", "VERSIONS"), Checked(_policy)] = "latest"
-    lazy: Annotated[bool | None, Written("--lazy", usual="on where --max-models or --max-model-bytes is told")] = None
+    lazy: Annotated[bool | None, Written("--lazy", usual="on with --max-models or --max-model-bytes")] = None
     max_models: Annotated[Count | None, Written("--max-models", "N")] = None
     max_model_bytes: Annotated[Count | None, Written("--max-model-bytes", "N")] = None
     folder: Annotated[
@@ -498,17 +496,17 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
         load_timeout_s: Time limit for a reloaded model to become ready; until then, and if it fails, the old one stays.
         log_format: One JSON object a line, or text.
         log_level: Least severe level that is logged.
-        otel: Send traces to an OpenTelemetry collector; the OTEL_* variables say where. Needs the extra `otel`.
-        fronts: Processes that take requests and share the ports, before one more that has the queues and the workers.
-            Without it one process does both. Worth it from three cores on.
-        process_hang_s: A server process of `fronts` or of a cluster that does not answer for this time is replaced; 0
+        otel: Send traces to an OpenTelemetry collector, which the OTEL_* variables name. Needs the extra `otel`.
+        fronts: Processes that share the ports and accept requests for one more process with the queues and workers.
+            Without it one process does both. Useful with three cores or more.
+        process_hang_s: Time without an answer after which a server process of `fronts` or of a cluster is replaced; 0
             waits for ever.
-        tenants: What each tenant may have, by the name of its API keys. `weight` (0.001 to 1000) is its part of the
-            workers of a model beside others of its `class` (0 to 3, 0 is the most urgent). One that is not named has
-            weight 1, class 1. `deadline_ms` refuses at once those of its requests that would take longer, `limits`
-            those beyond what it may use. The name * stands for all tenants without an entry of their own.
-        cost_log: Folder for what each tenant has cost, a file of JSON lines for each day; `forebay costs` adds up.
-        extra_routes: Whether forebay's own paths answer beside those of a project of another server.
+        tenants: Share and limits of each tenant, by the name of its API keys. `weight` (0.001 to 1000) is its share of
+            the workers of a model among tenants of its `class` (0 to 3, 0 is the most urgent). Default: weight 1, class
+            1. Requests that would exceed its `deadline_ms` or `limits` are rejected at once. The name * stands for all
+            tenants without an entry of their own.
+        cost_log: Folder for the costs of each tenant, one file of JSON lines a day; `forebay costs` sums them.
+        extra_routes: Serve forebay's own paths beside those of a project of another server.
         state_dir: Folder for the readiness files of a project.
     """
 
@@ -535,21 +533,21 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that joins a server: `forebay worker`.
 
     Attributes:
-        connect: Where the server lets workers attach, unix:PATH or tcp:HOST:PORT; or @FILE that has the address, and is
-            read each time that the worker dials.
-        secret: What the server asks for, or @FILE, or in FOREBAY_SECRET.
+        connect: Address at which the server lets workers attach, unix:PATH or tcp:HOST:PORT; or @FILE with the address,
+            which the worker reads each time it connects.
+        secret: Shared secret of server and workers, or @FILE, or in FOREBAY_SECRET.
         cafile: Authorities in PEM, one of which must have signed the certificate of the server; with it the worker
             speaks TLS.
-        certfile: TLS certificate chain in PEM that the server is shown, where it asks for one.
+        certfile: TLS certificate chain in PEM, for a server that asks for one.
         keyfile: Its private key, if it is not in the same file.
         threads: Batches to run at a time, in as many threads.
         name: Name of the endpoint that it serves.
         version: Its version.
-        device: What it runs on: cuda:1, or a set of processors, cpu:0-3; told to the model before it is imported.
-        once: End when the server goes away or is not there, instead of waiting for it.
-        health_file: A file that exists while the worker is ready, and is touched every second while it is well; for
+        device: Device to run on, such as cuda:1 or the CPUs cpu:0-3; set before the model is imported.
+        once: Exit when the server is unreachable, instead of waiting for it.
+        health_file: File that exists while the worker is ready and is touched every second while it is healthy; for
             probes of Kubernetes.
-        orphan_grace_s: End when there has been no server for this time; None waits as long as it takes.
+        orphan_grace_s: Time without a server after which the worker exits; None waits for ever.
     """
 
     connect: Annotated[str, Written("--connect", "ADDRESS")] = ""

@@ -111,9 +111,9 @@ class CostLog(Links):
         has_failed = count < len(taken)
         if has_failed and not self._failed:
             reason = "it is full" if error is None else error.strerror
-            log.error("costs cannot be written to %s: %s; they are kept until that works", self._folder, reason)
+            log.error("cannot write costs to %s: %s; keeping them in memory until it works", self._folder, reason)
         elif self._failed and not has_failed:
-            log.info("costs are written to %s again", self._folder)
+            log.info("writing costs to %s again", self._folder)
         self._failed = has_failed
 
     def _append(self, lines: Sequence[bytes]) -> int:

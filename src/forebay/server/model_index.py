@@ -105,5 +105,5 @@ class ModelIndex:
         """Return what builds a version of a model; raises a `NotFound` if the project cannot be read anew."""
         source = self._app.source
         if source is None:
-            raise NotFound("this project cannot be read anew, so nothing can be loaded")
+            raise NotFound("this project cannot be reloaded, so nothing can be loaded")
         return lambda: source(name, version)

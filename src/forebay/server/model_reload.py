@@ -56,7 +56,7 @@ async def reload(app: App, wanted: Sequence[WantedModel]) -> None:
         if names.count(one.name) > 1:
             raise InvalidRequest(f"the model '{one.name[:100]}' is named twice")
         if one.place and posixpath.basename(one.place.rstrip("/")) != one.name:
-            msg = f"the model '{one.name[:100]}' is said to lie in another folder; here models are called like theirs"
+            msg = f"the model '{one.name[:100]}' names another folder; here a model has the name of its folder"
             raise InvalidRequest(msg)
     problems: list[ForebayError] = []
     async with stock.one_says:

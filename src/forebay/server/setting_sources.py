@@ -14,7 +14,7 @@ from typing import Any, Final
 from forebay.errors import ConfigError
 from forebay.server.config import SECTIONS
 from forebay.types.did_you_mean import nearest
-from forebay.types.settings import PREFIX, Setting, declared
+from forebay.types.settings import PREFIX, Setting, declared, with_value
 from forebay.workers.wire.shared_secret import lines_of
 
 Told = dict[type[Any], dict[str, Any]]
@@ -47,14 +47,14 @@ def told_by(environment: Mapping[str, str]) -> tuple[Told, list[str]]:
         value = environment[name]
         if name.startswith(PREFIX) and name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value):
             if name in known:
-                what = f"{value!r} is the address of a service of Kubernetes, not a port"
+                what = f"{value!r} is the address of a Kubernetes service, not a port"
                 warnings.append(f"ignored the variable {name}: {what}")
         elif name in known and (value or known[name][1].written.is_secret):
             struct, setting = known[name]
             try:
                 told.setdefault(struct, {})[setting.name] = setting.read(value)
             except ValueError as error:
-                raise ConfigError(f"{name} is {value!r}; {error}") from error
+                raise ConfigError(f"{name}: {with_value(error, repr(value))}") from error
         elif name.startswith(PREFIX) and name not in known and not name.startswith(_OWN) and not _LINK.search(name):
             shorts = {one.removeprefix(PREFIX).lower(): one for one in known}
             hint = nearest(name.removeprefix(PREFIX), shorts)
@@ -98,7 +98,7 @@ def named_keys(
     for name, key in found:
         if names.setdefault(key, name) != name:
             whose = " and ".join(repr(one) if one else "a list without names" for one in (names[key], name))
-            raise ConfigError(f"{where}: {whose} have a key in common; each tenant needs keys of its own")
+            raise ConfigError(f"{where}: {whose} share a key; give each tenant keys of its own")
     return found
 
 
@@ -112,9 +112,9 @@ def keys_of(given: tuple[str, ...], where: str) -> tuple[str, ...]:
     for key in given:
         found = lines_of(key[1:], "the API keys") if key.startswith("@") else [key.strip()]
         if not any(found):
-            why = "is empty, and would let everybody in; is the variable set that it comes from?"
+            got = "''; check that the variable it comes from is set"
             if key.startswith("@"):
-                why = f"names no key: {key[1:]} has no line with one"
-            raise ConfigError(f"{where} {why}")
+                got = f"{key[1:]}, which has none"
+            raise ConfigError(f"{where}: expected a key, got {got}")
         keys += found
     return tuple(keys)

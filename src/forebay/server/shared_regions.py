@@ -142,7 +142,7 @@ class SharedRegions:
             nonlocal asked
             asked += place.size
             if asked > self._max_read_bytes:
-                raise TooLarge(f"{asked} bytes of shared memory, at most {self._max_read_bytes} are taken")
+                raise TooLarge(f"expected at most {self._max_read_bytes} bytes of shared memory, got {asked}")
             return self.read(place.region, place.offset, place.size)
 
         return read
@@ -224,7 +224,7 @@ def _open(key: str) -> int:
     """
     name = key.removeprefix("/")
     if not 0 < len(os.fsencode(name)) <= MAX_NAME or "\0" in name or PurePath(name).name != name or name == "..":
-        msg = f"'{key[:MAX_NAME]}' is no name of shared memory; it is one word behind a slash, such as '/input'"
+        msg = f"expected a name of shared memory such as '/input', got '{key[:MAX_NAME]}'"
         raise InvalidRequest(msg)
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     path = f"{FOLDER}/{name}"
@@ -237,7 +237,7 @@ def _open(key: str) -> int:
         raise InvalidRequest(f"shared memory '{key}' cannot be opened by the server: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidRequest(f"'{key}' is no shared memory")
+        raise InvalidRequest(f"'{key}' is not shared memory")
     return descriptor
 
 

@@ -420,7 +420,7 @@ class Stock:
         told = f"version '{revision.number}' of '{revision.model}' cannot be loaded: {failure_of(error).error.message}"
         found = Unavailable(told) if isinstance(error, Unavailable) else ModelError(told)
         refusal = self.offer.refusals.refuse(key, revision, found, time.monotonic())
-        log.log(logging.WARNING if refusal.is_new else logging.DEBUG, "%s; what is served goes on", told)
+        log.log(logging.WARNING if refusal.is_new else logging.DEBUG, "%s; the served version stays", told)
         is_wanted = not self.is_lazy or self._memory.versions_of(revision.model)
         if self._loop is not None and is_wanted:
             self._tend_at(refusal.again_s, revision.model)
@@ -487,7 +487,7 @@ class Stock:
     def _tended(self, name: str, task: asyncio.Task[None]) -> None:
         self._tending.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("model '%s' cannot be kept up to date", name, exc_info=error)
+            log.error("cannot update model '%s'", name, exc_info=error)
         if name in self._tend_again:
             self._tend_again.discard(name)
             self._tend_soon(name)
@@ -539,7 +539,7 @@ class Stock:
 async def opened(repository: Repository, pause_s: float, timeout_s: float) -> None:
     """Look at a source that could not be asked before, until it can be; a look may take so long."""
     while not repository.is_open:
-        log.warning("%s; it is tried again in %g s, and nothing is served before", repository.problem, pause_s)
+        log.warning("%s; retrying in %g s, no model is served until then", repository.problem, pause_s)
         await asyncio.sleep(pause_s)
         with contextlib.suppress(ForebayError):  # it is the repository's problem
             await beside(repository.open, time.monotonic() + timeout_s, repository.place)

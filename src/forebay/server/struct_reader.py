@@ -15,7 +15,7 @@ from msgspec import inspect as types
 
 from forebay.server.document import Document, Path
 from forebay.types.did_you_mean import meant, nearest
-from forebay.types.settings import Setting, declared
+from forebay.types.settings import Setting, declared, with_value
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -42,12 +42,12 @@ class StructReader:
         """Read a mapping into a struct.
 
         Raises:
-            ConfigError: With the place and the key, what was found and what is needed.
+            ConfigError: With the place and the key, what was expected and what was found.
         """
         found = self.fields(path, value, declared(kind))
         for setting in declared(kind).values():
             if setting.is_required and setting.name not in found:
-                missing = setting.written.missing or f"'{setting.key}' is needed, and is not given"
+                missing = setting.written.missing or f"the key '{setting.key}' is missing"
                 self.fail(path, f"{self.dotted(path)}: {missing}" if path else missing)
         return kind(**found)
 
@@ -55,7 +55,7 @@ class StructReader:
         """Return the settings that a mapping gives, by their names; a key without a value is not given.
 
         Raises:
-            ConfigError: With the place and the key, what was found and what is needed.
+            ConfigError: With the place and the key, what was expected and what was found.
         """
         by_key = {one.written.older_key: one for one in settings.values() if one.written.older_key}
         by_key |= {one.key: one for one in settings.values()}
@@ -74,7 +74,7 @@ class StructReader:
                 return self.struct(path, value, kind)
             case types.VarTupleType(item_type=types.StructType(cls=kind)):
                 if not isinstance(value, list):
-                    self.wrong(path, value, "a list is needed")
+                    self.wrong(path, value, "expected a list")
                 items = cast("list[Any]", value)
                 return tuple(self.struct((*path, index), one, kind) for index, one in enumerate(items))
             case types.DictType(value_type=types.StructType(cls=kind)):
@@ -89,7 +89,7 @@ class StructReader:
         if value is False and "off" in setting.choices:  # YAML takes the word for that
             value = "off"
         if _has_zero(value):  # YAML has no such text, JSON and Python do
-            self.wrong(path, value, "no text has a zero byte here")
+            self.wrong(path, value, "expected a string without a zero byte")
         try:
             return setting.check(value)
         except ValueError as error:
@@ -98,7 +98,7 @@ class StructReader:
     def mapping(self, path: Path, value: Any) -> dict[Any, Any]:
         """Return a mapping; a key without a value counts as one without entries."""
         if not isinstance(value, Mapping | None):
-            self.wrong(path, value, "a mapping of keys to values is needed")
+            self.wrong(path, value, "expected a mapping of keys to values")
         return dict(cast("Mapping[Any, Any]", value or {}))
 
     def _texts(self, path: Path, value: Any) -> dict[str, str]:
@@ -108,11 +108,11 @@ class StructReader:
             here = (*path, name)
             if not isinstance(name, str) or not name or "=" in name or "\0" in name:
                 hint = "" if isinstance(name, str) else "; put it in quotes"
-                self.fail(here, f"{self.dotted(path)}: {shown(name)} cannot be the name of a variable{hint}")
+                self.fail(here, f"{self.dotted(path)}: expected the name of a variable, got {shown(name)}{hint}")
             if given is None:
                 continue
             if isinstance(given, dict | list) or _has_zero(given):
-                self.wrong(here, cast("Any", given), "a text or a number is needed")
+                self.wrong(here, cast("Any", given), "expected a string or a number")
             found[name] = given if isinstance(given, str) else self.variable(here, given)
         return found
 
@@ -128,12 +128,12 @@ class StructReader:
         names = list(known)
         hint = nearest(str(path[-1]), [*names, *self.elsewhere])
         hint = self.elsewhere.get(hint or "", hint)
-        did_you_mean = f"did you mean {hint}?" if hint else f"allowed are {', '.join(names)}"
-        self.fail(path, f"{self.dotted(path)}: there is no such key; {did_you_mean}")
+        did_you_mean = f"did you mean {hint}?" if hint else f"allowed: {', '.join(names)}"
+        self.fail(path, f"{self.dotted(path)}: unknown key; {did_you_mean}")
 
-    def wrong(self, path: Path, value: Any, needed: str) -> NoReturn:
-        """Refuse a value by a `ConfigError` with its place, its key, what was found and what is needed."""
-        self.fail(path, f"{self.dotted(path) or 'the configuration'} is {shown(value)}; {needed}")
+    def wrong(self, path: Path, value: Any, expected: str) -> NoReturn:
+        """Reject a value by a `ConfigError` with its place, its key, what was expected and what was found."""
+        self.fail(path, f"{self.dotted(path)}: {with_value(expected, shown(value))}".removeprefix(": "))
 
     def fail(self, path: Path, message: str) -> NoReturn:
         """Say what is wrong at a place, by a `ConfigError`."""

@@ -86,7 +86,9 @@ def asked(one: Served, signature: str = "") -> AskedSignature:
         InvalidRequest: If it has no such signature, takes no tensors, or answers in parts.
     """
     if one.tensors is None:
-        msg = f"the model '{one.endpoint.name}' takes no tensors; ask it over HTTP at /models/{one.endpoint.name}"
+        msg = (
+            f"the model '{one.endpoint.name}' does not accept tensors; ask it over HTTP at /models/{one.endpoint.name}"
+        )
         raise InvalidRequest(msg)
     found = AskedSignature(one.tensors.signature or DEFAULT, one.tensors, one.in_tensors.contract)
     if signature not in {"", DEFAULT, found.name}:

@@ -130,7 +130,7 @@ class Versions:
         """
         named = [(self._ready(name), weight) for name, weight in weights.items()]
         if not any(weight > 0 for _, weight in named) or any(weight < 0 for _, weight in named):
-            msg = f"weights of '{self.model}' are whole numbers of at least 0, one of them above; found {dict(weights)}"
+            msg = f"weights of '{self.model}' are whole numbers >= 0, at least one of them > 0; got {dict(weights)}"
             raise InvalidRequest(msg)
         for one in self.all:
             one.weight = one.credit = 0

@@ -45,7 +45,7 @@ def read(path: FilePath) -> bytes:
             )
         raise ConfigError(f"{path} cannot be read: {reason}{hint}") from error
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: the file is too long, at most {MAX_BYTES} bytes are allowed")
+        raise ConfigError(f"{path}: expected at most {MAX_BYTES} bytes, got more")
     return content
 
 
@@ -66,7 +66,7 @@ def load(text: str | bytes, name: str) -> Document:
             line = text.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{name}:{line}: byte {error.start} is not UTF-8") from error
     if len(text) > MAX_BYTES:
-        raise ConfigError(f"{name}:1: the file is too long: {len(text)} characters, at most {MAX_BYTES} are allowed")
+        raise ConfigError(f"{name}:1: expected at most {MAX_BYTES} characters, got {len(text)}")
     try:
         _check_depth(text, name)
         root = cast("Node | None", yaml.compose(text, Loader=yaml.CSafeLoader))  # pyright: ignore[reportUnknownMemberType]
@@ -94,7 +94,7 @@ class _Walk:
             self.texts[path] = node.value
             return self._scalar(node)
         if not isinstance(node, MappingNode | SequenceNode) or node.tag not in _CONTAINERS:
-            raise self._error(node, f"the tag {_short(node.tag)} is not supported, only plain mappings and lists are")
+            raise self._error(node, f"the tag {_short(node.tag)} is not supported; use plain mappings and lists")
         if id(node) in self._open:
             raise self._error(node, "an alias contains itself")
         self._open.add(id(node))
@@ -164,7 +164,7 @@ class _Walk:
             raise self._error(node, f"the tag {_short(node.tag)} is not supported") from error
         except _UNFIT as error:
             shown = node.value if len(node.value) <= 40 else node.value[:40] + "..."
-            raise self._error(node, f"{shown!r} is no {_short(node.tag).lstrip('!')}") from error
+            raise self._error(node, f"expected {_short(node.tag).lstrip('!')}, got {shown!r}") from error
 
     def _count(self, node: Node, depth: int) -> None:
         self._nodes += 1

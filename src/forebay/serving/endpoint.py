@@ -295,7 +295,7 @@ class Endpoint:
         if self._batcher is not None:
             self._batcher.admit()
         self.accepting = False
-        self._why_closed = "takes no requests any more: it is being stopped, or replaced"
+        self._why_closed = "accepts no more requests: it is being stopped or replaced"
         self.hasten()
         started = time.monotonic()
         if self._open:
@@ -303,7 +303,7 @@ class Endpoint:
             try:
                 await asyncio.wait_for(self._drained.wait(), grace_s)
             except TimeoutError:
-                log.warning("requests that did not end within the drain time: %d", len(self._open))
+                log.warning("the drain time is over; requests without an answer: %d", len(self._open))
         if self._scaling is not None:
             self._scaling.close()
         left_s = LAST_WORK_S if grace_s is None else max(grace_s - (time.monotonic() - started), 0.0)
@@ -802,8 +802,8 @@ class Endpoint:
 
     def _late(self, request: Request) -> DeadlineExceeded:
         timeout_ms = round((request.deadline - request.arrived) * 1000)
-        setting = "(max_timeout_ms) " if request.deadline == request.until else ""
-        return DeadlineExceeded(f"{timeout_ms} ms were over {setting}{self.whereabouts(request)}")
+        setting = " (max_timeout_ms)" if request.deadline == request.until else ""
+        return DeadlineExceeded(f"timed out after {timeout_ms} ms{setting} {self.whereabouts(request)}")
 
     def _refuse(self, request: Request, error: ForebayError) -> None:
         request.done = True
@@ -831,7 +831,7 @@ class Endpoint:
         try:
             request.reply(request, Failure(_told(error)))
         except Exception:
-            log.exception("nor could the error in its place")
+            log.exception("failed to deliver the error in its place")
 
     def _log_failures(self, batch: EntryBatch, outcomes: Sequence[Outcome]) -> None:
         """Log what the user's code raised, each failure once with the requests that it concerns."""
@@ -906,7 +906,7 @@ def _told(error: Exception) -> ForebayError:
     """Return what a client is told in place of an answer that could not be handed over."""
     if isinstance(error, ForebayError):  # a protocol has no words for what the model gave, and says so
         return without_frames(error)  # its frames hold the request, which the garbage collector does not look at
-    log.error("an answer could not be handed over", exc_info=error)
+    log.error("failed to deliver an answer", exc_info=error)
     return InternalError("the answer could not be written")
 
 

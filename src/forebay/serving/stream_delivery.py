@@ -203,7 +203,7 @@ class Windows:
         """End the answer of a client that has held steps for too long, if that holds up anybody."""
         window.timer = None
         if self._has_quick_mates(window) or (self._others_wait() and time.monotonic() - window.since >= PATIENCE_S):
-            msg = f"{PATIENCE_S:g} s were over in which others waited for this answer to be taken"
+            msg = f"timed out: other requests waited {PATIENCE_S:g} s for the client to read this answer"
             self._give_up(request, DeadlineExceeded(msg))
         else:
             window.timer = self._loop.call_later(PATIENCE_S, self._look, window, request)

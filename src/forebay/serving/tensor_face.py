@@ -243,7 +243,7 @@ def check_outcome(outcome: Any) -> None:
         specs, *data = outcome
         told = msgspec.convert(specs, list[tuple[str, str, list[int], bool]])
         if any(type(one) is not bytes for one in data):
-            raise TypeError("the data of a tensor is no bytes")
+            raise TypeError("the data of a tensor must be bytes")
         for tensor in tensors_of(told, data):
             if not tensor.is_json:
                 check_size(tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
@@ -260,10 +260,10 @@ def _check(tensor: Tensor, declared: TensorMetadata | None, *, is_ranked: bool) 
     name, expected = tensor.name, "" if declared is None else declared.datatype
     found = datatype_of(tensor.datatype, name, expected if expected in DATATYPES else "")
     if declared is not None and declared.datatype in DATATYPES and not holds(DATATYPES[declared.datatype], found):
-        raise ValidationError(f"input '{name}' is of {found.name}, and {declared.datatype} is expected")
+        raise ValidationError(f"input '{name}': expected {declared.datatype}, got {found.name}")
     if tensor.is_json:
         if found.name in {"FP16", "BF16"}:
-            raise ValidationError(f"input '{name}' is of {found.name}, which JSON cannot say; send it as binary")
+            raise ValidationError(f"input '{name}' is {found.name}, which JSON cannot express; send it as binary")
         elements(name, tensor.shape, found.size or 4)
     else:
         check_size(name, found.name, tensor.shape, len(tensor.data))
@@ -295,7 +295,7 @@ def check_shape(name: str, found: Sequence[int], declared: Sequence[int]) -> Non
         wanted in {-1, axis} for axis, wanted in zip(found, declared, strict=True)
     )
     if not fits:
-        text = f"input '{name}' has the shape {list(found)}, and {list(declared)} is expected"
+        text = f"input '{name}': expected the shape {list(declared)}, got {list(found)}"
         raise ValidationError(f"{text} (-1 is any length)" if -1 in declared else text)
 
 
@@ -309,14 +309,14 @@ def _rows(tensor: Tensor, rows: int | None, declared: TensorMetadata | None) -> 
     length = len(tensor.data) if all(tensor.shape[1:]) else 0  # lists in JSON have brackets for nothing, too
     if found > max(length, MAX_EMPTY_ROWS):
         raise ValidationError(
-            f"input '{tensor.name}' has the shape {list(tensor.shape)} and {length} bytes; a call has at "
-            f"most {MAX_EMPTY_ROWS} samples of which nothing came"
+            f"input '{tensor.name}': expected at most {MAX_EMPTY_ROWS} samples without data, got the shape "
+            f"{list(tensor.shape)} with {length} bytes"
         )
     if not found or found != (rows or found):
         wanted = f"[{rows or -1}, ...]" if declared is None else list(declared.shape)
-        text = f"input '{tensor.name}' has the shape {list(tensor.shape)}, and {wanted} is expected"
-        why = f"others have {rows}" if rows else "at least one is needed"
-        raise ValidationError(f"{text}: the first axis counts samples, and {why}")
+        text = f"input '{tensor.name}': expected the shape {wanted}, got {list(tensor.shape)}"
+        why = f"the other inputs have {rows}" if rows else "there must be at least one"
+        raise ValidationError(f"{text}; the first axis counts samples, and {why}")
     return found
 
 

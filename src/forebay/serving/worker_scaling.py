@@ -110,7 +110,7 @@ class WorkerScaling:
         )
         wanted = self._count.look(seen, now)
         if wanted != before:
-            log.info("workers of '%s': %d instead of %d", self._name, wanted, before)
+            log.info("scaling '%s' to %d workers from %d", self._name, wanted, before)
         self._resize()
         if wanted:
             self._arm()

@@ -144,7 +144,7 @@ class Acceptor:
     def _tell(self, why: str) -> None:
         if (now := time.monotonic()) - self._told_s >= TOLD_EVERY_S:
             self._told_s = now
-            log.warning("a connection could not be accepted: %s", why)
+            log.warning("failed to accept a connection: %s", why)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Ask the system again a moment later: asking at once would cost all of the loop's time."""

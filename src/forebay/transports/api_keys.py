@@ -15,6 +15,10 @@ _HEADERS: Final = frozenset({b"x-api-key", b"authorization"})
 _CHILD: Final = re.compile(rb"[ -~]{0,%d}" % MAX_CHILD)
 
 
+NO_KEY: Final = "API key missing or unknown; send it as X-API-Key or as Authorization: Bearer"
+"""What a client is told whose key is not known."""
+
+
 def lets_in(known: Collection[bytes], headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Tell whether the headers of a call, in lower case, show a known key; if there is none, nobody needs one."""
     return not known or any(name in _HEADERS and key_is_known(known, value) for name, value in headers)

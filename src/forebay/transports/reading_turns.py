@@ -59,7 +59,7 @@ class ReadingTurns:
             self.run(steps, done)
 
     def _failed(self, error: BaseException) -> None:
-        log.error("a client's turn to read on has failed; the others have theirs", exc_info=error)
+        log.error("failed to resume reading from a client; the others continue", exc_info=error)
 
     def _next(self) -> None:
         waiting = self._waiting

@@ -82,7 +82,7 @@ def tell_each(group: Iterable[RefusedClient]) -> None:
         try:
             who.tell_refused()
         except Exception:  # of one of them: the others are told all the same
-            log.exception("a refusal could not be written")
+            log.exception("failed to write a rejection")
 
 
 class RefusalLine:

@@ -105,7 +105,7 @@ class Media:
             ValueError: The type cannot stand in a header.
         """
         if not _MEDIA_TYPE.fullmatch(type):
-            raise ValueError(f"the media type is {type!r:.100}; one such as 'image/png' is needed")
+            raise ValueError(f"expected a media type such as 'image/png', got {type!r:.100}")
         try:
             self._body = body if isinstance(body, bytes) else memoryview(body).tobytes()
         except TypeError:

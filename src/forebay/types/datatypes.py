@@ -82,9 +82,9 @@ def datatype_of(name: str, tensor: str = "", expected: str = "") -> DataType:
     if found is None:
         hint = nearest(name, [known.lower() for known in DATATYPES])
         did_you_mean = f"; did you mean '{hint.upper()}'?" if hint else ""
-        what = f"tensor '{tensor[:80]}' is of '{name[:80]}', which" if tensor else f"'{name[:80]}'"
-        more = f"{expected} is expected" if expected else f"there are {', '.join(DATATYPES)}{did_you_mean}"
-        raise ValidationError(f"{what} is no data type; {more}")
+        what = f"tensor '{tensor[:80]}': " if tensor else ""
+        known = expected or f"a data type ({', '.join(DATATYPES)})"
+        raise ValidationError(f"{what}expected {known}, got '{name[:80]}'{'' if expected else did_you_mean}")
     return found
 
 

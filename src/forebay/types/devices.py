@@ -14,7 +14,7 @@ from forebay.types.did_you_mean import nearest
 NVIDIA: Final = ("cuda", "tensorrt")
 """Kinds that `CUDA_VISIBLE_DEVICES` numbers."""
 KINDS: Final = ("cpu", "cuda", "gpu", "npu", "tensorrt", "xpu")
-ALLOWED: Final = "cpu, cpu:0-3, cpu:0,2, cuda:0, gpu:0, npu, tensorrt:0 or xpu:0 is allowed"
+ALLOWED: Final = "such as cpu, cpu:0-3, cpu:0,2, cuda:0, gpu:0, npu, tensorrt:0 or xpu:0"
 
 _WRITTEN: Final = re.compile(r"([a-z]+)(?::([0-9]{1,4}))?")
 _CORES: Final = re.compile(r"cpu:([0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*)")
@@ -65,7 +65,7 @@ def read_device(text: str) -> Device:
     meant = re.fullmatch(r"([a-z]*)[:.\-_ ]*([0-9]*)", written)
     kind = nearest(meant[1], KINDS) if meant is not None else None
     hint = f"; did you mean {kind}{':' if meant is not None and meant[2] else ''}{meant[2] if meant else ''}?"
-    raise ValueError(f"{text!r} is no device; {ALLOWED}{hint if kind else ''}")
+    raise ValueError(f"expected a device {ALLOWED}, got {text!r}{hint if kind else ''}")
 
 
 def written(texts: Iterable[str]) -> tuple[str, ...]:
@@ -84,8 +84,8 @@ def read_devices(texts: Iterable[str]) -> tuple[Device, ...]:
         if re.fullmatch(r"\s*[0-9-]+\s*", piece) and pieces and pieces[-1].startswith("cpu:"):
             pieces[-1] += f",{piece.strip()}"  # one more core of the same set
         elif pieces and piece.strip().isdecimal():
-            msg = f"{piece.strip()!r} is no device; did you mean {pieces[-1].partition(':')[0]}:{piece.strip()}?"
-            raise ValueError(msg)
+            meant = f"{pieces[-1].partition(':')[0]}:{piece.strip()}"
+            raise ValueError(f"expected a device, got {piece.strip()!r}; did you mean {meant}?")
         elif piece.strip():
             pieces.append(piece.strip().lower())
     return tuple(map(read_device, pieces))

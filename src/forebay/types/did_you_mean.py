@@ -65,6 +65,12 @@ def listed(words: Iterable[object]) -> str:
     return ", ".join(f"'{word}'" for word in words)
 
 
+def either(words: Iterable[str]) -> str:
+    """List alternatives in a sentence: `a, b or c`."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 @lru_cache(maxsize=4096)
 def _parts(name: str) -> str:
     """Return what a name is made of, with one sign before, between and after."""

@@ -56,6 +56,11 @@ def at_once(steps: Steps[T]) -> T:
             return end.value
 
 
+def too_long(what: str, limit: int, size: int | None = None) -> TooLarge:
+    """Return the error of bytes over a limit; None if their number is not known."""
+    return TooLarge(f"{what}: expected at most {limit} bytes, got {'more' if size is None else size}")
+
+
 def too_many(what: str, elements: str, limit: int) -> TooLarge:
     """Return the error of data with too many elements."""
-    return TooLarge(f"{what} has more than {limit} {elements}; at most {limit} are taken")
+    return TooLarge(f"{what}: expected at most {limit} {elements}, got more")

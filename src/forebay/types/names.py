@@ -13,12 +13,12 @@ VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
 def endpoint_name(text: str) -> str:
     """Return the name of an endpoint; raises a `ValueError` with what is allowed if it is none."""
     if re.fullmatch(NAME, text) is None:
-        raise ValueError("letters, digits, '.', '_' and '-' are allowed, starting with a letter or digit")
+        raise ValueError("expected letters, digits, '.', '_' and '-', starting with a letter or digit")
     return text
 
 
 def version_name(text: str) -> str:
     """Return what a version is called; raises a `ValueError` with what is allowed if none may be."""
     if re.fullmatch(VERSION, text) is None:
-        raise ValueError("letters, digits, '.', '_', '-' and '+' are allowed, starting with a letter or digit")
+        raise ValueError("expected letters, digits, '.', '_', '-' and '+', starting with a letter or digit")
     return text

@@ -69,7 +69,7 @@ class ProtoTable(msgspec.Struct, frozen=True, eq=False):
         try:
             return getattr(_classes(self), kind).FromString(data)
         except DecodeError as error:
-            raise ValidationError(f"what came is no {kind}: {error}") from None
+            raise ValidationError(f"expected a {kind}: {error}") from None
 
     def described(self) -> list[bytes]:
         """Return the descriptors of the file and of all that it imports, serialized; each after those it imports."""

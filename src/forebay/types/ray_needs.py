@@ -15,10 +15,10 @@ def _environment(given: dict[str, Any]) -> dict[str, Any]:
     """Return a `runtime_env` of Ray; raises a `ValueError` if something of it would end with Ray."""
     for name in given:
         if name != "env_vars":
-            hint = {"working_dir": "the folder of the project is copied to each node"}.get(
-                name, "what Ray installs ends with Ray; name an interpreter that is on each node: python: PATH"
+            hint = {"working_dir": "forebay copies the folder of the project to each node"}.get(
+                name, "Ray removes its environments when it stops; name an interpreter of each node: python: PATH"
             )
-            raise ValueError(f"{name} is not possible: {hint}")
+            raise ValueError(f"expected env_vars only, got {name}; {hint}")
     return given
 
 

@@ -25,7 +25,7 @@ from msgspec import inspect as types
 
 from forebay.errors import ConfigError
 from forebay.types.amounts import EXAMPLES, amount_of, size_of
-from forebay.types.did_you_mean import meant, nearest
+from forebay.types.did_you_mean import either, meant, nearest
 from forebay.types.first_use import known
 
 PREFIX: Final = "FOREBAY_"
@@ -96,8 +96,8 @@ class Checked(msgspec.Struct, frozen=True):
     """What a value must be beside what its type says, stands in the `Annotated` of a setting.
 
     Attributes:
-        check: Returns the value as it is used; raises `ValueError` with what is allowed.
-        needed: What is said of values that the type refuses; empty for the usual words.
+        check: Returns the value as it is used; raises `ValueError` with what was expected, see `with_value`.
+        needed: The error for values that the type rejects; empty for the usual words.
     """
 
     check: Callable[[Any], Any] = lambda value: value
@@ -115,7 +115,7 @@ def one_line(text: str) -> str:
     return text
 
 
-_LINE: Final = "a text of one line is needed"
+_LINE: Final = "expected a string of one line"
 Line = Annotated[str, Checked(one_line, _LINE)]
 
 
@@ -203,34 +203,36 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.lowest is None else f"at least {_shown(self.lowest)}"
 
     def needed(self, *, in_python: bool = False) -> str:
-        """Return what is allowed, as the end of a sentence."""
+        """Return the error for a value that the type rejects: `expected a whole number >= 1`."""
         if self.also is not None and self.also.needed:
             return self.also.needed
-        none = " or None" if in_python and self.is_optional else ""
+        none = ["None"] if in_python and self.is_optional else []
         if self.choices:
-            shown = [*map(repr, self.choices), *(["None"] if none else [])]
-            return f"{' or '.join(shown)} is needed"
+            return f"expected {either([*map(repr, self.choices), *none])}"
+        return f"expected {either([self._noun(in_python=in_python), *none])}"
+
+    def _noun(self, *, in_python: bool) -> str:
         if self.kind is bool:
-            return "True or False is needed" if in_python else "true or false is needed"
-        allowed = self.range
-        if self.kind is int:
-            middle = f" {'from' if self.highest is not None else 'of'} {allowed}" if allowed else ""
-            what = "a list of whole numbers" if self.is_list else "a whole number"
-            return f"{what}{middle}{none} is needed"
-        if self.kind is float:
-            unit = self.unit or "a number"
-            word = "" if self.above is not None else " from" if self.highest is not None else " of"
-            middle = f"{word} {allowed}" if allowed else ""
-            return f"{unit}{middle}{none} {'are' if self.unit else 'is'} needed"
+            return "True or False" if in_python else "true or false"
         if isinstance(self.type, types.DictType):
-            return "a mapping of keys to values is needed"
-        return f"{'a list of texts' if self.is_list else 'a text'}{none} is needed"
+            return "a mapping of keys to values"
+        if self.kind not in {int, float}:
+            return "a list of strings" if self.is_list else "a string"
+        bounds = ""
+        if self.above is not None:
+            bounds = f" > {_shown(self.above)}"
+        elif self.range:
+            bounds = f" from {self.range}" if self.highest is not None else f" >= {_shown(self.lowest or 0)}"
+        if self.kind is float:
+            return (self.unit or "a number") + bounds
+        what = "a list of whole numbers" if self.is_list else "a whole number"
+        return what + (f" of {self.unit}" if self.unit else "") + bounds
 
     def check(self, value: Any, *, in_python: bool = False) -> Any:
         """Return a value, if it is allowed.
 
         Raises:
-            ValueError: With what is needed instead.
+            ValueError: With what was expected; `with_value` completes it.
         """
         if self.kind is object and not isinstance(self.type, types.DictType):
             return value if self.also is None else self.also.check(value)
@@ -254,7 +256,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """Return the value that a text means, of a flag or a variable.
 
         Raises:
-            ValueError: With what is needed instead.
+            ValueError: With what was expected; `with_value` completes it.
         """
         value: Any = text
         if self.kind in {int, float}:
@@ -267,7 +269,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         elif self.is_list:
             value = [one.strip() for one in text.split(",") if one.strip()]
             if not value and (text or self.written.is_secret):  # no keys would let everybody in
-                raise ValueError("at least one value is needed; are the variables set that it comes from?")
+                raise ValueError("expected at least one value; check that the variables it comes from are set")
         return self.check(value)
 
 
@@ -281,13 +283,25 @@ def checked(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            did_you_mean = meant(name, known) or f"; there are {', '.join(known)}"
-            raise ConfigError(f"there is no setting '{name}'{did_you_mean}")
+            did_you_mean = meant(name, known) or f"; allowed: {', '.join(known)}"
+            raise ConfigError(f"unknown setting '{name}'{did_you_mean}")
         try:
             found[name] = known[name].check(value, in_python=True)
         except ValueError as error:
-            raise ConfigError(f"{name} is {value!r}; {error}") from error
+            raise ConfigError(f"{name}: {with_value(error, repr(value))}") from error
     return found
+
+
+def with_value(expected: object, found: str) -> str:
+    """Return the text of an error with the rejected value: `expected a whole number >= 1, got 'three'`.
+
+    Args:
+        expected: The text, or an error with it; behind a semicolon it says what to do. A text that quotes the value
+            itself stays as it is.
+        found: The value, as users wrote it.
+    """
+    text, semicolon, hint = str(expected).partition("; ")
+    return f"{text}{'' if ', got ' in text else f', got {found}'}{semicolon}{hint}"
 
 
 def described(hint: Any, name: str = "") -> Setting:

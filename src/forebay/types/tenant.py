@@ -239,7 +239,8 @@ def name_of_tenant(name: str) -> str:
     """Return a name, if a tenant can have it; raises a `ValueError` if not."""
     if not _NAME.fullmatch(name) or name == OTHER:
         raise ValueError(
-            f"the name of a tenant has 1 to {MAX_NAME} letters, digits or . _ - and is not '{OTHER}', got {name[:80]!r}"
+            f"expected a tenant name of 1 to {MAX_NAME} letters, digits, '.', '_' or '-', other than '{OTHER}', "
+            f"got {name[:80]!r}"
         )
     return name
 

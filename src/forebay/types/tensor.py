@@ -58,7 +58,7 @@ def elements(name: str, shape: Sequence[int], size: int = 1) -> int:
         ValidationError: If no tensor has such a shape: an axis is negative, there are too many, no memory is as large.
     """
     if len(shape) > MAX_AXES:
-        raise ValidationError(f"tensor '{name}' has {len(shape)} axes; at most {MAX_AXES} are possible")
+        raise ValidationError(f"tensor '{name}': expected at most {MAX_AXES} axes, got {len(shape)}")
     smallest = min(shape, default=1)
     # Empty axes are left out, since libraries multiply the others all the same.
     count = math.prod(shape if smallest else [axis for axis in shape if axis])
@@ -80,7 +80,7 @@ def check_size(name: str, datatype: str, shape: Sequence[int], length_bytes: int
     expected = elements(name, shape, size or 4) * size
     if size and length_bytes != expected:
         raise ValidationError(
-            f"tensor '{name}' of {datatype}{list(shape)} needs {expected} bytes of data, and {length_bytes} came; "
+            f"tensor '{name}' of {datatype}{list(shape)}: expected {expected} bytes of data, got {length_bytes}; "
             "shape and data must agree"
         )
 

@@ -15,7 +15,7 @@ TARGET_QUEUE_MS: Final = 50.0
 SCALE_DOWN_S: Final = 60.0
 
 WORKERS_NEEDED: Final = (
-    f"a whole number from 0 to {MAX_WORKERS} is needed, or a range such as 1:8, or {{min: 1, max: 8}} in a file"
+    f"expected a whole number from 0 to {MAX_WORKERS}, a range such as 1:8, or {{min: 1, max: 8}} in a file"
 )
 
 
@@ -61,14 +61,12 @@ def read_workers(value: Any) -> int | WorkerRange:
     elif isinstance(value, str) and (bounds := re.fullmatch(r"(\d{1,9}):(\d{1,9})", value, re.ASCII)):
         least, most = map(int, bounds.groups())
         if not 1 <= most <= MAX_WORKERS:
-            raise ValueError(f"the largest number of a range is from 1 to {MAX_WORKERS}")
+            raise ValueError(f"expected a range MIN:MAX with MAX from 1 to {MAX_WORKERS}")
         found = WorkerRange(min=least, max=most)
     else:
         return _number(value)
     if found.min > found.max:
-        raise ValueError(
-            f"the smallest number of a range is no more than its largest; did you mean {found.max}:{found.min}?"
-        )
+        raise ValueError(f"expected a range MIN:MAX with MIN <= MAX; did you mean {found.max}:{found.min}?")
     return found
 
 

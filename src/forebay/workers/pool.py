@@ -38,7 +38,7 @@ def require_slots(workers: int, threads: int) -> None:
     """
     if workers * threads > MAX_SLOTS:
         found = f"{workers} workers with {threads} threads each"
-        raise ConfigError(f"{found} are {workers * threads}; at most {MAX_SLOTS} are possible for one model or op")
+        raise ConfigError(f"expected at most {MAX_SLOTS} slots for a model or op, got {found} ({workers * threads})")
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):

@@ -398,7 +398,7 @@ def test_prepare_without_conda_says_so(project, cli):  # N144
     root = project(PYTHON, "handler.py", "conda-packages.txt")
     done = cli("nucleus", "prepare", root, env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 2
-    assert "conda is needed to install it" in done.stderr
+    assert "conda, which installs it, is not in PATH" in done.stderr
 
 
 def test_exec_hands_on_the_status(project, cli):  # N139

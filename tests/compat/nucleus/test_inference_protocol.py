@@ -92,7 +92,7 @@ def test_what_the_handler_refuses_is_told_in_the_protocols_form(server):
     answer = infer(server, {**X, "name": "bad"})
     assert (answer.status_code, answer.json()) == (400, {"error": "no tea"})
     answer = infer(server, {**X, "shape": [7]})
-    assert (answer.status_code, "7 elements, and 6 came" in answer.json()["error"]) == (400, True)
+    assert (answer.status_code, "expected 7 elements, got 6" in answer.json()["error"]) == (400, True)
     assert infer(server, NAME).status_code == 500
 
 

@@ -412,7 +412,7 @@ def test_texts_and_any_shape():  # N128
     assert found["t"].tolist() == ["a", b"b"]
     with pytest.raises(UserException, match=r'key "a": can be of any rank and shape: could not convert'):
         arrays_of(signature, shapes, {"t": [], "a": "x"}, "m", "1")
-    with pytest.raises(UserException, match=r'key "t": expected shape \[-1\]: texts or bytes are needed, and int came'):
+    with pytest.raises(UserException, match=r'key "t": expected shape \[-1\]: expected strings or bytes, got int'):
         arrays_of(signature, shapes, {"t": [1], "a": 1}, "m", "1")
     with pytest.raises(UserException, match="model_input is a mapping"):
         arrays_of(signature, shapes, [1], "m", "1")

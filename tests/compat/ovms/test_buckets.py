@@ -237,9 +237,9 @@ async def test_reading_anew_looks_at_buckets_when_somebody_asks(buckets, bucket,
 @pytest.mark.parametrize(
     "place, told",
     [
-        ("http://127.0.0.1/add", "a folder on this machine or an address with s3://, gs:// or az:// is needed"),
-        ("azfs://share/add", "a folder on this machine or an address with s3://, gs:// or az:// is needed"),
-        ("s3://", "s3://BUCKET/PREFIX is needed"),
+        ("http://127.0.0.1/add", "expected a folder on this machine or an address with s3://, gs:// or az://"),
+        ("azfs://share/add", "expected a folder on this machine or an address with s3://, gs:// or az://"),
+        ("s3://", "expected s3://BUCKET/PREFIX"),
     ],
 )
 def test_other_addresses_are_refused_with_what_is_possible(tmp_path, place, told):

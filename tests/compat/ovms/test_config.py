@@ -121,25 +121,25 @@ def test_what_forebay_has_no_use_for_is_a_warning(read, tmp_path):  # O103
 
 
 WRONG = {
-    "no JSON": ('{"model_config_list": [],\n]', ":2: it is no JSON"),
-    "a list": ("[]", "a mapping of keys to values is needed"),
-    "no models": ('{"mediapipe_config_list": []}', "there is no model_config_list"),
+    "no JSON": ('{"model_config_list": [],\n]', ":2: not valid JSON"),
+    "a list": ("[]", "expected a mapping of keys to values"),
+    "no models": ('{"mediapipe_config_list": []}', "the key 'model_config_list' is missing"),
     "an unknown key": ('{"model_config_list": [],\n"mediapipe_config_lst": []}', ":2: .*did you mean mediapipe_config_list"),
-    "no list": ('{"model_config_list": {}}', "a list is needed"),
-    "no name": ('{"model_config_list": [], "mediapipe_config_list": [{}]}', "the graph has no name"),
+    "no list": ('{"model_config_list": {}}', "expected a list, got a mapping"),
+    "no name": ('{"model_config_list": [], "mediapipe_config_list": [{}]}', "the key 'name' of the graph is missing"),
     "an unknown key of a graph": ('{"model_config_list": [],\n"mediapipe_config_list": [\n{"name": "a", "graf_path": ""}]}', ":3: .*did you mean graph_path"),
-    "a number for a name": ('{"model_config_list": [], "mediapipe_config_list": [{"name": 1}]}', "a text of one line"),
+    "a number for a name": ('{"model_config_list": [], "mediapipe_config_list": [{"name": 1}]}', "expected a string of one line, got 1"),
     "a model elsewhere": (models(base_path="http://x/y"), "a folder on this machine"),
     "a policy": (models(base_path="m", model_version_policy={"latst": {}}), "did you mean latest"),
     "a shape": (models(base_path="m", shape="1,3"), r"shape such as \(1,3"),
-    "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a is .*shape such as \(1,3"),
-    "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), r"NUM_STREAMS is \[\]; a text, a number"),
-    "a batch": (models(base_path="m", batch_size="many"), "batch_size is 'many'; a whole number"),
-    "a negative batch": (models(base_path="m", batch_size=-2), "batch_size is -2; a whole number"),
-    "a zero byte in a path": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "base_path": "x\\u0000y"}]}', r"base_path is 'x\\x00y'; no text has a zero byte"),  # F133
-    "a zero byte in another": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "graph_path": "x\\u0000"}]}', r"graph_path is 'x\\x00'; no text has a zero byte"),  # F133
-    "requests": (models(base_path="m", nireq="2"), "nireq is '2'; a whole number"),
-    "too many requests": (models(base_path="m", nireq=10**9), "nireq is 1000000000; a whole number from 0 to 1024"),  # F134
+    "a shape of an input": (models(base_path="m", shape={"a": "(1,x)"}), r"shape.a: expected auto or a shape such as \(1,3"),
+    "a property": (models(base_path="m", plugin_config={"NUM_STREAMS": []}), r"NUM_STREAMS: expected a string, a number, true or false, got \[\]"),
+    "a batch": (models(base_path="m", batch_size="many"), "batch_size: expected a whole number >= 1, got 'many'"),
+    "a negative batch": (models(base_path="m", batch_size=-2), "batch_size: expected a whole number >= 1, got -2"),
+    "a zero byte in a path": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "base_path": "x\\u0000y"}]}', r"base_path: expected a string without a zero byte, got 'x\\x00y'"),  # F133
+    "a zero byte in another": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "graph_path": "x\\u0000"}]}', r"graph_path: expected a string without a zero byte, got 'x\\x00'"),  # F133
+    "requests": (models(base_path="m", nireq="2"), "nireq: expected a whole number from 0 to 1024, got '2'"),
+    "too many requests": (models(base_path="m", nireq=10**9), "nireq: expected a whole number from 0 to 1024, got 1000000000"),  # F134
     "metadata": ('{"model_config_list": [], "mediapipe_config_list": [{"name": "a", "metadata": {"inputs": {"x": {"datatype": "FP31"}}}}]}', "FP32"),
 }  # fmt: skip
 
@@ -264,7 +264,7 @@ def test_a_configuration_with_a_slip_in_it_is_one_all_the_same(tmp_path, capsys)
     (tmp_path / "config.json").write_text('{\n"model_config_list": []\n"mediapipe_config_list": []}')
     for target in (tmp_path, tmp_path / "config.json"):
         assert main(["check", str(target)]) == 2
-        assert "config.json:3: it is no JSON: Expecting ',' delimiter" in capsys.readouterr().err
+        assert "config.json:3: not valid JSON: Expecting ',' delimiter" in capsys.readouterr().err
 
 
 def test_a_graph_that_is_not_there_is_told_where_it_is_named(tmp_path, capsys):
@@ -297,7 +297,7 @@ def test_targets_are_known_by_what_is_in_them(tmp_path):
 def test_an_empty_configuration_is_told_what_it_lacks(tmp_path, capsys):  # F97
     write(tmp_path, {"config.json": "{}"})
     assert main(["check", str(tmp_path / "config.json")]) == 2
-    assert "there is no model_config_list; it is needed" in capsys.readouterr().err
+    assert "the key 'model_config_list' is missing" in capsys.readouterr().err
 
 
 def test_a_graph_beside_a_json_file_of_somebody_else_is_the_target(tmp_path):

@@ -192,7 +192,7 @@ async def test_what_a_handler_gives_a_model_must_be_what_it_says(tmp_path):  # O
         for said, told in (
             ("3 mine", "'mine'; OpenVINO tensors hold numbers"),
             ("4 FP32", "needs 16 bytes"),
-            ("3 FP32 objects", "needs 12 bytes of data, and 24 came"),
+            ("3 FP32 objects", "expected 12 bytes of data, got 24"),
         ):
             with pytest.raises(InvalidRequest, match=told):
                 await face.infer("g", tensor("input", said.encode()))
@@ -545,7 +545,7 @@ async def test_shape_batch_and_properties_of_a_model_are_used(tmp_path):  # O106
         async with serving(tmp_path) as face:
             assert face.app.find("add").tensors.inputs[0].shape == shape
     for wrong, why in (
-        ({"shape": {"inptu": "(3)"}}, "the input 'inptu', which the model has not; did you mean 'input'?"),
+        ({"shape": {"inptu": "(3)"}}, "the input 'inptu', which the model does not have; did you mean 'input'?"),
         ({"plugin_config": {"NUMBER_OF_STREAMS": 1}}, "NUMBER_OF_STREAMS"),
     ):
         told.clear()

@@ -65,7 +65,7 @@ WRONG = {
     "--config_path c --port 0 --rest_port 0": "both 0",
     "--config_path c --port 0": "both 0",
     "--config_path c --port 9000 --rest_port 9000": "both 9000",
-    "--config_path c --model_path m": "both there",
+    "--config_path c --model_path m": "got both",
     "--model_path m": "no --model_name",
     "--model_name m": "no --model_path",
     "--config_path c --log_level LOUD": "TRACE, DEBUG",
@@ -73,9 +73,9 @@ WRONG = {
     "--config_path c --rest_prot 8": "did you mean --rest_port?",
     "--config_path c --grpc_bind_address a --rest_bind_address b": "both ports have one",
     "--config_path c --model_version_policy x": "num_versions",
-    "--config_path c --target_device GPU": "both there",
+    "--config_path c --target_device GPU": "got both",
     "--model_path m --model_name n --target_device HETERO:GPU,CPU": "'HETERO:GPU,CPU'; say .* in config.json",
-    "--config_path c --allowed_origins http://a,b": "--allowed_origins is 'http://a,b'; 'b' is no origin",
+    "--config_path c --allowed_origins http://a,b": "--allowed_origins: expected an origin .*, got 'b'",
     "--config_path": "expected one argument",
 }
 

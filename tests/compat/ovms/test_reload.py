@@ -101,7 +101,7 @@ async def test_a_configuration_that_cannot_be_read_changes_nothing_and_says_why(
         write(tmp_path, {"config.json": '{"model_config_list": [],\n"mediapipe_config_lst": []}'})
         await face.reload()
         assert await said(face, "a") == "1 1"
-        assert "config.json:2: mediapipe_config_lst: there is no such key" in face.app.problem
+        assert "config.json:2: mediapipe_config_lst: unknown key" in face.app.problem
         write(tmp_path, {"config.json": config(a={})})
         await face.reload()
         assert face.app.problem == ""

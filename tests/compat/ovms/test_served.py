@@ -105,10 +105,10 @@ def test_numbers_go_through_json_whole(server, datatype, values):  # O37, O42, T
 @pytest.mark.parametrize(
     "datatype, shape, told",
     [
-        ("INT32", [2], "input 'input' is of INT32, and FP32 is expected"),
-        ("FLOAT", [2], "input 'input' is of FLOAT, and FP32 is expected"),
-        ("FP32", [2, 1], "input 'input' has the shape [2, 1], and [-1] is expected (-1 is any length)"),
-        ("FP32", [3], "tensor 'input' of FP32[3] needs 12 bytes of data, and 8 came; shape and data must agree"),
+        ("INT32", [2], "input 'input': expected FP32, got INT32"),
+        ("FLOAT", [2], "input 'input': expected FP32, got FLOAT"),
+        ("FP32", [2, 1], "input 'input': expected the shape [-1], got [2, 1] (-1 is any length)"),
+        ("FP32", [3], "tensor 'input' of FP32[3] expected 12 bytes of data, got 8; shape and data must agree"),
     ],
 )
 def test_what_is_declared_of_a_graph_holds(server, datatype, shape, told):  # O120
@@ -244,7 +244,7 @@ def test_the_configuration_is_told_and_read_anew(serve, tmp_path):  # O112, O111
     write(tmp_path, {"a/model.py": "1 / 0"})
     answer = reload()
     assert (answer.status_code, list(answer.json())) == (412, ["error"])
-    assert "graph 'a' cannot be loaded anew, and goes on as it was" in answer.json()["error"]
+    assert "graph 'a' cannot be reloaded, it stays unchanged" in answer.json()["error"]
     assert told()["a"] == ("AVAILABLE", "FAILED_PRECONDITION")  # the old one answers, and it says why
     assert post(server, "a", given("FP32", [1], data=[1])).status_code == 200
     write(tmp_path, {"a/model.py": NUMBERS, "config.json": config(a={})})

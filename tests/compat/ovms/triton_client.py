@@ -313,7 +313,13 @@ def parameters_are_side_packets_or_reserved():  # O90, O91, O92, O137, T7
         assert content(infer("side", raw(b"x"), parameters={"val": value, "more": 1})) == b"x"
     refusal("FAILED_PRECONDITION", "needs the parameter 'val'", "side", raw(b"x"))
     refusal("FAILED_PRECONDITION", "'py'", "side", raw(b"x"), parameters={"val": 1, "py": "x"})
-    refusal("INVALID_ARGUMENT", "'val' is 0.5", "side", raw(b"x"), parameters={"val": 0.5})
+    refusal(
+        "INVALID_ARGUMENT",
+        "parameter 'val': expected a string, a whole number, true or false, got 0.5",
+        "side",
+        raw(b"x"),
+        parameters={"val": 0.5},
+    )
     with Stream("side") as stream:  # of the first request only
         stream.say(b"1", val="text")
         stream.say(b"2")

@@ -173,14 +173,14 @@ def test_the_analysis_of_cards(profile, tmp_path):  # P139, trap 22
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        ("bow:\n  midp: [1]\n", "is needed"),
+        ("bow:\n  midp: [1]\n", "expected a map of ops"),
         ("bow:\n  process: 1\n", "a map of prep, midp, postp to cards"),
         ('bow:\n  midp: "1,"\n', "op 'bow' has midp"),
-        ("bow: 1\n", "is needed"),
-        ("{", "is needed"),
+        ("bow: 1\n", "expected a map of ops"),
+        ("{", "expected a map of ops"),
         ("{}", "names no stage that takes time"),
         ("cnn:\n  midp: 0\n", "no op 'cnn'"),
-        ("!!python/object/apply:os.getcwd []\n", "is needed"),
+        ("!!python/object/apply:os.getcwd []\n", "expected a map of ops"),
     ],
 )
 def test_a_wrong_file_of_cards_is_told(profile, tmp_path, text, sentence):
@@ -207,7 +207,7 @@ def test_the_command_says_what_an_expected_load_needs(profile, cli, tmp_path):  
     assert rows[1] == ["bow", "2.000", "5.000", "1.000", "8.000", "2.00", "1"]
     assert rows[2] == ["combine", "1.000", "20.000", "1.000", "22.000", "1.00", "2"]
     assert "bottleneck: combine, which lets up to 90.91 requests/s through" in told.stdout
-    assert "takes 30 ms on the path bow, combine; give --path if some of them run side by side" in told.stdout
+    assert "takes 30 ms on the path bow, combine; pass --path if some of them run in parallel" in told.stdout
     assert "workers needed for 50 requests/s: bow 1, combine 2" in told.stdout
     assert "more wait" not in told.stdout
     check(json.loads(trace.read_text()))
@@ -223,7 +223,7 @@ def test_calls_that_share_a_run_share_its_cost(cli, tmp_path):  # P141, P142
     told = cli("analyse", path, "--qps", "400").stdout
     assert "bow, which lets up to 500 requests/s through" in told
     assert "workers needed for 400 requests/s: bow 1" in told
-    assert "a request that waits nowhere takes 8 ms" in told
+    assert "without waiting, a request takes 8 ms" in told
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(profile, cli, tmp_path):
@@ -232,7 +232,7 @@ def test_the_command_says_what_is_wrong_in_one_sentence(profile, cli, tmp_path):
         ([tmp_path / "no.txt"], "cannot be read"),
         ([tmp_path / "empty.txt"], "has no PROFILE line of an op; serve with use_profile: true"),
         ([profile, "--path", "bow,combin"], "no op 'combin'; did you mean 'combine'?"),
-        ([profile, "--qps", "-1"], "'-1' is not possible, a number above 0 is needed"),
+        ([profile, "--qps", "-1"], "expected a number > 0, got '-1'"),
         ([profile, "--trace", tmp_path / "no" / "trace"], "cannot be written"),
     ]:
         told = cli("analyse", *arguments)

@@ -270,7 +270,7 @@ def test_a_full_disk_costs_only_what_has_to_be_on_it(pipeline, small_disk, event
     server.signal()
     assert server.wait() == 0
     told = [line for line in server.lines if "cannot be written: No space left on device; what" in line]
-    for file in (f"the store at {folder}", *(f"/pipeline.{end} cannot" for end in ("tracer", "log", "log.wf"))):
+    for file in (f"the store {folder}", *(f"/pipeline.{end} cannot" for end in ("tracer", "log", "log.wf"))):
         assert len([line for line in told if file in line]) == 1, file
     assert len(told) == 4
     assert "Logging error" not in server.log

@@ -234,7 +234,10 @@ def test_two_servers_do_not_share_a_port():  # P119
 
 @pytest.mark.parametrize(
     "config,says",
-    [(GrpcConfig(port=70_000), "70000 is not possible"), (GrpcConfig(host="192.0.2.1"), "no address of this machine")],
+    [
+        (GrpcConfig(port=70_000), "expected a port from 0 to 65535, got 70000"),
+        (GrpcConfig(host="192.0.2.1"), "no address of this machine"),
+    ],
 )
 def test_addresses_that_cannot_be_had(config, says):
     with pytest.raises(ConfigError, match=says):

@@ -113,7 +113,7 @@ def test_a_change_counts_when_two_looks_found_the_same(folder, new, watched, cap
     assert price(client) == NEW
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("forebay.pipeline", logging.INFO)
-    assert record.getMessage().startswith(f"op 'price': the model in {folder} was replaced, that of 20")
+    assert record.getMessage().startswith(f"op 'price': replaced the model in {folder}: that of 20")
     settle(watch)
     assert len(caplog.records) == 1
 
@@ -264,7 +264,7 @@ def test_what_is_broken_or_gone_is_told_once_and_heals_by_itself(folder, new, wa
         assert price(client) == OLD
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "is not taken, the one in use goes on" in record.getMessage()
+    assert "has changed and is rejected; the served one stays" in record.getMessage()
     shutil.copytree(new, folder, dirs_exist_ok=True)
     settle(watch)
     assert price(client) == NEW
@@ -280,7 +280,7 @@ def test_a_model_that_comes_back_is_not_loaded_again(folder, watched, caplog):  
     settle(watch)
     assert price(client) == OLD
     assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
-    assert "is the one in use again" in caplog.records[1].getMessage()
+    assert "is the served one again" in caplog.records[1].getMessage()
 
 
 def test_what_could_not_be_loaded_is_tried_again(folder, new, watched, caplog, monkeypatch, eventually):  # P152
@@ -651,6 +651,6 @@ def test_no_request_notices_that_the_model_is_replaced(  # P109, P111, P113, P15
         load.more(eventually, max(20, 300 - len(load.answers)))
     assert set(load.answers) == {(0, "", OLD), (0, "", NEW)}
     assert load.answers[-1] == (0, "", NEW)
-    assert "was replaced, that of" in server.log
+    assert "replaced the model in" in server.log
     server.signal()
     assert server.wait() == 0

@@ -86,7 +86,7 @@ def test_what_fails_is_told_in_the_protocols_form(url):
     for inputs, status, told in (
         ([X], 500, "err_no"),
         ([{**X, "datatype": "UINT32"}, T], 400, "uint32"),
-        ([{**X, "shape": [3]}, T], 400, "3 elements, and 4 came"),
+        ([{**X, "shape": [3]}, T], 400, "expected 3 elements, got 4"),
     ):
         answer = httpx.post(f"{url}/v2/models/svc/infer", json={"inputs": inputs})
         assert list(answer.json()) == ["error"]

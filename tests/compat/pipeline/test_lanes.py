@@ -79,7 +79,7 @@ def told(response: httpx.Response) -> tuple[int, str | None, object]:
     text = response.text
     for number in range(100):
         text = text.replace(f"data_id={number} ", "data_id=N ")
-    text = re.sub(r"\d{1,5} ms were over [^\"]*", "N ms were over", text)
+    text = re.sub(r"timed out after \d{1,5} ms [^\"]*", "timed out after N ms", text)
     found = json.loads(text)
     if response.status_code == 413:  # one of them knows the length, and says it
         found["error"] = found["message"] = ""

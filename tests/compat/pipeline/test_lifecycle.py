@@ -514,7 +514,7 @@ def test_the_start_tells_the_graph_and_the_configuration_without_secrets(pipelin
     # P122, P151
     server = pipeline(UNGUARDED, {"op": {"A": {"local_service_conf": {"encryption_key": ""}}}, "log_level": "info"})
     told = "\n".join(record["message"] for record in server.records)
-    assert told.count("the configuration that holds") == 1
+    assert told.count("configuration in force") == 1
     assert "level 2: B, C" in told
     assert "D <- B, C" in told
 

@@ -84,7 +84,7 @@ def start(folder, settings, name="a"):
     [
         (
             "local_service_conf:\n  model_config: nothere",
-            "config.yml:5: op 'a': model_config is 'nothere', and nothing is",
+            "config.yml:5: op 'a': model_config: expected a folder, a file or module:callable, got 'nothere'",
         ),
         (
             "local_service_conf:\n  model_config: empty",
@@ -106,16 +106,19 @@ def start(folder, settings, name="a"):
             "local_service_conf:\n  client_type: brpc\n  workdir: /not/there\n  model_config: onnx",
             "config.yml:6: op 'a': workdir is '/not/there', and no folder is there",
         ),
-        ("local_service_conf:\n  model_config: no_such:model", "config.yml:5: op 'a': model_config is 'no_such:model'"),
+        (
+            "local_service_conf:\n  model_config: no_such:model",
+            "config.yml:5: op 'a': model_config: expected module:callable, got 'no_such:model'",
+        ),
         (
             "local_service_conf:\n  model_config: onnx\n  devices: a,b",
-            "config.yml:6: op.a.local_service_conf.devices is 'a,b'; numbers",
+            "config.yml:6: op.a.local_service_conf.devices: expected numbers",
         ),
         (
             "client_type: brcp\nserver_endpoints: ['127.0.0.1:1']",
-            "config.yml:4: op.a.client_type is 'brcp'; 'brpc' or 'grpc' or ",
+            "config.yml:4: op.a.client_type: expected 'brpc', 'grpc', ",
         ),
-        ("server_endpoints: ['']", "config.yml:4: op 'a': '' in server_endpoints is no address; host:port is"),
+        ("server_endpoints: ['']", "config.yml:4: op 'a': '' in server_endpoints is no address; write HOST:PORT"),
         ("server_endpoints: [nonsense]", "config.yml:4: op 'a': 'nonsense' in server_endpoints is no address"),
         (
             "server_endpoints: ['127.0.0.1:1']\nclient_config: not.prototxt",
@@ -170,7 +173,7 @@ def test_what_a_script_gives_its_op_has_no_line_in_the_file(folder):
     (folder / "config.yml").write_text("rpc_port: 18080\n")
     config, _ = read("config.yml")
     last = Op(name="a", input_ops=[RequestOp()], client_type="brcp", server_endpoints=["127.0.0.1:1"])
-    with pytest.raises(ConfigError, match=r"^op 'a': client_type is 'brcp'"):
+    with pytest.raises(ConfigError, match=r"^op 'a': client_type: expected 'brpc', .*got 'brcp'"):
         wire("svc", ResponseOp(input_ops=[last]), config)
 
 

@@ -381,7 +381,7 @@ def test_a_call_that_takes_too_long_is_6000() -> None:  # P87
     started = time.monotonic()
     (outcome,) = runner.run([request(rows(1))])
     assert time.monotonic() - started < PATIENCE_S / 2
-    assert told(outcome) == (6000, "[slow] Failed to process: timeout, 30 ms were over")
+    assert told(outcome) == (6000, "[slow] Failed to process: timeout after 30 ms")
     assert len(op.calls) == 1  # retry 1 is no retry
     op.release.set()
 

@@ -84,7 +84,8 @@ def test_settings_are_read_from_those_of_an_op():  # P35
     assert (found.kind, found.timeout_s, found.wanted) == ("local_predictor", 0.2, ["price"])
     assert (found.local_service_conf.thread_num, found.local_service_conf.device_ids) == (4, [0, 1])
     with pytest.raises(
-        ConfigError, match=r"op 'uci': local_service_conf\.thread_num is 'two'; a whole number from 1 to 1024 is needed"
+        ConfigError,
+        match=r"op 'uci': local_service_conf\.thread_num: expected a whole number from 1 to 1024, got 'two'",
     ):
         PredictorSettings.of_op("uci", {"local_service_conf": {"thread_num": "two"}})
 
@@ -109,12 +110,12 @@ def test_the_kind_of_client_follows_from_endpoints_and_model(given, kind, wanted
     "given, said",
     [
         ({"client_type": "local_predicter"}, "did you mean 'local_predictor'"),  # P108
-        ({"local_service_conf": {"client_type": "pipeline_grpc"}}, "'brpc' or 'grpc' or 'local_predictor' is needed"),
+        ({"local_service_conf": {"client_type": "pipeline_grpc"}}, "expected 'brpc', 'grpc' or 'local_predictor'"),
         ({"endpoint_protocol": "kserve"}, "did you mean 'kserve_v2'"),
         ({"server_endpoints": ["a:1"], "client_type": "local_predictor"}, "leave one of them out"),
         ({"local_service_conf": {"use_encryption_model": True}}, "encrypted models are not supported"),  # P116
         ({"local_service_conf": {"encryption_key": "k"}}, "encrypted models are not supported"),  # P116
-        ({"local_service_conf": {"precision": "fp64"}}, "fp32, fp16, bf16 and int8"),
+        ({"local_service_conf": {"precision": "fp64"}}, "expected fp32, fp16, bf16 or int8"),
         ({"local_service_conf": {"devices": "gpu0"}}, "numbers separated by commas"),
         ({"local_service_conf": {"device_type": 9}}, "from -1 to 7"),
         ({"local_service_conf": {"thread_num": 0}}, "from 1 to 1024"),
@@ -179,9 +180,9 @@ def test_every_type_has_its_number(tmp_path, number, dtype):  # P109
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "at least one of each"),
-        ('feed_var { name: "x" }', "at least one of each"),
-        ('feed_var { name: "x" feed_type: 10 }', "feed_type is 10"),
+        ("", "expected at least one feed_var and one fetch_var"),
+        ('feed_var { name: "x" }', "expected at least one feed_var and one fetch_var, got 1 and 0"),
+        ('feed_var { name: "x" feed_type: 10 }', "feed_type: expected .*, got 10"),
         ('feed_var { alias_name: "x" }', "has no name"),
         ("feed_var: 3", "line 1"),
         ('feed_var { name: "x" shape: "a" }', "integer"),
@@ -350,7 +351,7 @@ def test_a_folder_without_one_model_is_told(tmp_path, files, said):
 
 
 def test_a_model_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="nothing is there"):
+    with pytest.raises(ConfigError, match="which does not exist"):
         local(tmp_path / "none")
 
 
@@ -840,7 +841,7 @@ def test_an_op_of_a_pipeline_has_its_model(pipeline, model, threads, client_type
     "op, said",
     [
         ({"client_type": "grcp", "server_endpoints": ["127.0.0.1:1"]}, "did you mean 'grpc'"),  # P108
-        ({"local_service_conf": {"model_config": "none"}}, "nothing is there"),
+        ({"local_service_conf": {"model_config": "none"}}, "which does not exist"),
     ],
 )
 def test_a_model_that_cannot_be_had_stops_the_start(pipeline, op, said):

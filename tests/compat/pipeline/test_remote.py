@@ -836,7 +836,7 @@ def test_a_server_without_binary_tensors_is_asked_in_json_from_then_on(face, rem
         client._backend.signature = lambda: None
         np.testing.assert_array_equal(client.predict({"x": X})["y"], X)
     assert len(server.seen) == 3
-    with pytest.raises(ForebayError, match="takes no binary tensors, and input 'x' holds NaN"):
+    with pytest.raises(ForebayError, match="does not accept binary tensors, and input 'x' holds NaN"):
         client.predict({"x": np.full((1, 3), np.nan)})
 
 

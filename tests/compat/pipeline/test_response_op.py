@@ -142,8 +142,8 @@ def test_arrays_can_be_answered_as_tensors() -> None:  # P62
 def test_errors_are_answered_with_their_number_and_text() -> None:  # P63
     response = packed(error(5000, "no such feed"))
     assert (response.err_no, response.err_msg, pairs(response)) == (5000, "no such feed", {})
-    response = packed(DeadlineExceeded("200 ms were over"))
-    assert (response.err_no, response.err_msg) == (6000, "200 ms were over")
+    response = packed(DeadlineExceeded("timed out after 200 ms"))
+    assert (response.err_no, response.err_msg) == (6000, "timed out after 200 ms")
 
 
 @pytest.mark.parametrize("code", [70, 100001])

@@ -133,12 +133,18 @@ def test_the_traceback_of_a_script_begins_in_the_script(script):
 @pytest.mark.parametrize(
     "line,told",
     [
-        ("server.set_response_op(RequestOp())", "a ResponseOp is needed"),
-        ("server.set_response_op(ResponseOp(input_ops=[]))", "has 0 input ops; exactly one"),
-        ("r = RequestOp(); server.set_response_op(ResponseOp(input_ops=[Echo(), Echo()]))", "has 2 input ops"),
-        ("server.prepare_server()", "neither of yml_file and yml_dict"),
-        ("server.prepare_server('a.yml', {})", "both of yml_file and yml_dict"),
-        ("server.prepare_server(yml_dict={'worker_num': 1})", "no rpc_port and no http_port"),
+        ("server.set_response_op(RequestOp())", "expected a ResponseOp, got RequestOp"),
+        (
+            "server.set_response_op(ResponseOp(input_ops=[]))",
+            "expected one input op, the last op of the graph, got 0",
+        ),
+        (
+            "r = RequestOp(); server.set_response_op(ResponseOp(input_ops=[Echo(), Echo()]))",
+            "expected one input op, .* got 2",
+        ),
+        ("server.prepare_server()", "expected yml_file or yml_dict, got neither"),
+        ("server.prepare_server('a.yml', {})", "expected yml_file or yml_dict, got both"),
+        ("server.prepare_server(yml_dict={'worker_num': 1})", "expected rpc_port or http_port, got neither"),
         ("server.prepare_server('absent.yml')", "absent.yml cannot be read"),
         ("PipelineServer().run_server()", "before set_response_op"),
     ],

@@ -220,7 +220,7 @@ def test_what_is_no_key_reaches_no_file(storage, key):  # P159
 
 @pytest.mark.parametrize("run", ["", "../1", "a b", "1/2", "x" * 65, "."])
 def test_what_is_no_name_of_a_run_is_refused(storage, run):
-    with pytest.raises(ConfigError, match="cannot name a run"):
+    with pytest.raises(ConfigError, match="expected a run name"):
         open_store(storage.config, run=run)
 
 
@@ -596,7 +596,7 @@ def test_a_redis_that_is_away_is_told_once(tmp_path, caplog):
                 tries += 1
 
     def told():
-        return sum("could not be cleared up" in one.message for one in caplog.records)
+        return sum("cannot delete entries of the store" in one.message for one in caplog.records)
 
     try:
         away()
@@ -677,14 +677,14 @@ def test_the_configuration_is_read(tmp_path):
     [
         (
             {"type": "shmem"},
-            "dag.external_store.type is 'shmem'; 'file' or 'redis' or 'shm' is needed; did you mean 'shm'?",
+            "dag.external_store.type: expected 'file', 'redis' or 'shm', got 'shmem'; did you mean 'shm'?",
         ),
-        ({"type": ["shm"]}, "type is ['shm']"),
-        ({"ttl_s": 0}, "ttl_s is 0; seconds of at least 1 are needed"),
-        ({"threshold_kb": -1}, "threshold_kb is -1"),
+        ({"type": ["shm"]}, "type: expected 'file', 'redis' or 'shm', got ['shm']"),
+        ({"ttl_s": 0}, "ttl_s: expected seconds >= 1, such as 30 or 5m, got 0"),
+        ({"threshold_kb": -1}, "threshold_kb: expected a number >= 0, got -1"),
         ({"threshold_kb": float("nan")}, "threshold_kb is nan"),
-        ({"max_mb": "many"}, "dag.external_store.max_mb is 'many'; a number of at least 1 is needed"),
-        ({"dir": 5}, "dag.external_store.dir is 5; a text is needed"),
+        ({"max_mb": "many"}, "dag.external_store.max_mb: expected a number >= 1, got 'many'"),
+        ({"dir": 5}, "dag.external_store.dir: expected a string, got 5"),
     ],
     ids=str,
 )

@@ -63,7 +63,7 @@ def test_without_room_at_first_numbers_are_kept_in_memory(tmp_path, filled, full
     assert len(values_of(first)) == len(values_of(second)) == 1500
     assert list(tmp_path.iterdir()) == []
     assert [record.message for record in caplog.records] == [
-        f"the metrics folder {tmp_path} has no room: No space left on device; process {os.getpid()} counts for itself"
+        f"the metrics folder {tmp_path} is full: No space left on device; process {os.getpid()} keeps its own counts"
     ]
 
 

@@ -409,7 +409,7 @@ def test_a_file_that_never_ends_is_named_after_a_while(write, caplog, monkeypatc
 
     with caplog.at_level("WARNING", logger="forebay"):
         asyncio.run(run())
-    assert "project.py is still being loaded" in caplog.text
+    assert "project.py is still loading" in caplog.text
 
 
 EXAMPLE = "{}.model_config['json_schema_extra'] = {}\n"
@@ -422,12 +422,12 @@ EXAMPLE = "{}.model_config['json_schema_extra'] = {}\n"
         ("def (", None, r"project.py:14: invalid syntax$"),
         ("import nothing_like_this", None, "imports 'nothing_like_this', which is not installed here"),
         ("", None, r"holds no Ventu object; make one of its class: model = Lengths\(Request, Response\)$"),
-        ("", "Lengths", r"Lengths in .*project.py is a class; an object of it is needed: model = Lengths\(Request, Re"),
+        ("", "Lengths", r"Lengths in .*project.py is a class; make an object of it: model = Lengths\(Request, Re"),
         ("model = Lengths", None, r"holds no Ventu object; make one of its class: model = Lengths"),
         (
             "def mine(x):\n    return Lengths(Req, Resp)",
             "mine",
-            "mine in .* needs arguments; a function that is called wi",
+            "mine in .* needs arguments; expected a function wi",
         ),
         ("def create_model(x):\n    return x", None, "create_model in .* needs arguments"),
         (
@@ -442,7 +442,7 @@ EXAMPLE = "{}.model_config['json_schema_extra'] = {}\n"
         (
             EXAMPLE.format("Req", {"example": {"text": "a"}, "batch_size": "4"}) + "model = Lengths(Req, Resp)",
             None,
-            "batch_size of Req is '4'; a whole number from 1 to 65536 is needed",
+            "batch_size of Req: expected a whole number from 1 to 65536, got '4'",
         ),
         (
             EXAMPLE.format("Resp", {"example": {"n": 1}}) + "model = Lengths(Req, Resp)",

@@ -69,7 +69,7 @@ def test_long_messages_are_refused_both_ways(open_port):
         assert len(ask(channel, method, b"100000")) == 100_000
         code, text = status_of(lambda method=method: ask(channel, method, b"100001"))
         assert code == Code.RESOURCE_EXHAUSTED
-        assert text.startswith("the answer has 100001 bytes, 100000 are allowed by --max-body-bytes")
+        assert text.startswith("answer: expected at most 100000 bytes (--max-body-bytes")
     repeat = channel.unary_stream(path("Repeat"))
     assert status_of(lambda: list(repeat(b"1 100001", timeout=PATIENCE_S)))[0] == Code.RESOURCE_EXHAUSTED
     assert ask(channel, "Echo", b"next") == b"next"

@@ -40,7 +40,7 @@ def test_it_is_told_what_is_wrong(told):
     assert told["unknown"][0] == "NOT_FOUND"
     assert told["shape"] == [
         "INVALID_ARGUMENT",
-        "input 'x' has the shape [4], and [-1, 4] is expected (-1 is any length)",
+        "input 'x': expected the shape [-1, 4], got [4] (-1 is any length)",
     ]
     assert told["unmanaged"][0] == "PERMISSION_DENIED"
 

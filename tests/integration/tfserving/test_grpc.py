@@ -147,7 +147,7 @@ def test_tensor_content_is_taken_as_it_lies(client):
         (lambda: filled("species", 400, 4000, times=3), "INVALID_ARGUMENT", "in all tensors of a request"),
         (lambda: predict("broken", {"input": np.ones(1)}), "INTERNAL", ""),
         (lambda: predict("parts", {"input": np.ones(1, np.int64)}), "INVALID_ARGUMENT", "any number of parts"),
-        (lambda: b"\xff\xff", "INVALID_ARGUMENT", "what came is no PredictRequest"),
+        (lambda: b"\xff\xff", "INVALID_ARGUMENT", "expected a PredictRequest"),
     ],
 )
 def test_what_predict_refuses(client, request_of, code, said):
@@ -179,10 +179,10 @@ def test_regress_with_what_examples_share(client):
 @pytest.mark.parametrize(
     "method, model, rows, said",
     [
-        ("Classify", "species", [], "there are no examples"),
+        ("Classify", "species", [], "expected at least one example, got none"),
         ("Classify", "species", [{"y": [1.0]}], "the model has no input 'y'"),
-        ("Classify", "species", [{"x": [1.0]}], "feature 'x' of example 0 has 1 values, and [4] is expected"),
-        ("Classify", "species", [{"x": [b"a"] * 4}], "feature 'x' of example 0 has values that are no FP32"),
+        ("Classify", "species", [{"x": [1.0]}], "feature 'x' of example 0: expected [4] values, got 1"),
+        ("Classify", "species", [{"x": [b"a"] * 4}], "feature 'x' of example 0: expected values of FP32"),
         ("Regress", "price", [{"rooms": [1], "size": [1.0]}, {"rooms": [1]}], "feature 'size' of example 1 is missing"),
         ("Regress", "species", [{"x": [1.0] * 4}], "does no regression: it gives"),
         ("Classify", "words", [{"input": [b"a"]}], "no_error"),
@@ -234,7 +234,7 @@ def test_several_signatures_are_asked_with_the_same_examples(client):
 @pytest.mark.parametrize(
     "asked, code, said",
     [
-        ([], "INVALID_ARGUMENT", "there are no tasks"),
+        ([], "INVALID_ARGUMENT", "expected at least one task, got none"),
         ([("species", "", "predict")], "INVALID_ARGUMENT", "a task has the method 'tensorflow/serving/predict'"),
         ([("species", "", "classify"), ("price", "", "regress")], "INVALID_ARGUMENT", "all must ask the same model"),
         ([("species", "", "classify")] * 2, "INVALID_ARGUMENT", "two tasks ask the signature ''"),
@@ -268,7 +268,7 @@ def test_metadata(client):
     assert set(told["weight"].outputs) == {"output"}
     wrong = M.GetModelMetadataRequest(metadata_field=["graph"], model_spec={"name": "species"})
     assert refused(client, "GetModelMetadata", wrong)[0] == "INVALID_ARGUMENT"
-    assert "is needed" in refused(client, "GetModelMetadata", M.GetModelMetadataRequest())[1]
+    assert "expected the metadata_field" in refused(client, "GetModelMetadata", M.GetModelMetadataRequest())[1]
 
 
 def test_status(client):

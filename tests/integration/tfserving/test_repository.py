@@ -89,7 +89,7 @@ def test_the_versions_that_they_say_stay_when_others_come(managed, tmp_path, eve
 @pytest.mark.parametrize(
     "configs, code, said",
     [
-        ([{"name": "iris", "base_path": "/etc"}], "INVALID_ARGUMENT", "here models are called like their"),
+        ([{"name": "iris", "base_path": "/etc"}], "INVALID_ARGUMENT", "names another folder; here a model has"),
         ([{"name": "iris"}, {"name": "iris"}], "INVALID_ARGUMENT", "is named twice"),
         ([{"name": "iris", "version_labels": {"a": 1}}], "INVALID_ARGUMENT", "for version 1, which is not loaded"),
     ],

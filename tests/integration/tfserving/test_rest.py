@@ -81,7 +81,7 @@ def test_numbers_of_sixteen_bits_are_numbers(server):
     rows = {"instances": [{"FP16": [1, 2.5]}]}
     assert answered(server, "every:predict", rows) == {"predictions": [{"FP16": [1, 2.5]}]}
     status, text = refused(post(server, "every:predict", {"inputs": {"FP16": [[1e5]]}}))
-    assert (status, text) == (400, "tensor 'FP16' holds a number that is no FP16")
+    assert (status, text) == (400, "tensor 'FP16' holds a number that does not fit FP16")
 
 
 def test_bytes_stand_in_base64(server):
@@ -212,37 +212,37 @@ def test_metadata(server):
 @pytest.mark.parametrize(
     "path, body, status, said",
     [
-        ("iris:predict", {}, 400, 'neither of "instances", which are rows, and "inputs"'),
+        ("iris:predict", {}, 400, 'expected "instances" (rows) or "inputs" (columns), got neither'),
         ("iris:predict", {"instances": [ROW], "inputs": [ROW]}, 400, "both of"),
-        ("iris:predict", {"instances": []}, 400, "there are no instances"),
+        ("iris:predict", {"instances": []}, 400, "instances: expected at least one sample, got none"),
         ("iris:predict", {"instances": 3}, 400, "Expected `array`, got `int` - at `$.instances`"),
-        ("iris:predict", b"[1", 400, "the body is no {"),
-        ("iris:predict", b"\xff", 400, "the body is no {"),
+        ("iris:predict", b"[1", 400, "body: expected {"),
+        ("iris:predict", b"\xff", 400, "body: expected {"),
         ("iris:predict", {"instances": [ROW], "signature_name": "other"}, 400, "no signature 'other'"),
         ("iris:predict", {"instances": [[1, 2]]}, 400, "sample 0"),
         ("iris:predict", {"instances": [{"y": ROW}]}, 400, "missing required field `x`"),
         ("iris:predict", {"inputs": {"y": [ROW]}}, 400, "the model has no input 'y'"),
-        ("iris:predict", {"inputs": [[1, 2]]}, 400, "the shape [1, 2], and [-1, 4] is expected"),
+        ("iris:predict", {"inputs": [[1, 2]]}, 400, "expected the shape [-1, 4], got [1, 2]"),
         ("iris:predict", {"inputs": [ROW, [1]]}, 400, "no list of FP32, flat or of the shape [2, 4]"),
         ("iris:predict", {"inputs": [["a"] * 4]}, 400, "no list of FP32"),
-        ("iris:predict", {"inputs": 3}, 400, "has the shape [], and [-1, 4] is expected"),
+        ("iris:predict", {"inputs": 3}, 400, "expected the shape [-1, 4], got []"),
         ("iris:predict", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", 400, "is deeper than 32 lists"),
         ("iris:predict", b'{"inputs": ' + b"[" * 100_000, 400, "the body is no"),
         ("scalar:predict", {"inputs": [1]}, 400, "the model has several inputs"),
-        ("words:predict", {"inputs": [{"b64": "?"}]}, 400, "a b64 that is no base64"),
-        ("words:predict", {"instances": [{"b64": 3}, {"b64": "QQ=="}]}, 400, "a b64 that is no base64"),
+        ("words:predict", {"inputs": [{"b64": "?"}]}, 400, "expected base64 in b64"),
+        ("words:predict", {"instances": [{"b64": 3}, {"b64": "QQ=="}]}, 400, "expected base64 in b64"),
         ("words:predict", {"inputs": [{"b64": "QQ=="}, [{"b64": "QQ=="}]]}, 400, "takes texts, or bytes"),
         ("words:predict", {"inputs": [{"b64": ""}] * 50_001}, 413, "more than 50000 values"),
         ("words:predict", {"inputs": [{"b64": ""}, *[""] * 100_000]}, 413, "more than 50000 values"),
-        ("words:predict", {"inputs": [{"b64": "/w=="}]}, 400, "holds bytes that are no text in UTF-8"),
+        ("words:predict", {"inputs": [{"b64": "/w=="}]}, 400, "holds bytes that are not UTF-8"),
         ("words:predict", b'{"instances": [{"b64": 1e999}]}', 400, "Number out of range"),
         ("words:predict", b'{"instances": [{"b64": ' + b"1" * 5000 + b"}]}", 400, "out of range"),
         ("words:predict", b'{"inputs": ["a\xff", {"b64": "QQ=="}]}', 400, "input 'input' cannot be read"),
         ("words:predict", b'{"inputs": {"\xff": ["a"]}}', 400, "the names of inputs cannot be read"),
         ("parts:predict", {"instances": [1]}, 400, "streams its answers"),
         ("broken:predict", {"inputs": [1.0]}, 500, "the model failed"),
-        ("species:classify", {}, 400, "the body is no {"),
-        ("species:classify", {"examples": []}, 400, "there are no examples"),
+        ("species:classify", {}, 400, "body: expected {"),
+        ("species:classify", {"examples": []}, 400, "expected at least one example, got none"),
         ("species:classify", {"examples": [{"x": 1}]}, 400, "feature 'x' of example 0 has 1 values, and [4]"),
         ("species:classify", {"examples": [{"x": [{}] * 4}]}, 400, "takes texts, or bytes"),
         ("species:classify", {"examples": [{"x": ROW}], "signature_name": "s"}, 400, "no signature 's'"),
@@ -267,7 +267,7 @@ def test_another_method_is_refused_as_the_protocol_does(files, method, path):
     answer = files.client.request(method, f"/v1/models/{path}")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST, OPTIONS")
     if method != "HEAD":
-        assert refused(answer) == (405, f"{method} is not possible here, POST, OPTIONS are")
+        assert refused(answer) == (405, f"{method} is not allowed here; use POST, OPTIONS")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -132,7 +132,7 @@ def test_trees_that_differ_are_not_joined():
         concatenate([np.ones(2, int), np.array(["a"])])
     with pytest.raises(BatchMismatch, match=r"jax\.float32"):
         concatenate([np.ones(2, np.float32), jnp.ones(2)])
-    with pytest.raises(ValueError, match="no trees"):
+    with pytest.raises(ValueError, match="at least one tree"):
         concatenate([])
 
 

@@ -372,8 +372,10 @@ def test_the_log_says_once_that_an_objective_is_missed_and_once_that_it_is_held_
     clock.run(main())
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert lines[0].startswith("iris: 100 ms cannot be held for 95 of 100 requests, 5 of 100 are late: one row alone")
-    assert lines[1] == "iris: 100 ms are held again for 95 of 100 requests"
+    assert lines[0].startswith(
+        "iris: cannot meet the objective of 100 ms for 95 of 100 requests, 5 of 100 are late: one row alone"
+    )
+    assert lines[1] == "iris: 95 of 100 requests meet the objective of 100 ms again"
 
 
 def test_the_page_of_a_model_and_the_metrics_tell_what_was_chosen():

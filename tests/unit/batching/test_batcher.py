@@ -114,7 +114,7 @@ def test_who_fails_to_bring_something_keeps_nobody_else_from_it(caplog):
         assert bench.batches == ["a"]
 
     bench(story)
-    assert "could not be queued" in caplog.text
+    assert "failed to queue requests" in caplog.text
 
 
 def test_every_idle_slot_is_used():

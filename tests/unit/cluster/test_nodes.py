@@ -214,7 +214,7 @@ def test_files_stay_in_their_folder(tmp_path, path):
 def test_a_project_that_is_too_large_is_refused(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text("text")
     monkeypatch.setattr(project_files, "MAX_BYTES", 3)
-    with pytest.raises(ConfigError, match="is copied to each node"):
+    with pytest.raises(ConfigError, match="forebay copies the folder of the project to each node"):
         project_files.pack(tmp_path)
 
 
@@ -231,6 +231,6 @@ def test_a_node_without_an_owner_anywhere_runs_nothing(tmp_path):
 def test_the_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(node_folder, "root", lambda: tmp_path / "root")
     (tmp_path / "root").symlink_to(tmp_path)
-    with pytest.raises(OSError, match="a folder is needed"):
+    with pytest.raises(OSError, match="expected a folder"):
         claim("d", "one", SECRET)
     assert NodeFolder(tmp_path).state is None

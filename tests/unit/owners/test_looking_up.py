@@ -108,7 +108,7 @@ async def test_shards_come_and_go_as_the_name_says_and_the_others_keep_their_lin
         await asyncio.sleep(0.05)
         hosts[:] = ["127.0.0.2"]
         await reached(lambda: there.links == ["127.0.0.2"])
-    assert caplog.text.count("is here") == 3
+    assert caplog.text.count("connected to the owner") == 3
 
 
 @on_a_loop

@@ -44,7 +44,7 @@ def test_a_front_that_is_refused_dials_ever_less_often(tmp_path, monkeypatch, ca
 
     asyncio.run(live())
     assert REFUSED_PAUSE_S / 2 <= longest[11] <= REFUSED_PAUSE_S
-    assert len([one for one in caplog.records if "is away" in one.message]) == 1
+    assert len([one for one in caplog.records if "is unreachable" in one.message]) == 1
 
 
 def test_pauses_for_one_that_is_only_away_stay_short():

@@ -71,19 +71,19 @@ def test_axes_are_counted_before_they_are_made(count):  # F75
     if count < kserve.MAX_ITEMS:
         assert error is None
     else:
-        assert "the request has more than 100000 elements beside its data" in str(error)
+        assert "the request: expected at most 100000 elements beside its data" in str(error)
         assert took < 4 * len(body) + 2**20
 
 
 def test_the_data_of_inputs_is_counted_apart_from_what_is_beside_it():
     limits = ElementLimits(200_000, 1000)
     at_once(kserve.counting(asked(data=[1] * 199_000), limits=limits))
-    with pytest.raises(TooLarge, match="the data of the inputs has more than 200000 elements"):
+    with pytest.raises(TooLarge, match="the data of the inputs: expected at most 200000 elements"):
         at_once(kserve.counting(asked(data=[1] * 200_500), limits=limits))
-    with pytest.raises(TooLarge, match="more than 201000 elements in arrays"):
+    with pytest.raises(TooLarge, match="expected at most 201000 elements in arrays"):
         at_once(kserve.counting(asked(data=[1] * 300_000), limits=limits))
     at_once(kserve.counting(asked(data=[",[:" * 50_000]), limits=limits))  # which is one text
-    with pytest.raises(TooLarge, match="more than 1000 objects and members"):
+    with pytest.raises(TooLarge, match="expected at most 1000 objects and members"):
         at_once(kserve.counting(asked(parameters={f"a{n}": 1 for n in range(20_000)}), limits=limits))
 
 
@@ -110,7 +110,7 @@ def test_names_that_are_said_for_each_sample_are_counted():  # F75
         lambda: request_reading.samples_of(request_reading.COMPLETIONS, request_reading.read(body), body)
     )
     assert isinstance(error, TooLarge)
-    assert error.message.startswith("a body of several samples has more than 20000 objects and members of objects;")
+    assert error.message.startswith("a body of several samples: expected at most 20000 objects and members of objects,")
     assert took < 4 * len(body)
 
 
@@ -136,7 +136,7 @@ def test_texts_of_columns_are_counted_before_they_are_made(value):  # F75
     body = b'{"inputs":[%b]}' % b",".join([value] * 250_000)
     took, error = made_bytes(lambda: tensors_of(body, face))
     assert isinstance(error, TooLarge)
-    assert "input 'x' has more than 200000 elements in arrays" in error.message
+    assert "input 'x': expected at most 200000 elements in arrays" in error.message
     assert took < 4 * len(body)
 
 
@@ -144,7 +144,7 @@ def test_values_of_examples_are_counted_before_they_are_made():
     body = encode_json({"examples": [{"x": [[]] * 300_000}]})
     took, error = made_bytes(lambda: decode_examples(body))
     assert isinstance(error, TooLarge)
-    assert "the request has more than 400000 elements in arrays" in error.message
+    assert "the request: expected at most 400000 elements in arrays" in error.message
     assert took < 4 * len(body)
 
 
@@ -161,11 +161,11 @@ def test_values_in_frames_are_counted_before_they_are_made():
     frame = encode([{}] * 1000)
     assert list(FrameReader(max_elements=1001).feed(frame)) == [[{}] * 1000]
     assert list(FrameReader().feed(frame)) == [[{}] * 1000]
-    with pytest.raises(InvalidRequest, match="a frame has more than 1000 elements; at most 1000 are taken"):
+    with pytest.raises(InvalidRequest, match="a frame: expected at most 1000 elements, got more"):
         list(FrameReader(max_elements=1000).feed(frame))
     job = encode_answer({str(number): b"" for number in range(100)})
     assert len(list(JobFrameReader(max_elements=201).feed(job))) == 1
-    with pytest.raises(InvalidRequest, match="more than 200 elements"):
+    with pytest.raises(InvalidRequest, match="expected at most 200 elements"):
         list(JobFrameReader(max_elements=200).feed(job))
 
 
@@ -199,7 +199,7 @@ def test_a_method_of_grpc_is_told_of_no_message_with_too_many():  # F74
     assert told == [few.SerializeToString()]
     assert refused == [(
         "Predict",
-        "the field tensorflow.TensorProto.string_val has more than 100 elements of tensors; at most 100 are taken",
+        "the field tensorflow.TensorProto.string_val: expected at most 100 elements of tensors, got more",
         "RESOURCE_EXHAUSTED",
     )]  # fmt: skip
 
@@ -207,6 +207,6 @@ def test_a_method_of_grpc_is_told_of_no_message_with_too_many():  # F74
 def test_data_with_too_many_elements_is_told_from_what_stands_beside_it():
     """What a whole call may have is more than its data may."""
     limits = ElementLimits(tensors=70_000, elsewhere=30_000)
-    with pytest.raises(TooLarge, match="the data of the inputs has more than 70000 elements"):
+    with pytest.raises(TooLarge, match="the data of the inputs: expected at most 70000 elements"):
         at_once(kserve.counting(asked(data=[1] * 80_000, shape=[80_000]), limits=limits))
     at_once(kserve.counting(asked(data=[1] * 69_000, shape=[69_000]), limits=limits))

@@ -87,11 +87,11 @@ def test_too_many_or_no_samples(path, body, error):
 
 
 def test_too_many_choices_are_told_by_what_makes_them_so_many():
-    with pytest.raises(TooLarge, match="'n' is 65 and there are 2 prompts; 128 choices are possible") as raised:
+    with pytest.raises(TooLarge, match="'n' is 65 with 2 prompts: expected at most 128 choices") as raised:
         samples(COMPLETIONS, prompt=["a", "b"], n=65)
     assert msgspec.json.decode(openai_errors.body_of(raised.value))["error"]["param"] == "n"
     assert len(samples(COMPLETIONS, prompt=["a", "b"], n=64)) == 128
-    with pytest.raises(TooLarge, match="'prompt' has more than 128 elements"):
+    with pytest.raises(TooLarge, match="'prompt': expected at most 128 elements"):
         samples(COMPLETIONS, prompt=["a"] * 129, n=2)
     with pytest.raises(InvalidRequest, match="128"):
         samples(COMPLETIONS, prompt="a", n=129)

@@ -39,5 +39,5 @@ def test_so_it_is_where_a_long_body_is_read_in_steps(name, monkeypatch):
 
 def test_values_in_samples_of_msgpack_are_counted_as_they_are_found(monkeypatch):
     monkeypatch.setattr(samples, "LONG_BYTES", 0)
-    with pytest.raises(TooLarge, match="more than 4 elements"):
+    with pytest.raises(TooLarge, match="expected at most 4 elements"):
         at_once(samples_in_steps(msgspec.msgpack.encode([1, [2, 3], 4]), {"in": "msgpack"}, 3, 4))

@@ -69,9 +69,9 @@ def test_rows_are_counted_before_they_are_made(limit):
     found = predict(body, limit)
     assert found.signature == "x"
     assert list(map(bytes, found.rows or ())) == [encode(row)] * limit
-    with pytest.raises(TooLarge, match=f"more than {limit} instances"):
+    with pytest.raises(TooLarge, match=f"instances: expected at most {limit} samples"):
         predict(encode({"instances": [1] * (limit + 1)}), limit)
-    with pytest.raises(TooLarge, match=f"more than {limit} instances"):
+    with pytest.raises(TooLarge, match=f"instances: expected at most {limit} samples"):
         predict(encode({"instances": [1] * LONG_BYTES}), limit)
     assert predict(encode({"inputs": [1] * LONG_BYTES}), limit).rows is None
     with pytest.raises(InvalidRequest, match=r"Expected `str`, got `int` - at `\$.signature_name`"):

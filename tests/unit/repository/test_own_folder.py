@@ -221,7 +221,7 @@ def test_who_shares_the_folder_above_is_warned_of(started, tmp_path, caplog):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     assert use(started())[0] == b"right"
-    assert "other users of this machine can replace what lies in" in caplog.text
+    assert "other users of this machine can replace the files in" in caplog.text
     caplog.clear()
     (tmp_path / "cache").chmod(0o1777)
     started()

@@ -319,10 +319,10 @@ def test_no_such_bucket_and_nobody_there(bucket, opened, monkeypatch):
 @pytest.mark.parametrize(
     "address, said",
     [
-        ("s3://", "s3://BUCKET/PREFIX is needed"),
-        ("s3:///x", "s3://BUCKET/PREFIX is needed"),
-        ("ftp://x/y", r"s3://, gs://, az://, file:// or a path is needed"),
-        ("file://host/x", r"file:///ABSOLUTE/PATH is needed"),
+        ("s3://", "expected s3://BUCKET/PREFIX"),
+        ("s3:///x", "expected s3://BUCKET/PREFIX"),
+        ("ftp://x/y", r"expected s3://, gs://, az://, file:// or a path"),
+        ("file://host/x", r"expected file:///ABSOLUTE/PATH"),
     ],
 )
 def test_addresses_that_are_none(tmp_path, address, said):  # N117

@@ -56,5 +56,5 @@ def test_policies(text, chosen):
 
 @pytest.mark.parametrize("text", ["", "newest", "latest:0", "1;2", "-1", "latest:x", "all,1"])
 def test_what_is_no_policy(text):
-    with pytest.raises(ValueError, match=r"latest, latest:N, all, or versions such as 1,3 are needed"):
+    with pytest.raises(ValueError, match=r"expected latest, latest:N, all, or versions such as 1,3"):
         VersionPolicy.of(text)

@@ -192,7 +192,7 @@ def test_what_openvino_cannot_run_is_told(name, signature, said):
 @pytest.mark.parametrize(
     "content, said",
     [
-        (b"\xff\xff no model", "saved_model.pb cannot be read: what came is no SavedModel"),
+        (b"\xff\xff no model", "saved_model.pb cannot be read: expected a SavedModel"),
         (b"", "no graph with the tag 'serve', only none"),
         (b"\x12\x02\x0a\x00", "no graph with the tag 'serve', only none"),
         (b"\x12\x0c\x0a\x0a\x22\x08training", "no graph with the tag 'serve', only training"),

@@ -152,7 +152,7 @@ def test_only_so_much_is_read_for_a_request(memory):
     read = regions.reader()
     assert read(Place("in", 0, 2)) == b"ab"
     assert read(Place("in", 3, 1)) == b"d"
-    with pytest.raises(TooLarge, match="4 bytes of shared memory, at most 3 are taken"):
+    with pytest.raises(TooLarge, match="expected at most 3 bytes of shared memory, got 4"):
         read(Place("in", 0, 1))
     assert regions.reader()(Place("in", 0, 3)) == b"abc"
 

@@ -244,7 +244,7 @@ def test_a_long_load_is_no_silence(monkeypatch, caplog):
         await starting
         assert await ask(app) == "1"
         await app.drain(0.0)
-        with pytest.raises(Unavailable, match="takes no requests any more"):
+        with pytest.raises(Unavailable, match="accepts no more requests"):
             await one.endpoint.call("x")
 
     asyncio.run(main())

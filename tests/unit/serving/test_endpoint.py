@@ -329,7 +329,7 @@ async def test_whoever_is_called_off_as_its_time_is_over_was_late(clock):
         clock.advance(1.0)
         desk.endpoint.cancel(late)
         assert desk.answer("late") == Code.DEADLINE_EXCEEDED
-        assert desk.replies["late"][0].error.message == "1000 ms were over while it ran"
+        assert desk.replies["late"][0].error.message == "timed out after 1000 ms while it ran"
         assert desk.pool.running[0].cancelled
 
 
@@ -374,8 +374,8 @@ async def test_an_expired_request_is_told_that_it_never_ran(clock):
         desk.submit("late", deadline=clock.now + 1.0)
         clock.advance(5.0)
         await asyncio.sleep(0.01)
-        assert desk.replies["first"][0].error.message == "1000 ms were over while it ran"
-        assert desk.replies["late"][0].error.message == "1000 ms were over before a worker was free"
+        assert desk.replies["first"][0].error.message == "timed out after 1000 ms while it ran"
+        assert desk.replies["late"][0].error.message == "timed out after 1000 ms before a worker was free"
 
 
 @clocked
@@ -383,7 +383,7 @@ async def test_an_expired_request_is_told_that_a_worker_was_free_but_its_batch_n
     async with Desk(idle="wait", max_wait_s=60.0) as desk:
         desk.submit("late", deadline=clock.now + 1.0)
         await asyncio.sleep(1.1)
-        assert desk.replies["late"][0].error.message == "1000 ms were over while it waited for its batch"
+        assert desk.replies["late"][0].error.message == "timed out after 1000 ms while it waited for its batch"
 
 
 @clocked
@@ -393,8 +393,8 @@ async def test_an_expired_request_that_was_cut_is_told_whether_any_of_it_ran(clo
         await turn()
         desk.submit("waits", body=list("def"), size=3, deadline=clock.now + 1.0)
         await asyncio.sleep(1.1)
-        assert desk.replies["cut"][0].error.message == "1000 ms were over while it ran"
-        assert desk.replies["waits"][0].error.message == "1000 ms were over before a worker was free"
+        assert desk.replies["cut"][0].error.message == "timed out after 1000 ms while it ran"
+        assert desk.replies["waits"][0].error.message == "timed out after 1000 ms before a worker was free"
 
 
 @clocked
@@ -409,7 +409,7 @@ async def test_a_request_that_expired_while_the_loop_itself_was_the_worker_is_to
         desk.submit("late", deadline=clock.now + 1.0)
         await asyncio.sleep(0.01)
         assert desk.answer("first") == "first"
-        assert desk.replies["late"][0].error.message == "1000 ms were over before a worker was free"
+        assert desk.replies["late"][0].error.message == "timed out after 1000 ms before a worker was free"
 
 
 @clocked
@@ -1049,7 +1049,7 @@ async def test_only_the_server_with_the_model_looks_for_silence_and_without_a_li
         assert desk.answer("a") is None
         await asyncio.sleep(1.0)
         (late,) = desk.replies["a"]
-        assert late.error.message == "3600000 ms were over (max_timeout_ms) while it ran"
+        assert late.error.message == "timed out after 3600000 ms (max_timeout_ms) while it ran"
 
 
 @clocked

@@ -47,17 +47,17 @@ def test_a_wrong_path_is_told_with_the_nearest_right_one(path, said):
 @pytest.mark.parametrize(
     "methods, said",
     [
-        (["PSOT"], "its methods of HTTP are ['PSOT']; write `methods=[\"POST\"]`"),
-        (["get"], "its methods of HTTP are ['get']; write `methods=[\"GET\"]`"),
-        ("GET", "its methods of HTTP are 'GET'; write `methods=[\"GET\"]`"),
-        ([], 'its methods of HTTP are []; write `methods=["POST"]`'),
-        (3, 'its methods of HTTP are 3; write `methods=["POST"]`'),
+        (["PSOT"], "got ['PSOT']; write `methods=[\"POST\"]`"),
+        (["get"], "got ['get']; write `methods=[\"GET\"]`"),
+        ("GET", "got 'GET'; write `methods=[\"GET\"]`"),
+        ([], 'got []; write `methods=["POST"]`'),
+        (3, 'got 3; write `methods=["POST"]`'),
     ],
 )
 def test_an_unknown_method_of_http_is_told(methods, said):
     with pytest.raises(ConfigError) as caught:
         settings_of(model(methods=methods))
-    assert caught.value.message.endswith(f"Words.embed: {said} ('GET' and 'POST' are possible)")
+    assert caught.value.message.endswith(f"Words.embed: expected the HTTP methods 'GET' or 'POST', {said}")
 
 
 def test_two_methods_with_one_path_are_told():

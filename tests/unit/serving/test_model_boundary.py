@@ -130,7 +130,7 @@ RETURNED = {
     "set": {1, 2},
     "ndarray": np.array(2),
     "int": 2,
-    "None, as a function without `return` does": None,
+    "None, perhaps because its `return` is missing": None,
 }
 
 

@@ -210,7 +210,9 @@ def test_a_return_that_was_forgotten_is_named(opened):
         def predict(self, batch):
             [sample * 2 for sample in batch]
 
-    with pytest.raises(BadOutcome, match=r"predict returned None, as a function without `return` does; a list with"):
+    with pytest.raises(
+        BadOutcome, match=r"predict returned None, perhaps .* `return` is missing; expected a list with"
+    ):
         run(opened(Forgetful), 1, 2, 3)
 
 

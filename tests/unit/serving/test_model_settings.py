@@ -76,20 +76,20 @@ def test_the_bucket_is_the_key_where_there_is_no_other():
 @pytest.mark.parametrize(
     "attributes, told",
     [
-        ({"batch_key": 5}, r"MyModel\.batch_key is 5; a function of one sample is needed"),
+        ({"batch_key": 5}, r"MyModel\.batch_key: expected a function of one sample, got 5"),
         ({"batch_key": coroutine}, r"MyModel\.batch_key is a coroutine function"),
         (
             {"batch_key": lambda self, sample: 1},
             r"MyModel\.batch_key\(self, sample\) cannot be called with one sample.*`@staticmethod`",
         ),
-        ({"pad": {"ids": ("length",)}}, r"MyModel\.pad is .*; a forebay\.Pad or None is needed"),
+        ({"pad": {"ids": ("length",)}}, r"MyModel\.pad: expected a forebay\.Pad or None, got "),
         ({"pad": Pad(("length",)), "predict": generator}, "MyModel has pad and its predict is a generator"),
-        ({"isolate_errors": "yes"}, r"MyModel\.isolate_errors is 'yes'; True or False is needed"),
+        ({"isolate_errors": "yes"}, r"MyModel\.isolate_errors: expected True or False, got 'yes'"),
         (
             {"isolate_errors": True, "predict": generator},
             r"MyModel\.isolate_errors is set and its predict is a generator",
         ),
-        ({"single_flight": "al"}, r"MyModel\.single_flight is 'al'"),
+        ({"single_flight": "al"}, r"MyModel\.single_flight: expected 'all', 'off' or 'tenant', got 'al'"),
         (
             {"single_flight": "all", "predict": generator},
             r"MyModel: single_flight is 'all' and its predict streams, so equal requests cannot share",
@@ -98,12 +98,15 @@ def test_the_bucket_is_the_key_where_there_is_no_other():
             {"single_flight": "tenant", "predict": lambda self, batch, context: batch},
             r"MyModel: single_flight is 'tenant' and its predict takes the context of each request",
         ),
-        ({"policy": "atuo"}, r"MyModel\.policy is 'atuo'; 'auto' or None is needed; did you mean 'auto'\?"),
-        ({"policy": True}, r"MyModel\.policy is True; 'auto' or None is needed"),
-        ({"latency_objective_ms": 0}, r"MyModel\.latency_objective_ms is 0; milliseconds above 0 or None are needed"),
-        ({"latency_objective_ms": "50"}, r"MyModel\.latency_objective_ms is '50'"),
-        ({"latency_objective_ms": True}, r"MyModel\.latency_objective_ms is True"),
-        ({"latency_objective_ms": float("inf")}, r"MyModel\.latency_objective_ms is inf"),
+        ({"policy": "atuo"}, r"MyModel\.policy: expected 'auto' or None, got 'atuo'; did you mean 'auto'\?"),
+        ({"policy": True}, r"MyModel\.policy: expected 'auto' or None, got True"),
+        ({"latency_objective_ms": 0}, r"MyModel\.latency_objective_ms: expected milliseconds > 0 or None, got 0"),
+        ({"latency_objective_ms": "50"}, r"MyModel\.latency_objective_ms: expected milliseconds > 0 or None, got '50'"),
+        ({"latency_objective_ms": True}, r"MyModel\.latency_objective_ms: expected milliseconds > 0 or None, got True"),
+        (
+            {"latency_objective_ms": float("inf")},
+            r"MyModel\.latency_objective_ms: expected milliseconds > 0 or None, got inf",
+        ),
         ({"policy": "auto"}, "MyModel has the policy 'auto' and no objective; set latency_objective_ms"),
         ({"latency_objective_ms": 50}, "MyModel has a latency objective that nothing keeps to; set policy to 'auto'"),
         (

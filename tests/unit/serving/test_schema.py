@@ -583,7 +583,7 @@ class Blobs(msgspec.Struct):
 @pytest.mark.parametrize("sent", ["AQI", "_-8=", "data:image/png;base64,AQI=", "AQ\nI="])
 def test_base64_that_is_not_the_usual_is_told_which_is(sent):  # F117
     message = fault(WireType(Blobs), PACK["json"]({"data": sent})).message
-    assert message.startswith("Invalid base64 encoded string - at `$.data`; the alphabet with + and / is needed")
+    assert message.startswith("Invalid base64 encoded string - at `$.data`; use the alphabet with + and /")
     assert "`data:`" in message
 
 

@@ -109,7 +109,7 @@ def test_a_result_that_is_none_is_no_tensor_of_numbers(rows):
         runner, [request_to(runner, {"input": np.full((rows, 4), number, "f4")}) for number in (-1, 1)]
     )
     assert type(forgotten) is Failure
-    assert "'output' is None for a sample, and a tensor of FP32 is needed" in forgotten.error.message
+    assert "'output': expected a tensor of FP32, got None for a sample" in forgotten.error.message
     assert type(found) is not Failure
 
 
@@ -129,17 +129,19 @@ def test_samples_of_which_nothing_came_are_counted_before_they_are_made():
     face = TensorFace(inputs=[TensorMetadata("x", "FP32", (-1, -1))])
     assert face.ask([Tensor("x", "FP32", (1024, 0), b"")])[1] == 1024
     for shape in ((1025, 0), (2**31, 0), (2**60, 0)):
-        with pytest.raises(InvalidRequest, match="'x' has the shape"):
+        with pytest.raises(InvalidRequest, match="'x': expected at most 1024 samples without data"):
             face.ask([Tensor("x", "FP32", shape, b"")])
-    with pytest.raises(InvalidRequest, match="'y' has the shape"):
+    with pytest.raises(InvalidRequest, match="'y': expected at most 1024 samples without data"):
         TensorFace(inputs=[TensorMetadata("y", "BYTES", (-1,))]).ask([Tensor("y", "BYTES", (2**31,), b"")])
 
 
 def test_a_type_that_there_is_not_is_told_with_the_input_and_what_is_expected():
     face = TensorFace(inputs=[TensorMetadata("x", "FP32", (-1,))])
-    with pytest.raises(InvalidRequest, match=r"tensor 'x' is of 'FLOAT', which is no data type; FP32 is expected"):
+    with pytest.raises(InvalidRequest, match=r"tensor 'x': expected FP32, got 'FLOAT'"):
         face.ask([Tensor("x", "FLOAT", (1,), bytes(4))])
-    with pytest.raises(InvalidRequest, match=r"tensor 'x' is of 'FP31', which is no .* there are BOOL.*mean 'FP32'\?"):
+    with pytest.raises(
+        InvalidRequest, match=r"tensor 'x': expected a data type \(BOOL.*, got 'FP31'; did you mean 'FP32'\?"
+    ):
         TensorFace(is_open=True).ask([Tensor("x", "FP31", (1,), bytes(4))])
 
 

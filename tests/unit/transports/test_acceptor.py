@@ -150,9 +150,7 @@ def test_without_descriptors_it_waits_a_moment_says_so_once_and_goes_on(run, mon
 
     with caplog.at_level(logging.WARNING, "forebay"):
         run(main())
-    assert [record.getMessage() for record in caplog.records] == [
-        "a connection could not be accepted: Too many open files"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["failed to accept a connection: Too many open files"]
 
 
 def test_a_door_may_close_while_it_waits(run, monkeypatch):

@@ -282,7 +282,7 @@ def test_one_that_cannot_be_told_keeps_nobody_else_from_it(loop, caplog):
     loop.advance(1.0)
     assert told == [0, 2]
     assert len(line) == 0
-    assert [record.getMessage() for record in caplog.records] == ["a refusal could not be written"]
+    assert [record.getMessage() for record in caplog.records] == ["failed to write a rejection"]
 
 
 def test_the_share_of_a_line_never_falls_while_the_same_clients_wait(loop):

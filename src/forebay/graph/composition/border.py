@@ -253,7 +253,7 @@ class WirePool(Pool):
 def _check_query(composition: Composition, in_query: Mapping[str, NodeInput], in_body: Mapping[str, NodeInput]) -> None:
     where = f"{composition.place}: the composition '{composition.name}'"
     if not in_body:
-        msg = f"{where} has keyword-only parameters alone; those stand in the query, and a body is needed as well"
+        msg = f"{where} has only keyword-only parameters, which come from the query; add one for the body"
         raise ConfigError(msg)
     for name, port in in_query.items():
         if not port.is_optional:

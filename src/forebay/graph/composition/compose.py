@@ -200,8 +200,8 @@ def compose(  # noqa: PLR0913 - its settings
         awaits = inspect.iscoroutinefunction(function)
         if not isinstance(function, FunctionType) or awaits:
             found = _shown(function)
-            msg = f"compose() is given {found}; a plain function that calls nodes is needed: def ocr(image): ..."
-            msg += " (without `async`: it draws the graph, and awaits nothing)" if awaits else ""
+            msg = f"compose(): expected a plain function that calls nodes, got {found}; write def ocr(image): ..."
+            msg += " without `async`: it draws the graph and awaits nothing" if awaits else ""
             raise ConfigError(msg)
         settings = GraphSettings(
             name=kebab(function.__name__) if name is None else name,
@@ -328,7 +328,7 @@ def _outputs(composition: Composition, returned: Any) -> tuple[Literal["one", "o
         _refuse(composition, f"returns {_shown(returned)}; return the result of a node, or a dict or tuple of results")
     for name, value in named.items():
         if not isinstance(name, str) or not isinstance(value, Symbol):
-            _refuse(composition, f"returns {_shown(value)} as {name!r}; a result of a node is needed, under a name")
+            _refuse(composition, f"returns {_shown(value)} as {name!r}; return results of nodes, each with a name")
     return shape, {name: edge_of(value) for name, value in named.items()}
 
 

@@ -38,7 +38,7 @@ Kind = Literal["inline", "thread", "process"]
 def _callable(value: Any) -> Any:
     if value is None or callable(value):
         return value
-    raise ValueError("a function of the inputs or None is needed")
+    raise ValueError("expected a function of the inputs or None")
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +242,7 @@ class NodeDefinition:
             is_list, given = element_of(given)
             if not is_list:
                 found = spell(edge.annotation)
-                msg = f"{place()}: '{self.name}' is mapped over {edge.source}, which is {found}; a list is needed"
+                msg = f"{place()}: '{self.name}' is mapped over {edge.source}: expected a list, got {found}"
                 raise ConfigError(msg)
         if not fits(given, port.annotation):
             each = "elements are" if is_spread else "type is"
@@ -396,10 +396,10 @@ def _is_model(target: object) -> bool:
 def _checked(target: Callable[..., Any], given: Mapping[str, Any]) -> NodeSettings:
     where = f"node({getattr(target, '__name__', repr(target))})"
     if not callable(target) or isinstance(target, NodeDefinition):
-        raise ConfigError(f"{where}: a function or a forebay.Model is needed")
+        raise ConfigError(f"{where}: expected a function or a forebay.Model, got {type(target).__name__}")
     try:
         if isinstance(given.get("outputs"), str):
-            raise ConfigError(f"outputs is {given['outputs']!r}; a list of texts is needed")
+            raise ConfigError(f"outputs: expected a list of strings, got {given['outputs']!r}")
         return NodeSettings(**checked(NodeSettings, given))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}") from error

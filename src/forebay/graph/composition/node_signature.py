@@ -165,7 +165,7 @@ class _Reader:
     def _element(self, what: str, annotation: Any) -> Any:
         is_list, element = element_of(annotation)
         if not is_list:
-            msg = f"{self._where} runs for batches: {what} is annotated {spell(annotation)}, a list of them is needed"
+            msg = f"{self._where} runs for batches: {what}: expected a list as annotation, got {spell(annotation)}"
             raise ConfigError(msg)
         return element
 

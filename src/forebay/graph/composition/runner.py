@@ -170,10 +170,7 @@ class Results:
             if values.keys() <= set(outputs):
                 return Outputs(values)
         found = list(cast("Mapping[Any, Any]", result)) if isinstance(result, Mapping) else type(result).__name__
-        raise BadOutcome(
-            f"{self._where} returned {found}; a mapping with those of its outputs that have a value is needed: "
-            f"{list(outputs)}"
-        )
+        raise BadOutcome(f"{self._where} returned {found}; expected a mapping with outputs of {list(outputs)}")
 
 
 class FirstRunner(Runner):

@@ -176,7 +176,7 @@ _USES: Final = {
     "it is calculated with": "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift neg pos abs invert "
     "round radd rsub rmul rmatmul rtruediv rfloordiv rmod rpow rand ror rxor rlshift rrshift",
 }
-_ONE_OF: Final = "which nodes run is said by one with `outputs=`"
+_ONE_OF: Final = "a node with `outputs=` decides which nodes run"
 _INSTEAD: Final = {
     "it is asked whether it is true": _ONE_OF,
     "it is compared": _ONE_OF,

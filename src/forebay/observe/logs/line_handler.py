@@ -115,7 +115,7 @@ class LineHandler(logging.StreamHandler[IO[str]]):
             self.release()
 
     def _told_dropped(self) -> bytes:
-        text = f"{self._dropped} lines of the log were dropped, for nobody read it"
+        text = f"{self._dropped} log lines were dropped because their reader was too slow"
         told = logging.makeLogRecord(
             {"name": "forebay", "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
         )

@@ -149,7 +149,7 @@ def _written() -> bytes:
     data = msgspec.msgpack.encode(families)
     if len(data) <= MAX_BYTES:
         return data
-    _say_once(f"the metrics of this worker are left out: they take {len(data)} bytes, at most {MAX_BYTES} are possible")
+    _say_once(f"the metrics of this worker are omitted: expected at most {MAX_BYTES} bytes, got {len(data)}")
     return msgspec.msgpack.encode([])
 
 

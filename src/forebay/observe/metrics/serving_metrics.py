@@ -68,7 +68,7 @@ class ServingCollector:
         waiting = GaugeMetricFamily("forebay_serving_waiting_rows", "Rows in the queue", labels=one)
         in_flight = GaugeMetricFamily("forebay_serving_in_flight", "Calls without an answer yet", labels=one)
         rows = CounterMetricFamily("forebay_serving_rows", "Rows executed", labels=both)
-        padding = CounterMetricFamily("forebay_serving_padding_rows", "Rows executed for nobody", labels=both)
+        padding = CounterMetricFamily("forebay_serving_padding_rows", "Rows executed as padding", labels=both)
         crashes = CounterMetricFamily("forebay_serving_crashes", "Batches that failed", labels=both)
         histograms = [
             HistogramMetricFamily("forebay_serving_batch_size", "Rows in a batch", labels=both),

@@ -218,7 +218,7 @@ def provider() -> TracerProvider | None:
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     protocol = next((os.environ[name] for name in names if os.environ.get(name)), "http/protobuf")
     if protocol not in {"grpc", "http/protobuf"}:
-        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; grpc and http/protobuf are possible")
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL: expected grpc or http/protobuf, got {protocol!r}")
     way = protocol.partition("/")[0]
     try:
         resources: Any = importlib.import_module("opentelemetry.sdk.resources")
@@ -274,4 +274,4 @@ def _end(made: TracerProvider) -> None:
     ending.start()
     ending.join(END_S)
     if ending.is_alive():
-        log.warning("the last spans were not sent: the collector did not take them within %g s", END_S)
+        log.warning("the last spans are lost: the collector did not accept them within %g s", END_S)

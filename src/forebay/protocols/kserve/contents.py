@@ -32,7 +32,7 @@ def field_of(name: str, datatype: str) -> str:
     """Return the field that holds elements of a type; raises ValidationError if there is none."""
     field = FIELDS.get(datatype)
     if field is None:
-        raise ValidationError(f"tensor '{name}' is of {datatype[:80]}, which exists as raw contents only; send it raw")
+        raise ValidationError(f"tensor '{name}' is {datatype[:80]}, which has no typed contents; send raw contents")
     return field
 
 
@@ -80,7 +80,7 @@ def _require_only(name: str, datatype: str, contents: Any) -> None:
     field = field_of(name, datatype)
     for other, _ in contents.ListFields():
         if other.name != field:
-            msg = f"tensor '{name}' is of {datatype}, which stands in {field}; it came with {other.name}"
+            msg = f"tensor '{name}' is {datatype}: expected its elements in {field}, got {other.name}"
             raise ValidationError(msg)
 
 
@@ -89,6 +89,6 @@ def _require_count(name: str, datatype: str, shape: Sequence[int], count: int) -
     expected = elements(name, shape)
     if count != expected:
         raise ValidationError(
-            f"tensor '{name}' of {datatype}{list(shape)} needs {expected} elements, and {count} came; "
+            f"tensor '{name}' of {datatype}{list(shape)}: expected {expected} elements, got {count}; "
             "shape and data must agree"
         )

@@ -72,7 +72,7 @@ def timeout_of(parameters: Mapping[str, Parameter]) -> float:
     """
     given = parameters.get("timeout", 0)
     if type(given) is not int or given < 0:
-        raise InvalidRequest(f"the parameter timeout is {given!r:.60}; a whole number of microseconds is needed")
+        raise InvalidRequest(f"parameter 'timeout': expected a whole number of microseconds, got {given!r:.60}")
     return given / 1e6 if given else NEVER
 
 
@@ -84,5 +84,5 @@ def in_class(tenant: Tenant, parameters: Mapping[str, Parameter]) -> Tenant:
     """
     wish = parameters.get("priority", 0)
     if type(wish) is not int or wish < 0:
-        raise InvalidRequest(f"the parameter priority is {wish!r:.60}; 0 or a whole number from 1 on is needed")
+        raise InvalidRequest(f"parameter 'priority': expected a whole number >= 0, got {wish!r:.60}")
     return tenant.wishing(min(wish - 1, LEAST_URGENT)) if wish else tenant

@@ -403,7 +403,7 @@ class _Walk:
 
     @staticmethod
     def _malformed(at: int) -> InvalidRequest:
-        return InvalidRequest(f"the request is no ModelInferRequest: what stands at byte {at} is no field of a message")
+        return InvalidRequest(f"expected a ModelInferRequest, got a malformed field at byte {at}")
 
 
 _FIXED_KINDS: Final = frozenset({_FIXED64, _FIXED32})
@@ -417,7 +417,7 @@ def _text(data: Data, span: Span, what: str) -> str:
     try:
         return str(data[span[0] : span[1]], "utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequest(f"the request is no ModelInferRequest: the {what} is no UTF-8 text") from None
+        raise InvalidRequest(f"expected a ModelInferRequest, got one whose {what} is not UTF-8") from None
 
 
 def _data(walk: _Walk, inputs: Sequence[GivenInput], raw: Sequence[Span]) -> list[Span | None]:
@@ -471,7 +471,7 @@ def _typed(message: memoryview, one: GivenInput) -> Data:
     size = sum(end - start for start, end in one.contents)
     if size > MAX_TYPED_BYTES:
         raise TooLarge(
-            f"input '{one.name}' has {size} bytes of typed contents; at most {MAX_TYPED_BYTES} are taken, and any "
+            f"input '{one.name}' has {size} bytes of typed contents; at most {MAX_TYPED_BYTES} are allowed, and any "
             "number of raw ones"
         )
     whole = b"".join(message[start:end] for start, end in one.contents)

@@ -367,7 +367,7 @@ def _envelope(text: bytes | memoryview) -> Envelope:
 
 
 def _no_request(error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the body is no inference request: {error}")
+    return InvalidRequest(f"expected an inference request: {error}")
 
 
 def _too_many_parameters() -> TooLarge:

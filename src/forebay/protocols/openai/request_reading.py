@@ -151,7 +151,7 @@ def read(body: bytes) -> Asked:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(error, body) from None
     if asked.stream_options is not None and not asked.stream:
-        raise _invalid("stream_options", "says how a stream is told, and 'stream' is not true")
+        raise _invalid("stream_options", "is for streams, and 'stream' is not true")
     return asked
 
 
@@ -167,7 +167,7 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
     elif path == COMPLETIONS:
         prompts = _each("prompt", asked.prompt, MAX_CHOICES)
         if prompts is not None and len(prompts) * asked.choices > MAX_CHOICES:
-            msg = f"'n' is {asked.choices} and there are {len(prompts)} prompts; {MAX_CHOICES} choices are possible"
+            msg = f"'n' is {asked.choices} with {len(prompts)} prompts: expected at most {MAX_CHOICES} choices"
             raise TooLarge(f"{msg} in one request", detail={"path": "$.n"})
         if asked.stream and prompts is not None and len(body) <= MAX_CHECKED_BYTES:
             decoded(_several, body)  # all, as the status of a stream cannot be another one later
@@ -180,12 +180,12 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
         return _with_each(body, asked.pair, _pairs(asked))
     else:
         if asked.encoding_format not in {None, "float", "base64"}:
-            raise _invalid("encoding_format", f"is {asked.encoding_format!r:.100}; 'float' and 'base64' are possible")
+            raise _invalid("encoding_format", f"must be 'float' or 'base64', got {asked.encoding_format!r:.100}")
         inputs = _each("input", asked.input, MAX_INPUTS)
         inputs = [bytes(asked.input)] if inputs is None else inputs
         return _with_each(body, ["input", "encoding_format"], [_member("input", one) for one in inputs])
     if asked.choices > 1 and sum(map(len, found)) * asked.choices > MAX_COPIED_BYTES:
-        msg = f"'n' is {asked.choices}, and the prompts of so many choices have more than {MAX_COPIED_BYTES} bytes"
+        msg = f"'n' is {asked.choices}: expected at most {MAX_COPIED_BYTES} bytes of prompts times choices, got more"
         raise TooLarge(msg, detail={"path": "$.n"})
     return [sample for one in found for sample in _choices(asked, one)]
 
@@ -318,7 +318,7 @@ def _with_each(body: bytes, names: Iterable[str], members: Sequence[bytes]) -> l
         fields.pop(other, None)
     beside = msgspec.json.encode(fields)  # with the names of fields, which may be what is long
     if len(beside) * len(members) > MAX_COPIED_BYTES:
-        msg = f"what is said beside the {len(members)} elements of '{name}' is too long to be said for each of them"
+        msg = f"'{name}': the other fields are too long to repeat for each of its {len(members)} elements"
         raise TooLarge(msg)
     begin = beside[:-1] + (b"," if fields else b"")
     return [b"%b%b}" % (begin, member) for member in members]

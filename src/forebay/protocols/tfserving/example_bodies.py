@@ -69,7 +69,7 @@ def _decoded(body: bytes, *, is_odd: bool = False) -> _Examples:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         marked = None if is_odd else at_once(with_marks(body))
         if marked is None:
-            raise InvalidRequest(f'the body is no {{"examples": [{{"feature": value, ...}}, ...]}}: {error}') from None
+            raise InvalidRequest(f'body: expected {{"examples": [{{"feature": value, ...}}, ...]}}: {error}') from None
     return _decoded(marked, is_odd=True)
 
 

@@ -64,7 +64,7 @@ def with_context(context: Example, examples: Iterable[Example]) -> list[Example]
 def checked(examples: list[Example]) -> list[Example]:
     """Return examples; raises InvalidRequest if there are none."""
     if not examples:
-        raise InvalidRequest("there are no examples; one at least is needed")
+        raise InvalidRequest("expected at least one example, got none")
     return examples
 
 
@@ -149,7 +149,7 @@ def _serialized(example: Example) -> bytes:
                 feature.float_list.value.extend(values)
         except (TypeError, ValueError) as error:
             raise InvalidRequest(
-                f"the feature '{name[:80]}' is no list of bytes, whole numbers or floats: {error}"
+                f"feature '{name[:80]}': expected a list of bytes, whole numbers or floats: {error}"
             ) from None
     return message.SerializeToString(deterministic=True)
 
@@ -176,9 +176,9 @@ def _column(examples: Sequence[Example], port: TensorMetadata, axes: Sequence[in
         if row is None:
             raise InvalidRequest(f"{where} is missing")
         if not all(isinstance(value, kinds) for value in row):
-            raise InvalidRequest(f"{where} has values that are no {datatype.name}")
+            raise InvalidRequest(f"{where}: expected values of {datatype.name}, got others")
         if (len(row) % fixed if fixed else len(row)) if -1 in axes else len(row) != fixed:
-            raise InvalidRequest(f"{where} has {len(row)} values, and {list(axes) or 'one'} is expected")
+            raise InvalidRequest(f"{where}: expected {list(axes) or 'one'} values, got {len(row)}")
         lengths.add(len(row))
         values += row
     if len(lengths) > 1:

@@ -38,8 +38,8 @@ def encode_rows(tensors: Sequence[Tensor]) -> bytes:
     for one in tensors:
         if one.shape[:1] != (count,):
             raise InvalidRequest(
-                f"output '{one.name}' has the shape {list(one.shape)}, and a first axis of the same length is needed "
-                f"in all outputs of rows (here {count}); ask with `inputs` instead"
+                f"output '{one.name}': expected {count} as the first axis, as in the other outputs, got the shape "
+                f"{list(one.shape)}; send `inputs` instead of `instances`"
             )
     if len(tensors) == 1:
         return b'{"predictions":%b}' % _written(tensors[0])

@@ -217,7 +217,7 @@ def unpacked(text: str) -> bytes:
 
 def no_base64(name: str, why: Exception) -> InvalidRequest:
     """Return the error of bytes that are none."""
-    return InvalidRequest(f"input '{name}' has a b64 that is no base64: {why}")
+    return InvalidRequest(f"input '{name}': expected base64 in b64: {why}")
 
 
 def no_bytes(name: str, found: str) -> InvalidRequest:

@@ -27,7 +27,7 @@ MAX_INPUTS: Final = 4096
 MAX_NAMES: Final = 200_000
 """Names of all rows together."""
 
-_NO_PREDICT: Final = 'the body is no {"instances": [...]} and no {"inputs": ...}'
+_NO_PREDICT: Final = 'body: expected {"instances": [...]} or {"inputs": ...}'
 _NULL: Final = memoryview(b"null")
 _NOTHING: Final = memoryview(b"")
 
@@ -85,7 +85,7 @@ def _read(body: Data, limit: int, *, is_odd: bool) -> Steps[PredictBody]:
     signature = _name_in(named["signature_name"]) if "signature_name" in named else ""
     if (rows == _NULL) == (len(columns) == 0):
         found = "neither" if rows == _NULL else "both"
-        msg = f'the body has {found} of "instances", which are rows, and "inputs", which are columns; one is needed'
+        msg = f'expected "instances" (rows) or "inputs" (columns), got {found}'
         raise InvalidRequest(msg)
     if rows == _NULL:
         return PredictBody(None, columns, signature, is_odd)
@@ -94,9 +94,9 @@ def _read(body: Data, limit: int, *, is_odd: bool) -> Steps[PredictBody]:
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(f"{error} - at `$.instances`") from None
     if listed is None:
-        raise TooLarge(f"there are more than {limit} instances, which is as many as may wait here")
+        raise TooLarge(f"instances: expected at most {limit} samples, which is what the queue holds, got more")
     if not listed:
-        raise InvalidRequest("there are no instances; a sample at least is needed")
+        raise InvalidRequest("instances: expected at least one sample, got none")
     return PredictBody(listed, rows, signature, is_odd)
 
 

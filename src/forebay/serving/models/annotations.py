@@ -167,7 +167,7 @@ class _Method:
         parameters = self._signature().parameters.values()
         names = [one for one in list(parameters)[1 if self.bound else 0 :] if one.name != PARAM]
         if not names:
-            raise ConfigError(f"{self.place} takes no argument, expected one beside `self`")
+            raise ConfigError(f"{self.place}: expected one argument beside `self`, got none")
         return f"parameter `{names[0].name}`", names[0].annotation
 
     def _returned(self) -> Any:

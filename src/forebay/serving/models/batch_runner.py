@@ -160,8 +160,8 @@ class BatchRunner(Runner, ABC):
         where = self._class.__qualname__
         for name in set_in_vain(self._model):
             log.warning(
-                "%s sets `self.%s`, which changes nothing: that setting is read from the class, before a model is "
-                "made; write `%s = ...` in the body of the class. What is meant otherwise needs another name, such as "
+                "%s sets `self.%s`, which has no effect: forebay reads that setting from the class, before it makes a "
+                "model; write `%s = ...` in the body of the class. For another purpose choose another name, such as "
                 "`_%s`",
                 where,
                 name,

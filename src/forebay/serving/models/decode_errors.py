@@ -38,7 +38,7 @@ _STEPS: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _HALF: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!(?:\\(?:u[0-9a-fA-F]{0,4})?)?\Z)")
 _TAIL_BYTES: Final = 64
 _NO_NUMBER: Final = re.compile(rb"-?(?:NaN|Infinity)")
-_BASE64: Final = "; the alphabet with + and / is needed, with padding, and without line ends or `data:` before it"
+_BASE64: Final = "; use the alphabet with + and /, with padding, without line ends and without `data:` before it"
 _MAX_SEARCHED_BYTES: Final = 64 * 1024
 _MAX_SEARCHED_FIELDS: Final = 64
 _MAX_NAMED: Final = 32
@@ -139,7 +139,7 @@ def _possible(path: str, given: WireType | None, look: Callable[..., Sequence[An
     found = () if given is None else look(path, *given.places)
     if not 0 < len(found) <= _MAX_NAMED:
         return ""
-    return f"; {', '.join(f'`{one}`' for one in found)} {'are' if len(found) > 1 else 'is'} possible"
+    return f"; {', '.join(f'`{one}`' for one in found)} {'are' if len(found) > 1 else 'is'} allowed"
 
 
 def _fields_at(path: str, body: bytes) -> Any:

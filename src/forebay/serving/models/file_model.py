@@ -284,7 +284,7 @@ def _array(var: Var, value: Any) -> Any:
         with np.errstate(over="raise"):
             array = _unheld(var, value) if var.rows is None else np.array(value, var.dtype)
     except (ValueError, TypeError, OverflowError, FloatingPointError) as problem:
-        msg = f"'{var.alias}' is no array of {var.dtype}: {problem}"
+        msg = f"'{var.alias}': expected an array of {var.dtype}: {problem}"
         raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None
     return array
 
@@ -297,7 +297,7 @@ def _unheld(var: Var, value: Any) -> Any:
     """
     array = ArrayType(str(var.datatype), None).read(value)
     if var.datatype != "BOOL" and array_of(value).dtype.kind == "b":
-        raise ValueError("true and false are no numbers")
+        raise ValueError("got true or false instead of a number")
     return array
 
 
@@ -306,8 +306,8 @@ def _texts(var: Var, value: Any) -> Any:
     try:
         array = objects_of(value)
         if var.rows is None and not all(isinstance(one, str | bytes) for one in array.flat):
-            raise ValueError("each of its elements must be a text")
+            raise ValueError("each element must be a string")
     except ValueError as problem:
-        msg = f"'{var.alias}' is no array of texts: {problem}"
+        msg = f"'{var.alias}': expected an array of strings: {problem}"
         raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None
     return array

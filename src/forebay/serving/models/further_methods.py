@@ -181,7 +181,7 @@ def _verbs(where: str, given: Any) -> tuple[Literal["GET", "POST"], ...]:
     if one or wrong is not None or not said:
         meant = nearest(str(wrong), [verb.lower() for verb in _VERBS]) if wrong is not None else None
         hint = f'write `methods=["{(meant or "POST").upper() if wrong is not None or not said else given}"]`'
-        raise ConfigError(f"{where}: its methods of HTTP are {given!r}; {hint} ('GET' and 'POST' are possible)")
+        raise ConfigError(f"{where}: expected the HTTP methods 'GET' or 'POST', got {given!r}; {hint}")
     return tuple(verb for verb in _VERBS if verb in said)  # pyright: ignore[reportReturnType]
 
 

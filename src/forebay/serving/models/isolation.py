@@ -58,7 +58,7 @@ def plan(
                 results[place] = outcome
     for group in todo:
         for place in group:
-            results[place] = Failure(Cancelled("nobody waits for the batch any more"))
+            results[place] = Failure(Cancelled("no client waits for the batch any more"))
     return results
 
 

@@ -35,7 +35,7 @@ FOREIGN: Final = {
     "encode_response": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
     "serialize": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
     "unbatch": "let `predict` return a list with one result for each sample",
-    "reconfigure": "read what it is given in `load`; a reload (SIGHUP) loads the model anew",
+    "reconfigure": "read its configuration in `load`; a reload (SIGHUP) loads the model again",
     **dict.fromkeys(("check_health", "health", "__is_alive__", "__is_ready__"), _HEALTH),
 }
 """What other servers call, and what there is instead."""

@@ -37,6 +37,7 @@ from forebay.types.settings import (
     SomeMilliseconds,
     checked,
     declared,
+    with_value,
 )
 from forebay_target import TargetSpec, package_of
 
@@ -242,7 +243,7 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         try:
             check(text)
         except ValueError as error:
-            raise ConfigError(f"{model.__qualname__}.{attribute} is {text!r}; {error}") from error
+            raise ConfigError(f"{model.__qualname__}.{attribute}: {with_value(error, repr(text))}") from error
     streams = steps or generates(getattr(model, "predict", None))
     how = "it streams by start and step" if steps else "its predict is a generator"
     if streams and model.batchable:
@@ -284,7 +285,7 @@ def _check_answers(model: type[Model]) -> None:
     if inspect.isabstract(model):
         names: frozenset[str] = getattr(model, "__abstractmethods__", frozenset())
         missing = ", ".join(f"`{name}`" for name in sorted(names))
-        raise ConfigError(f"{where} is abstract: nobody has written {missing}")
+        raise ConfigError(f"{where} is abstract: {missing} is not implemented")
 
 
 def _checked_settings(model: type[Model]) -> dict[str, Any]:
@@ -322,7 +323,7 @@ def _check_load(model: type[Model], *, one_input: bool) -> None:
         msg = f"{where} has a repository, so it is many models, and a graph has one in each node; load a path instead"
         raise ConfigError(msg)
     if not isinstance(cast("Any", repository), str) or not repository:
-        msg = f"{where}.repository is {repository!r}; a path is needed, or an address such as 's3://bucket/models'"
+        msg = f"{where}.repository: expected a path or an address such as 's3://bucket/models', got {repository!r}"
         raise ConfigError(msg)
     _check_parameters(model, "load", "path", may_have_context=False)
 
@@ -356,7 +357,7 @@ def load_module(path: Path, package: str = "") -> ModuleType:
     """
     path = path.resolve()
     if path.is_dir():
-        raise ConfigError(f"{shown_path(path)} is a folder; a Python file is needed")
+        raise ConfigError(f"expected a Python file, got a folder ({shown_path(path)})")
     if not path.is_file():
         siblings = [str(other.name) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         module, colon, name = path.name.partition(":")
@@ -442,7 +443,7 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
     key_of, pad = model.batch_key, model.pad
     if key_of is not None:
         if not callable(key_of):
-            raise ConfigError(f"{where}.batch_key is {key_of!r}; a function of one sample is needed")
+            raise ConfigError(f"{where}.batch_key: expected a function of one sample, got {key_of!r}")
         if may_await(key_of):
             msg = f"{where}.batch_key is a coroutine function; it runs before a request is queued and must not wait"
             raise ConfigError(msg)
@@ -451,7 +452,7 @@ def _check_key_and_pad(model: type[Model], *, streams: bool, one_input: bool) ->
     if pad is None:
         return
     if not isinstance(cast("Any", pad), Pad):
-        raise ConfigError(f"{where}.pad is {pad!r}; a forebay.Pad or None is needed")
+        raise ConfigError(f"{where}.pad: expected a forebay.Pad or None, got {pad!r}")
     if streams:
         how = "streams by start and step" if has_steps(model) else "its predict is a generator"
         raise ConfigError(f"{where} has pad and {how}; streams are not padded: pad in predict, and yield")

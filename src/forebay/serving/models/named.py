@@ -99,7 +99,7 @@ class NamedReader:
             name = strange[0]
             hint = nearest(name, self._fields)
             meant = f"; did you mean '{hint}'?" if hint else f", it has {', '.join(map(repr, self._fields))}"
-            msg = f"{where} has '{name[:40]}', which is no field of a sample{meant}"
+            msg = f"{where} has '{name[:40]}', which a sample does not have{meant}"
             raise ValidationError(msg, detail={"path": "$"})
 
     def _value(self, schema: Schema, parts: Sequence[FormPart], name: str) -> Any:
@@ -129,7 +129,7 @@ class NamedReader:
         try:
             text = File.of(part).read().decode()
         except UnicodeDecodeError as error:
-            msg = f"'{name[:40]}' is no text in UTF-8: {error.reason}"
+            msg = f"'{name[:40]}' is not UTF-8: {error.reason}"
             raise ValidationError(msg, detail={"path": f"$.{name}"}) from None
         if text == "null" and "null" in kinds:
             return None
@@ -181,7 +181,7 @@ def _loaded(text: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValidationError(f"'{name[:40]}' is no JSON: {error}", detail={"path": f"$.{name}"}) from None
+        raise ValidationError(f"'{name[:40]}' is not JSON: {error}", detail={"path": f"$.{name}"}) from None
 
 
 def named(parts: Iterable[FormPart]) -> bytes:

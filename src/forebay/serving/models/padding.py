@@ -20,6 +20,7 @@ from forebay.errors import BadOutcome, ConfigError, ValidationError
 from forebay.serving.models.fields import BARE, field_of, fields_of_type, kind_of, with_fields
 from forebay.types.call import Failure
 from forebay.types.did_you_mean import listed, meant
+from forebay.types.plurals import counted
 
 S = TypeVar("S")
 
@@ -159,7 +160,7 @@ class Pad:
         for name, axes in self._axes.items():
             array = arrays[name] = self._array(_field(sample, name), name)
             if array.ndim < len(axes):
-                _refuse(name, f"it has {array.ndim} axes, {len(axes)} are needed")
+                _refuse(name, f"expected {counted(len(axes), 'axis', 'axes')}, got {array.ndim}")
             for axis, size in zip(axes, array.shape, strict=False):
                 if axis is None:
                     continue
@@ -272,7 +273,7 @@ class Pad:
             if length <= size:
                 return size
         name = next(name for name, axes in self._axes.items() if axis in axes)
-        return _refuse(name, f"its {axis} is {length}, at most {sizes[-1]} is taken")
+        return _refuse(name, f"expected {axis} <= {sizes[-1]}, got {length}")
 
     def _array(self, value: Any, name: str) -> Any:
         import numpy as np
@@ -280,11 +281,11 @@ class Pad:
         try:
             array: Any = np.asarray(value)
         except (ValueError, TypeError, OverflowError) as error:
-            return _refuse(name, f"it is not an array: {error}")
+            return _refuse(name, f"expected an array: {error}")
         if array.dtype.kind not in _NUMBERS and array.size:
             odd = (kind_of(one) for one in array.flat if not isinstance(one, int | float))
             found = next(odd, "a number beyond 64 bits")
-            return _refuse(name, f"an array of numbers is needed, it holds {found}")
+            return _refuse(name, f"expected an array of numbers, got {found} in it")
         if not array.size and not hasattr(value, "dtype"):  # an empty list is of no type, numpy takes it for floats
             array = array.astype(np.asarray(self._value(name)).dtype)
         return array
@@ -324,14 +325,14 @@ def _checked_axes(what: str, given: Any) -> dict[str, Axes]:
     made: dict[str, Axes] = {}
     for name, axes in fields.items():
         if not isinstance(name, str):
-            raise ConfigError(f"Pad: {what} has the field {name!r}; a name is needed")
+            raise ConfigError(f"Pad: {what}: expected the name of a field, got {name!r}")
         of = f" of '{name}'" if name else ""
         if not isinstance(axes, list | tuple):
             written = f"({axes!r},)" if isinstance(axes, str) else "('length',)"
-            raise ConfigError(f"Pad: {what}{of} is {axes!r}; a tuple of names such as {written} is needed")
+            raise ConfigError(f"Pad: {what}{of}: expected a tuple of names such as {written}, got {axes!r}")
         for axis in cast("Sequence[Any]", axes):
             if axis is not None and not (isinstance(axis, str) and axis):
-                raise ConfigError(f"Pad: {what}{of} names the axis {axis!r}; a name, or None to leave it, is needed")
+                raise ConfigError(f"Pad: {what}{of}: expected the name of an axis, or None to leave it, got {axis!r}")
         if axes:
             made[name] = tuple(cast("Sequence[str | None]", axes))
     return made
@@ -342,19 +343,19 @@ def _check_value(value: Any, fields: Iterable[str]) -> None:
     _require_known("value", each, fields, "field")
     for one in each.values() if isinstance(value, Mapping) else (value,):
         if not isinstance(one, int | float):
-            raise ConfigError(f"Pad: value is {one!r}; a number, or a number for each field, is needed")
+            raise ConfigError(f"Pad: value: expected a number, or a number for each field, got {one!r}")
 
 
 def _checked_buckets(buckets: Any, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     if not isinstance(buckets, Mapping):
-        raise ConfigError(f"Pad: buckets is {buckets!r}; sizes for each axis, as in {{'length': [16, 32]}}, are needed")
+        raise ConfigError(f"Pad: buckets: expected sizes for each axis such as {{'length': [16, 32]}}, got {buckets!r}")
     made: dict[str, tuple[int, ...]] = {}
     each = cast("Mapping[Any, Any]", buckets)
     _require_known("buckets", each, names, "axis")
     for name, given in each.items():
         sizes = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            raise ConfigError(f"Pad: buckets of '{name}' is {given!r}; a list of whole numbers of at least 1 is needed")
+            raise ConfigError(f"Pad: buckets of '{name}': expected a list of whole numbers >= 1, got {given!r}")
         made[name] = tuple(sorted(set(sizes)))
     return made
 
@@ -382,7 +383,7 @@ def _field(sample: Any, name: str) -> Any:
 
 def _length(value: Any, name: str) -> int:
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
-        return _refuse(name, f"an array is needed, found {kind_of(cast('Any', value))}")
+        return _refuse(name, f"expected an array, got {kind_of(cast('Any', value))}")
     return len(value)
 
 

@@ -522,7 +522,7 @@ def _written(port: TensorPort, values: Sequence[Any]) -> Tensor:
         raise BadOutcome(f"'{port.name}' has unlike shapes for the samples of a call; send them one by one") from None
     if port.datatype and not is_text:
         if array.dtype.kind == "O" and any(one is None for one in array.ravel()):  # it would become NaN
-            raise BadOutcome(f"'{port.name}' is None for a sample, and a tensor of {port.datatype} is needed")
+            raise BadOutcome(f"'{port.name}': expected a tensor of {port.datatype}, got None for a sample")
         array = array.astype(DATATYPES[port.datatype].numpy, copy=False)
     return _tensor(port.name, array)
 

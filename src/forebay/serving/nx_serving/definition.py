@@ -127,7 +127,7 @@ class Serving(Generic[In, Out]):
             ValueError: It is not a whole number of at least 1.
         """
         if type(rows) is not int or rows < 1:
-            raise ValueError(f"batch_size is {rows!r}; a whole number of at least 1 is needed")
+            raise ValueError(f"batch_size: expected a whole number >= 1, got {rows!r}")
         return self._with(batch_size=rows)
 
     @keywords_of(ProcessOptions)
@@ -160,7 +160,7 @@ class Serving(Generic[In, Out]):
         if self.settings.streaming is not None:
             raise ConfigError("serving is already marked as streaming")
         if isinstance(hooks, str):  # its letters would be taken for the names
-            raise ConfigError(f"hooks is the text {hooks!r}; a list of names is needed: hooks=[{hooks!r}]")
+            raise ConfigError(f"hooks: expected a list of names, got the string {hooks!r}; write hooks=[{hooks!r}]")
         return cast("Serving[In, Events]", self._with(streaming=tuple(hooks)))
 
     def warm(self) -> Serving[In, Out]:

@@ -151,6 +151,6 @@ def _count(tree: Any, wanted: int, who: str, did: str) -> int:
         msg = f"{who} {did} no tree of arrays with the batch as their first axis: {error}"
         raise BadOutcome(msg) from error
     if found < wanted:
-        msg = f"{who} {did} {counted(found, 'row')} for a batch of {wanted}; one row is needed for each"
+        msg = f"{who} {did} {counted(found, 'row')} for a batch of {wanted}; expected one row for each"
         raise BatchResultMismatch(msg)
     return found

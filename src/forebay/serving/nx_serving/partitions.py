@@ -339,7 +339,7 @@ class _Seat:
             self.timer = None
 
 
-_LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was called off; it is left behind"
+_LEFT_BEHIND: Final = "a thread of %r did not stop %g s after its batch was cancelled; abandoning it"
 
 
 class ThreadPartitions(Partitions):
@@ -414,7 +414,7 @@ class ThreadPartitions(Partitions):
                 try:
                     timer.start()
                 except RuntimeError as error:  # there can be no further thread; the next one who leaves tries again
-                    log.warning("what hangs in %r goes unnoticed: %s", self._name, error)
+                    log.warning("cannot watch %r for hanging calls: %s", self._name, error)
                 else:
                     seat.timer = timer
 
@@ -436,7 +436,7 @@ class ThreadPartitions(Partitions):
         try:
             thread.start()
         except RuntimeError as error:
-            log.warning("a thread of %r hangs in its function, and there can be no other: %s", self._name, error)
+            log.warning("a thread of %r hangs in its function and cannot be replaced: %s", self._name, error)
             return
         log.warning(_LEFT_BEHIND, self._name, self.stuck_s)
         self._left += 1

@@ -252,5 +252,5 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
             arrived = None
         plain[name] = list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
         if arrived != plain[name]:
-            raise ConfigError(f"{name} is {value!r}; with worker_kind='process' texts and numbers are possible there")
+            raise ConfigError(f"{name}: expected a string or a number with worker_kind='process', got {value!r}")
     return plain

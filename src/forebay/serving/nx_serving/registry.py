@@ -179,11 +179,11 @@ def _found(
     if isinstance(name, tuple):
         if len(cast("tuple[Any, ...]", name)) != 2:
             raise ConfigError(
-                f"the name of a serving is a text or a pair such as ('distributed', 'clip'), got {name!r}"
+                f"name of a serving: expected a string or a pair such as ('distributed', 'clip'), got {name!r}"
             )
         where, name = name
     if where not in {"any", "local", "distributed"}:
-        raise ConfigError(f"where is {where!r}; 'any', 'local' and 'distributed' are possible")
+        raise ConfigError(f"where: expected 'any', 'local' or 'distributed', got {where!r}")
     if before is not None:
         require_joined("distributed_preprocessing")
     if where == "distributed":

@@ -219,7 +219,7 @@ def _decode(body: Any, format: str) -> Any:
     except ForebayError:
         raise
     except (msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"the body is no array and no object of arrays: {error}") from error
+        raise InvalidRequest(f"body: expected an array or an object of arrays: {error}") from error
 
 
 def face_of(serving: Serving[Any, Any]) -> TensorFace:

@@ -18,15 +18,15 @@ from forebay.types.tenant import ALL, TenantConfig, Tenants, name_of_tenant
 
 def _keys(value: Any) -> tuple[Hashable, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError("a list with at least one batch key is needed")
+        raise ValueError("expected a list with at least one batch key")
     keys = tuple(cast("Sequence[Hashable]", value))
     for key in keys:
         try:
             hash(key)
         except TypeError:
-            raise ValueError(f"{key!r} is not hashable; names or numbers are") from None
+            raise ValueError(f"expected hashable batch keys such as names, got {key!r}") from None
     if len(set(keys)) < len(keys):
-        raise ValueError("a batch key stands there twice")
+        raise ValueError("expected each batch key once")
     return keys
 
 
@@ -35,16 +35,14 @@ def _partitions(value: Any) -> bool | int | tuple[Any, ...]:
         return value
     if type(value) in {list, tuple} and value:
         return tuple(cast("Sequence[Any]", value))
-    raise ValueError("True (one for each device), a number of at least 1 or a list of devices is needed")
+    raise ValueError("expected True (one for each device), a number >= 1 or a list of devices")
 
 
 def _tenants(value: Any) -> Any:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
-        raise ValueError(
-            "names and what each may have are needed, such as {'team-a': {'weight': 3, 'class': 1}}, or None"
-        )
+        raise ValueError("expected tenants by name, such as {'team-a': {'weight': 3, 'class': 1}}, or None")
     for name, given in cast("Mapping[Any, Any]", value).items():
         if name != ALL:
             name_of_tenant(name if isinstance(name, str) else "")
@@ -54,12 +52,12 @@ def _tenants(value: Any) -> Any:
 
 def _tenant(name: str, given: Any) -> TenantConfig:
     if not isinstance(given, Mapping) or (found := cast("Mapping[Any, Any]", given)).keys() - {"weight", "class"}:
-        raise ValueError(f"of '{name}' weight and class may be said, such as {{'weight': 3, 'class': 1}}")
+        raise ValueError(f"expected weight and class for '{name}', such as {{'weight': 3, 'class': 1}}")
     told = {"tier" if key == "class" else key: one for key, one in found.items()}
     try:
         return msgspec.convert(told, known(TenantConfig))
     except msgspec.ValidationError:
-        raise ValueError(f"the weight of '{name}' is from 0.001 to 1000, and its class a number from 0 to 3") from None
+        raise ValueError(f"expected a weight from 0.001 to 1000 and a class from 0 to 3 for '{name}'") from None
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ class ServingProcess(Generic[In, Out]):
             ModelError: The module could not be initialised.
         """
         if name is not None and (type(name) is not str or not name):
-            raise ConfigError(f"the name of a serving is a text, got {name!r}")
+            raise ConfigError(f"name of a serving: expected a string, got {name!r}")
         settings = self._settings = serving.settings
         options = self.options = options_of(settings, given)
         if options.distribution_weight != 1:

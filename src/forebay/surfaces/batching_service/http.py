@@ -17,6 +17,7 @@ from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.http_errors import TooSlow
 from forebay.types.call import Failure, Request
+from forebay.types.element_limits import too_long
 from forebay.workers.pools.job_slot import JobRefused
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ class BatchingHttp:
             raise TooSlow(f"the body did not come within {self._read_s:g} seconds") from None
         except BodyTooLong:
             pass
-        found = f"has {length} bytes" if length else "is too long"
-        raise TooLarge(f"the body {found}, at most {self._max_body_bytes} are taken")
+        raise too_long("body", self._max_body_bytes, length or None)
 
     async def _job(self, body: bytes, scope: Scope, receive: Receive) -> Any:
         """Have a worker do the job; a client that goes away meanwhile takes it along."""

@@ -17,7 +17,7 @@ def _place(address: Any) -> Any:
     kind, colon, rest = address.partition(":")
     if not address or (colon and kind in {"unix", "tcp"}):
         hint = f"; did you mean -protocol {kind} -address {rest}?" if rest else ""
-        raise ValueError(f"a path is needed, or HOST:PORT with -protocol tcp{hint}")
+        raise ValueError(f"expected a path, or HOST:PORT with -protocol tcp{hint}")
     return address
 
 

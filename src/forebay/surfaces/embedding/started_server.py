@@ -128,7 +128,7 @@ class StartedServer:
             ConfigError: If classes are served, which have no file to be read.
         """
         if self._project.reload is None:
-            msg = "classes are served, and there is nothing to read anew; give the new class to `load` or `swap`"
+            msg = "classes are served, so there is no file to reload; pass the new class to `load` or `swap`"
             raise ConfigError(msg)
         self._thread.call(self._project.reload)
 

@@ -20,7 +20,7 @@ from forebay.surfaces.native.target_file import split_target
 from forebay.surfaces.native.target_models import Built, built_of, project_of, serve_target
 from forebay.surfaces.options import Side, options_of
 from forebay.types.did_you_mean import nearest
-from forebay.types.settings import declared
+from forebay.types.settings import declared, with_value
 
 if TYPE_CHECKING:
     from forebay.server.served import Served
@@ -89,10 +89,11 @@ def _built(caller: str, target: Any, options: Options) -> Built:
         return Built([serve_composition(given)], target.graph.warnings)
     if inspect.isclass(target) and issubclass(target, Model):
         return built_of([target], options.overrides)
-    hint = "a forebay.Model class, a function with @forebay.compose, or the path of a file is needed"
+    expected = "a forebay.Model class, a function with @forebay.compose, or the path of a file"
+    hint = ""
     if isinstance(target, Model):
-        hint = f"give the class, {type(target).__name__}: its workers make the objects"
-    raise ConfigError(f"{caller}() cannot serve {str(target)[:80]!r} ({type(target).__name__}); {hint}")
+        hint = f"; pass the class {type(target).__name__}, its workers make the objects"
+    raise ConfigError(f"{caller}(): expected {expected}, got {str(target)[:80]!r} ({type(target).__name__}){hint}")
 
 
 def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> Told:
@@ -101,17 +102,17 @@ def _told(caller: str, settings: Mapping[str, Any], http: Collection[str]) -> To
     for name, value in settings.items():
         if name not in known:
             hint = nearest(name, known)
-            did_you_mean = f"did you mean {hint}?" if hint else f"there are {', '.join(known)}"
+            did_you_mean = f"did you mean {hint}?" if hint else f"allowed: {', '.join(known)}"
             if name in HTTP:
-                did_you_mean = "whoever runs the application sees to that"
-            raise ConfigError(f"{caller}() knows no setting {name}; {did_you_mean}")
+                did_you_mean = "set it in the server that runs the application"
+            raise ConfigError(f"{caller}(): unknown setting {name}; {did_you_mean}")
         struct = HttpConfig if name in http else Overrides
         if value is None:  # not said
             continue
         try:
             told[struct][name] = declared(struct)[name].check(value, in_python=True)
         except ValueError as error:
-            raise ConfigError(f"{caller}({name}={value!r}) is not possible; {error}") from error
+            raise ConfigError(f"{caller}({name}=...): {with_value(error, repr(value))}") from error
     if told[Overrides].get("workers") == 0:
-        raise ConfigError(f"{caller}(workers=0) is not possible; no workers can dial in here, so 1 or more are needed")
+        raise ConfigError(f"{caller}(workers=...): expected >= 1, got 0; no workers can dial in here")
     return told

@@ -356,7 +356,7 @@ class Lobby:
         config = served.endpoint.config
         with contextlib.suppress(ForebayError):  # it has left, or the server ends
             await self._app.unload(config.name, config.version, served)
-            log.info("model '%s' is not served any more: its workers left, and so did those of others", config.name)
+            log.info("stopped serving model '%s': its workers left, and so did those of other models", config.name)
         if self._opened.get(config.name) is served:
             del self._opened[config.name]
 
@@ -371,7 +371,7 @@ class Lobby:
             return
         replaced = self._app.put(served)
         self._opened[name] = served
-        log.info("model '%s' is served, by workers that attached", name)
+        log.info("serving model '%s' with attached workers", name)
         if replaced is not None:
             await replaced.endpoint.drain(0.0)
 

@@ -85,7 +85,7 @@ def find_config(target: str | None) -> Path | None:
     if target is None:
         return None
     if not target:
-        raise ConfigError("TARGET is an empty text; a file or a folder is needed, and . is the one you are in")
+        raise ConfigError("TARGET: expected a file or a folder, got ''; . is the one you are in")
     try:
         os.stat(f"{target}/.")  # noqa: PTH116 - whether one may look into a folder; a Path drops the dot
     except (FileNotFoundError, NotADirectoryError):
@@ -155,7 +155,7 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
             raise file.document.error(("models",), message)
         return []
     if not file.targets and not file.owned and not has_others:
-        message = "models: a list with at least one model is needed, each with a target"
+        message = "models: expected a list with at least one model, each with a target"
         raise file.document.error(("models",), message)
     entries: list[TargetEntry] = []
     for index, (one, own, place) in enumerate(file.targets):
@@ -176,8 +176,8 @@ def _target(value: Any) -> str:
     return value
 
 
-_TARGET: Final = "a Python file is needed, or file.py:Name"
-_MODELS: Final = "a list with at least one model is needed, each with a target or an owner"
+_TARGET: Final = "expected a Python file or file.py:Name"
+_MODELS: Final = "expected a list with at least one model, each with a target or an owner"
 _OWNED: Final = ("owner", "name")
 """What may be said about models of another server."""
 
@@ -236,7 +236,7 @@ class _Reader(StructReader):
         if name == "workers" and isinstance(value, dict):
             workers = self.struct(path, value, WorkerRange)
             if workers.min > workers.max:
-                self.wrong((*path, "min"), workers.min, f"it is no more than max, which is {workers.max}")
+                self.wrong((*path, "min"), workers.min, f"expected a whole number <= max ({workers.max})")
             return workers
         if name == "models":
             if not isinstance(value, list) or not value:
@@ -281,7 +281,7 @@ class _Reader(StructReader):
         for setting in settings.values():
             if setting.written.is_secret and self.mapping(path, value).get(setting.key, "") is None:
                 here = (*path, setting.key)
-                self.wrong(here, None, "a key is needed; is the variable set that it comes from?")
+                self.wrong(here, None, "expected a key; check that the variable it comes from is set")
         return self.fields(path, value, settings)
 
     def _tenant(self, path: Place, name: Any) -> str:
@@ -294,7 +294,7 @@ class _Reader(StructReader):
         """Read the keys of a tenant: one, or a list of them."""
         keys = cast("list[Any]", given) if isinstance(given, list) else [given]
         if not keys or not all(isinstance(key, str) and key for key in keys):
-            self.wrong(path, given, "a key, or @ and a file with keys, is needed; or a list of these")
+            self.wrong(path, given, "expected a key, @FILE with keys, or a list of these")
         return tuple(map(self._key, keys))
 
     def _address(self, path: Place, address: str) -> str:

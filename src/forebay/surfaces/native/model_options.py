@@ -47,7 +47,7 @@ def devices_of(where: str, said: Sequence[str], kind: WorkerKind) -> tuple[Devic
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     if kind == "inline" and any(device.cores for device in devices):
-        msg = f"{where} runs inline, on the loop of the server, which takes no set of processors; use thread or process"
+        msg = f"{where} runs inline, on the loop of the server, which cannot be bound to CPUs; use thread or process"
         raise ConfigError(msg)
     return devices
 

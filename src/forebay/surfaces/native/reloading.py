@@ -181,7 +181,7 @@ class Reloading:
                 try:
                     await (self._reload_files() if only_files else self._reload())
                 except Exception:
-                    log.exception("the project could not be reloaded; what is served goes on")
+                    log.exception("failed to reload the project; the served models stay")
         finally:
             self._task = None
 
@@ -260,9 +260,9 @@ class Reloading:
                 self._app.problem = error.message
             reason = error.message
             if made and entry.overrides.worker_kind == "process":  # a new one would read what cannot be read
-                log.warning("a worker process that ends is replaced only once %s can be read again", entry.target)
+                log.warning("worker processes that exit are not replaced until %s is readable again", entry.target)
                 first, *rest = reason.split("\n")  # a syntax error has a caret below
-                reason = "\n".join([f"{first}; a worker process that ends is replaced only once this is mended", *rest])
+                reason = "\n".join([f"{first}; worker processes that exit are not replaced until this is fixed", *rest])
             for name, version in made:
                 self._app.failed(name, version, reason)
             return [(name, version, False) for name, version in made]
@@ -313,7 +313,7 @@ class Reloading:
 
     def _tell(self, what: str, error: ForebayError) -> None:
         extra = {"trace": error.trace}
-        log.error("%s could not be reloaded, what is served goes on: %s", what, error.message, extra=extra)
+        log.error("cannot reload %s, the served version stays: %s", what, error.message, extra=extra)
 
     def _renew_secret(self, secret: bytes | None) -> None:
         """Require another secret at the door, and show it where this server dials; links that are there stay."""
@@ -344,7 +344,7 @@ class Reloading:
             if name not in applied and getattr(old, name) != getattr(new, name)
         ]
         if changed:
-            log.warning("changed, and holds from the next start on: %s", ", ".join(changed))
+            log.warning("changed settings that need a restart: %s", ", ".join(changed))
 
     def _look(self) -> None:
         """Look at the files, in a thread."""

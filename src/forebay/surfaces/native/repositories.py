@@ -99,7 +99,7 @@ def stock(app: App, targets: Sequence[RepositoryTarget], config: RepositoryConfi
         less, more = getattr(config, memory), getattr(config, disk)
         if more is not None and (less or more + 1) > more:
             told, flag = memory.replace("_", "-"), disk.replace("_", "-")
-            msg = f"--{told} is {less or 'not told'}, and --{flag} is {more}; what is in memory is on the disk as well"
+            msg = f"--{told} is {less or 'not set'}, and --{flag} is {more}; models in memory are on the disk as well"
             raise ConfigError(msg)
     is_limited = bool(config.max_models or config.max_model_bytes)
     return Stock(

@@ -23,7 +23,7 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "forebay"})
 def split_target(target: str) -> tuple[Path, str | None]:
     """Split `file.py:Name` into the file and the name; raises ConfigError if one of them is empty."""
     if not target:
-        raise ConfigError("TARGET is an empty text; a Python file is needed")
+        raise ConfigError("TARGET: expected a Python file, got ''")
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
         if not name:

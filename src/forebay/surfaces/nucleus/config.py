@@ -107,7 +107,7 @@ class _Reader(StructReader):
         versions |= {("gpu_version", key): getattr(gpu, key) for key in ("cuda", "cudnn") if gpu is not None}
         for path, version in versions.items():
             if version is not None and not re.fullmatch(r"[\w.+-]+", version):
-                self.wrong(path, version, "a version such as '3.9' is needed")
+                self.wrong(path, version, "expected a version such as '3.9'")
         batching = config.server_side_batching
         if batching is not None and isinstance(batching.batch_interval_seconds, int):
             seconds = batching.batch_interval_seconds

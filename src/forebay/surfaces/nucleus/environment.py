@@ -139,7 +139,7 @@ def _source(project_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
         return dict(env)
     bash = shutil.which("bash", path=env.get("PATH"))
     if bash is None:
-        raise ConfigError(f"{file}: bash is needed to read it and is not to be found in PATH")
+        raise ConfigError(f"{file}: bash, which reads it, is not in PATH")
     # BASH_ENV would be read first, as if it were part of the file.
     clean = {name: value for name, value in env.items() if name != "BASH_ENV"}
     status, _, errors = _run(bash, ["-n", DOT_ENV], project_dir, clean)

@@ -133,9 +133,7 @@ def prepare(config: NucleusConfig, tell: Callable[[str], None]) -> None:
     # -P: the working folder is the project's, and a `types.py` in it must not end pip.
     for step in _steps(config, (sys.executable, "-P", "-m", "pip")):
         if shutil.which(step.commands[0][0]) is None:
-            raise ConfigError(
-                f"{step.file}: {step.commands[0][0]} is needed to install it and is not to be found in PATH"
-            )
+            raise ConfigError(f"{step.file}: {step.commands[0][0]}, which installs it, is not in PATH")
         for command in step.commands:
             tell(" ".join(command))
             status = execute(config, command)

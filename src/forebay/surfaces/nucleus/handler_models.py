@@ -221,7 +221,7 @@ class HandlerModels:
             return old
         new: Lease[_Loaded] | None = answered(
             lambda: self._loaded(name, number, version, key, size),
-            lambda error: logger.error("%s; the model that was loaded before serves on", text_of(error)),
+            lambda error: logger.error("%s; the model loaded before stays", text_of(error)),
         )
         if new is None:
             self._failed[key] = time.monotonic() + AGAIN_S

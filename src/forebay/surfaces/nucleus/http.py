@@ -29,13 +29,14 @@ from forebay.surfaces.nucleus.in_flight import TOO_MANY, InFlight
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
-from forebay.transports.api_keys import KeyHolders, lets_in
+from forebay.transports.api_keys import NO_KEY, KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.reading_turns import in_turns
 from forebay.types.call import ALONE, Failure, Outcome, Request, nothing
+from forebay.types.element_limits import too_long
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -179,9 +180,7 @@ class NucleusHttp:
         try:
             body = await read_body(receive, self._max_body_bytes)
         except BodyTooLong:
-            return await _write(
-                send, handler_answers.text(413, f"at most {self._max_body_bytes} bytes are taken"), CORS
-            )
+            return await _write(send, handler_answers.text(413, too_long("body", self._max_body_bytes).message), CORS)
         if body is None:
             return CLIENT_GONE
         headers = forwarded(scope)
@@ -349,5 +348,5 @@ def _too_many() -> Answer:
 
 
 def _unauthorized() -> Answer:
-    status, headers, body = handler_answers.text(401, "an API key is needed, as X-API-Key or as Authorization: Bearer")
+    status, headers, body = handler_answers.text(401, NO_KEY)
     return [status, [*headers, [b"www-authenticate", b"Bearer"]], body]

@@ -62,7 +62,7 @@ class Joined:
             except ForebayError as error:
                 if name not in self._listed or len(self._sources) == 1:
                     raise
-                log.warning("%s; its models stay as they are", error.message)
+                log.warning("%s; its models stay unchanged", error.message)
         self.problems = [f"{name}/{problem}" for name, source in self._sources.items() for problem in source.problems]
         return [file for name in self._sources for file in self._listed[name]]
 
@@ -231,7 +231,7 @@ class ModelStore:
             assert key not in wanted
             lease.release()
         if problems and not self._is_over:
-            log.warning("%s; what is served goes on, and it is tried again", problems[0])
+            log.warning("%s; the served models stay, retrying", problems[0])
             self._retry = threading.Timer(self._again_s, self._sync)
             self._retry.daemon = True
             self._retry.start()
@@ -297,7 +297,7 @@ class ModelStore:
         except ForebayError as error:
             self._on_loop(visitor.tell, "failed", number, error.message)
         except Exception as error:
-            log.exception("a model could not be brought to a worker")
+            log.exception("failed to send a model to a worker")
             told = f"the server could not bring it: {text_of(error)}"
             self._on_loop(visitor.tell, "failed", number, told)
 
@@ -332,7 +332,7 @@ class ModelStore:
                 try:
                     self._tfs.drop(key)
                 except ForebayError as error:
-                    log.warning("%s; a model that is not used stays loaded there", error.message)
+                    log.warning("%s; an unused model stays loaded there", error.message)
             if used is not None:
                 self._fetch(used).release()
             lease.release()

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.repository.repository_address import SCHEMES
-from forebay.types.did_you_mean import listed, meant
+from forebay.types.did_you_mean import either, meant
 from forebay.types.settings import Checked, Count, Line, Workers, Written, one_line
 
 WRONG_TYPE = "'type' must be set to 'python' or 'tensorflow'"
@@ -36,30 +36,29 @@ MAX_NAME_BYTES = 255
 
 def _log_level(text: str) -> str:
     if text.lower() not in LOG_LEVELS:
-        raise ValueError(f"one of {listed(LOG_LEVELS)} is needed{meant(text, LOG_LEVELS)}")
+        raise ValueError(f"expected {either(map(repr, LOG_LEVELS))}{meant(text, LOG_LEVELS)}")
     return text.lower()
 
 
 def _folder_name(name: str) -> str:
     if not name or name.startswith(".") or "/" in one_line(name) or len(os.fsencode(name)) > MAX_NAME_BYTES:
-        needed = f"a name without '/', with no dot in front and of at most {MAX_NAME_BYTES} bytes is needed"
-        raise ValueError(f"{needed}, for a folder is called so")
+        raise ValueError(f"expected the name of a folder: no '/', no dot in front, at most {MAX_NAME_BYTES} bytes")
     return name
 
 
 def _folder_of_models(place: str) -> str:
     scheme, colon, rest = one_line(place).partition("://")
     if colon and scheme not in SCHEMES:
-        raise ValueError(f"{', '.join(f'{one}://' for one in SCHEMES)} or the path of a folder is needed")
+        raise ValueError(f"expected {either([*(f'{one}://' for one in SCHEMES), 'the path of a folder'])}")
     if colon and scheme != "file" and not rest.partition("/")[0]:
-        raise ValueError(f"{scheme}://BUCKET/PREFIX is needed")
+        raise ValueError(f"expected {scheme}://BUCKET/PREFIX")
     return place
 
 
 def _model_place(place: str) -> str:
     scheme, colon, rest = _folder_of_models(place).partition("://")
     if colon and scheme != "file" and not rest.partition("/")[2].strip("/"):
-        raise ValueError(f"{scheme}://BUCKET/PREFIX is needed")
+        raise ValueError(f"expected {scheme}://BUCKET/PREFIX")
     return place
 
 
@@ -77,7 +76,7 @@ def _interval(seconds: Any) -> float:
     return seconds
 
 
-_VERSION = Checked(one_line, "a version such as '3.9' is needed")
+_VERSION = Checked(one_line, "expected a version such as '3.9'")
 Version = Annotated[str, _VERSION, Written(is_verbatim=True)]
 """A version is a text, even where somebody has left out the quotes."""
 

@@ -42,7 +42,9 @@ class Readiness:
                 raise ConfigError(f"readiness files cannot be written to {self._folder}: {error.strerror}") from error
             self._works = False
             log.warning(
-                "no readiness files are written: %s: %s; --state-dir names another folder", self._folder, error.strerror
+                "cannot write readiness files: %s: %s; name another folder with --state-dir",
+                self._folder,
+                error.strerror,
             )
         self.clear()
 
@@ -55,7 +57,7 @@ class Readiness:
                 (self._folder / f"proc-{pid}-ready.txt").touch()
             (self._folder / READY_FILE).touch()
         except OSError as error:  # the disk is full, or the folder is gone: the server itself is ready all the same
-            log.warning("no readiness files can be written: %s: %s", self._folder, error.strerror)
+            log.warning("cannot write readiness files: %s: %s", self._folder, error.strerror)
 
     def clear(self) -> None:
         """Say that they are not ready, or no longer."""

@@ -120,8 +120,8 @@ class RpcContext:
         self.abort(status.code, status.details)
 
     def cancel(self) -> NoReturn:
-        """End the call as one that was called off; always raises Aborted."""
-        self.abort(CANCELLED, "the call was called off")
+        """End the call as one that was cancelled; always raises Aborted."""
+        self.abort(CANCELLED, "the call was cancelled")
 
     def set_compression(self, compression: Any) -> None:
         """Do nothing: answers are not compressed."""
@@ -173,7 +173,7 @@ def _number(code: Any) -> int:
     value = getattr(code, "value", code)
     number = value[0] if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType]
     if isinstance(number, bool) or not isinstance(number, int) or not OK <= number <= _HIGHEST:
-        raise TypeError(f"a grpc.StatusCode is needed, found {code!r}")
+        raise TypeError(f"expected a grpc.StatusCode, got {code!r}")
     return number
 
 
@@ -186,7 +186,7 @@ def _checked(metadata: Iterable[tuple[str, Any]]) -> Pairs:
     found: Pairs = []
     for name, value in metadata:
         if not _NAME.fullmatch(name) or name.startswith("grpc-"):
-            msg = f"metadata cannot be called {name!r}; lower-case letters, digits, '_', '-' and '.' are possible"
+            msg = f"metadata: expected a key of lower-case letters, digits, '_', '-' and '.', got {name!r}"
             raise ValueError(msg)
         if name.endswith("-bin"):
             found.append((name, value.encode() if isinstance(value, str) else bytes(value)))

@@ -85,7 +85,7 @@ class RpcMethod:
     def encoded(self, message: Any) -> bytes:
         """Return the bytes of a message that the method gave."""
         if type(message) is not self._gives:
-            raise _Unserializable(f"{type(message).__name__} was returned, {self.rpc.gives} is needed")
+            raise _Unserializable(f"expected {self.rpc.gives}, got {type(message).__name__}")
         return message.SerializeToString()
 
 

@@ -165,7 +165,7 @@ class _Deaths:
 
     def __call__(self, status: int) -> None:
         status = 128 - status if status < 0 else status or 1
-        log.error("a worker of the project ended, and so does the server, with status %d", status)
+        log.error("a worker of the project exited, so the server exits too, with status %d", status)
         self.fail(status)
 
 

@@ -86,5 +86,5 @@ def _cast(var: Var, value: Any) -> Array:
     array = np.array(value, object)
     for one in array.ravel():
         if not isinstance(one, str | bytes):
-            raise TypeError(f"texts or bytes are needed, and {type(one).__name__} came")
+            raise TypeError(f"expected strings or bytes, got {type(one).__name__}")
     return array

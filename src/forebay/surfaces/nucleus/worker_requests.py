@@ -139,7 +139,7 @@ class DeskClient:
             for kind, *rest in reader.feed(data):
                 _, error = caught(self.told[kind], *rest)
                 if error is not None:  # who waits for what comes next must not wait for ever
-                    log.error("a message of the server, %r, could not be taken in", kind, exc_info=error)
+                    log.error("failed to handle the message %r of the server", kind, exc_info=error)
         for end in self.on_end:
             end()
         self._socket.close()

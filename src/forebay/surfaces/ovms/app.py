@@ -145,7 +145,7 @@ class OvmsApp(App):
         except ForebayError as error:
             told = {"trace": error.trace}
             goes_on = name in self.ready and version in self.ready[name].ready
-            text = f"{what} {'cannot be loaded anew, and goes on as it was' if goes_on else 'is not available'}"
+            text = f"{what} {'cannot be reloaded, it stays unchanged' if goes_on else 'is not available'}"
             log.error("%s: %s", text, error.message, extra=told)  # noqa: TRY400 - with its own trace
             return [f"{text}: {error.message}"]
         return []

@@ -21,7 +21,7 @@ from forebay.server.document import Path as Place
 from forebay.server.struct_reader import StructReader, shown
 from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among
 from forebay.types.datatypes import DATATYPES
-from forebay.types.did_you_mean import meant
+from forebay.types.did_you_mean import either, meant
 from forebay.types.settings import MAX_WORKERS, Checked, Count, Line, Setting, Written, declared
 from forebay.types.tensor import TensorMetadata
 
@@ -39,7 +39,7 @@ _OF_MODELS: Final = frozenset(
 )
 _AXIS: Final = re.compile(r"-1|[1-9]\d{0,8}(?::[1-9]\d{0,8})?", re.ASCII)
 _SHAPE: Final = re.compile(r"\s*\(\s*(?:(?:-1|\d{1,9}(?::\d{1,9})?)\s*(?:,\s*|(?=\))))*\)\s*", re.ASCII)
-_POLICY: Final = 'one of {"latest": {"num_versions": N}}, {"all": {}}, {"specific": {"versions": [N]}} is needed'
+_POLICY: Final = 'expected {"latest": {"num_versions": N}}, {"all": {}} or {"specific": {"versions": [N]}}'
 
 
 class GraphEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,9 +187,9 @@ def _document(path: Path) -> Document:
     try:
         data = json.loads(raw)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: it is no JSON: {error.msg}") from None
+        raise ConfigError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: it is no JSON: {error}") from None
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
     try:  # YAML knows where things stand, and reads JSON but for tabs and escaped slashes
         return yaml.load(raw.replace(b"\t", b" ").replace(b"\\/", b"/"), str(path))
     except ConfigError:
@@ -198,13 +198,13 @@ def _document(path: Path) -> Document:
 
 def _datatype(name: str) -> str:
     if name not in DATATYPES:
-        raise ValueError(f"one of {', '.join(DATATYPES)} is needed{meant(name, DATATYPES)}")
+        raise ValueError(f"expected {either(DATATYPES)}{meant(name, DATATYPES)}")
     return name
 
 
 def _property(value: Any) -> str:
     if type(value) not in {str, int, float, bool}:
-        raise ValueError("a text, a number, or true or false is needed")
+        raise ValueError("expected a string, a number, true or false")
     return str(value).upper() if isinstance(value, bool) else str(value)
 
 
@@ -213,7 +213,7 @@ def _shape(value: Any) -> str:
     if value == "auto":
         return value
     if not isinstance(value, str) or not _SHAPE.fullmatch(value):
-        raise ValueError("a shape such as (1,3,-1,1:224) is needed, or auto")
+        raise ValueError("expected auto or a shape such as (1,3,-1,1:224)")
     axes = [_axis(axis.strip()) for axis in value.strip("() ").split(",")]
     return f"[{','.join(axis for axis in axes if axis)}]"
 
@@ -228,7 +228,7 @@ def _batch(value: Any) -> str:
     if isinstance(told, str) and _AXIS.fullmatch(told):
         return _axis(told)
     if type(told) is not int or told < 1:
-        raise ValueError("a whole number of at least 1 is needed")
+        raise ValueError("expected a whole number >= 1")
     return str(told)
 
 
@@ -250,7 +250,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Graph(msgspec.Struct, frozen=True):
-    name: Annotated[Line, Written(missing="the graph has no name; one is needed")]
+    name: Annotated[Line, Written(missing="the key 'name' of the graph is missing")]
     base_path: str = ""
     graph_path: str = ""
     subconfig: str = ""
@@ -272,8 +272,8 @@ class _Policy(msgspec.Struct, frozen=True):
 
 
 class _Model(msgspec.Struct, frozen=True):
-    name: Annotated[Line, Written(missing="the model has no name; it is needed")]
-    base_path: Annotated[Line, Written(missing="the model has no base_path; it is needed")]
+    name: Annotated[Line, Written(missing="the key 'name' of the model is missing")]
+    base_path: Annotated[Line, Written(missing="the key 'base_path' of the model is missing")]
     model_version_policy: _Policy = _Policy()
     target_device: Line = "CPU"
     properties: Annotated[tuple[tuple[str, str], ...], Checked(_property), Written(key="plugin_config")] = ()
@@ -309,7 +309,7 @@ class _Reader(StructReader):
     def read(self) -> OvmsConfig:
         top = self.mapping((), self.document.data if self.document.data is not None else [])
         if MODELS not in top and not self._is_sub:
-            self.fail((), f"there is no {MODELS}; it is needed, and may be an empty list: []")
+            self.fail((), f"the key '{MODELS}' is missing; it may be an empty list: []")
         if self._is_sub and top.pop(GRAPHS, None):
             self.warn((GRAPHS,), f"{GRAPHS} is not used here, only {MODELS} is")
         file = _File(**self.fields((), top, declared(_File)))
@@ -433,8 +433,8 @@ class _Reader(StructReader):
         """Return what an entry says of the place of each version that there is, in rising order."""
         scheme, colon, _ = told.partition("://")
         if colon and scheme not in SCHEMES:
-            places = "a folder on this machine or an address with s3://, gs:// or az:// is needed"
-            self.fail(path, f"base_path is {shown(told)}; {places}")
+            places = "a folder on this machine or an address with s3://, gs:// or az://"
+            self.fail(path, f"base_path: expected {places}, got {shown(told)}")
         if colon and scheme != "file":
             self._buckets.append((name, told))
             try:

@@ -177,7 +177,9 @@ class GraphCalls:
         if given is None:
             return None
         if type(given) is not int or not _LOWEST <= given <= _HIGHEST:
-            raise InvalidRequest(f"{TIMESTAMP} is {given!r:.60}; a whole number from {_LOWEST} to {_HIGHEST} is needed")
+            raise InvalidRequest(
+                f"{TIMESTAMP}: expected a whole number from {_LOWEST} to {_HIGHEST}, got {given!r:.60}"
+            )
         return given
 
     def check_side_packets(self, request: InferRequest) -> None:
@@ -194,10 +196,12 @@ class GraphCalls:
         for name, value in given.items():
             if isinstance(value, float) or (type(value) is int and not -(2**63) <= value < 2**63):
                 raise InvalidRequest(
-                    f"the parameter '{name[:100]}' is {value!r:.60}; a text, a whole number, or true or false is needed"
+                    f"parameter '{name[:100]}': expected a string, a whole number, true or false, got {value!r:.60}"
                 )
         if given and not layout.takes_side_packets:
-            msg = f"'{self.name}' is kept ready for requests and takes no parameters, such as '{min(given)[:100]}'"
+            msg = (
+                f"'{self.name}' is kept ready for requests and does not accept parameters such as '{min(given)[:100]}'"
+            )
             raise NotPrepared(msg)
         for name in layout.side_packets:
             if name not in given:
@@ -418,7 +422,7 @@ def _check_declared(tensor: Tensor, declared: TensorMetadata) -> None:
         InvalidRequest: If it is another one.
     """
     if tensor.datatype != declared.datatype:
-        raise InvalidRequest(f"input '{tensor.name}' is of {tensor.datatype[:80]}, and {declared.datatype} is expected")
+        raise InvalidRequest(f"input '{tensor.name}': expected {declared.datatype}, got {tensor.datatype[:80]}")
     if declared.shape:
         check_shape(tensor.name, tensor.shape, declared.shape)
 

@@ -206,7 +206,7 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
         raise ConfigError(f"{path}: it is more than {MAX_DEPTH} levels deep")
     for name, line in places.calculators:
         if name not in calculators:
-            raise ConfigError(f"{path}:{line}: there is no calculator '{name}'{_calculator_meant(name, calculators)}")
+            raise ConfigError(f"{path}:{line}: unknown calculator '{name}'{_calculator_meant(name, calculators)}")
     return _Reader(path, text, places, calculators).read()
 
 
@@ -257,7 +257,7 @@ class _Reader:
         said, line = re.sub(r"^\d+:\d+ : ", "", str(error)), error.GetLine()
         if found := _NO_FIELD.search(said):
             fields = message(found["type"]).DESCRIPTOR.fields_by_name
-            said = f"there is no field '{found['field']}' in {found['type']}{meant(found['field'], fields)}"
+            said = f"unknown field '{found['field']}' in {found['type']}{meant(found['field'], fields)}"
         elif (found := _NO_EXTENSION.search(said)) or (found := _NO_TYPE.search(said)):
             name = found["name"].removeprefix("mediapipe.").removesuffix(".ext")
             line = line or self._line_of(name)
@@ -313,7 +313,7 @@ class _Reader:
             name = packed.type_url.rpartition("/")[2].removeprefix("mediapipe.")
             if name != wanted:
                 line = self._places.line(*place, "node_options", number)
-                what = f"{node.calculator} takes {wanted}" if wanted else f"{node.calculator} takes no options"
+                what = f"{node.calculator} takes {wanted}" if wanted else f"{node.calculator} has no options"
                 raise ConfigError(f"{self._path}:{line}: the options are {name}; {what}")
             found = message(name).FromString(packed.value)
         if wanted is not None and found is None and node.options.HasExtension(extension(wanted)):
@@ -339,7 +339,7 @@ class _Reader:
             found = _PORT.fullmatch(one)
             if found is None:
                 raise ConfigError(
-                    f"{self._path}:{line}: {what} is {one[:100]!r}; 'name', 'TAG:name' or 'TAG:index:name' is needed"
+                    f"{self._path}:{line}: {what}: expected 'name', 'TAG:name' or 'TAG:index:name', got {one[:100]!r}"
                 )
             tag = found["tag"] or ""
             index = int(found["index"] or 0) if tag else next(untagged)
@@ -358,7 +358,7 @@ class _Reader:
         if size == "AUTO" or (size.isascii() and size.isdigit()):
             return -1 if size == "AUTO" else int(size[:9])
         line = self._text.count("\n", 0, found.start()) + 1
-        msg = f"OVMS_GRAPH_QUEUE_MAX_SIZE is '{size[:40]}'; AUTO or a whole number from 0 is needed"
+        msg = f"OVMS_GRAPH_QUEUE_MAX_SIZE: expected AUTO or a whole number >= 0, got '{size[:40]}'"
         raise ConfigError(f"{self._path}:{line}: {msg}")
 
 
@@ -376,11 +376,11 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error
     except ValueError:
-        raise ConfigError(f"{path}: it is no text in UTF-8") from None
+        raise ConfigError(f"{path}: not valid UTF-8") from None
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: it has {len(raw)} bytes; {MAX_BYTES} are allowed")
+        raise ConfigError(f"{path}: expected at most {MAX_BYTES} bytes, got {len(raw)}")
     if not text.strip():
-        raise ConfigError(f"{path}:1: the file is empty; a graph with input_stream, output_stream and a node is needed")
+        raise ConfigError(f"{path}:1: expected a graph with input_stream, output_stream and a node, got an empty file")
     return text
 
 

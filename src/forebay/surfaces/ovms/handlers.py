@@ -209,7 +209,7 @@ class HandlerRunner(Runner):
         """
         node = self._node
         if not isinstance(result, (list, tuple)):
-            raise ExecutionFailed(f"{self._where} returned {type(result).__name__}; a list of pyovms.Tensor is needed")
+            raise ExecutionFailed(f"{self._where} returned {type(result).__name__}; expected a list of pyovms.Tensor")
         ports: dict[str, Any] = {}
         for one in cast("Sequence[Any]", result):
             if not isinstance(one, PyTensor):

@@ -179,7 +179,7 @@ class _Linker:
         file = self._file
         for field, ports in (("input_stream", file.inputs), ("output_stream", file.outputs)):
             if not ports:
-                file.fail(file.lines[field], f"the graph has no {field}; at least one is needed")
+                file.fail(file.lines[field], f"expected at least one {field} of the graph, got none")
             seen: set[str] = set()
             for port in ports:
                 if port.name in seen:
@@ -195,7 +195,7 @@ class _Linker:
         for name, kind, line in file.executors:
             if kind and kind not in _EXECUTORS:
                 what = f"the executor '{name}'" if name else "the executor"
-                file.fail(line, f"{what} has the type '{kind}', which there is not{meant(kind, _EXECUTORS)}")
+                file.fail(line, f"{what} has the unknown type '{kind}'{meant(kind, _EXECUTORS)}")
 
     def _warn_of_tag(self, what: str, port: StreamPort, known: Sequence[str]) -> None:
         """Warn of a tag that means nothing here, and nearly something."""
@@ -229,7 +229,7 @@ class _Linker:
         else:
             name = node.name
             if not name and node.calculator == PYTHON:
-                file.fail(node.line, f"a {PYTHON} has no name; one is needed")
+                file.fail(node.line, f"a {PYTHON} has no name; add one")
             if name in self._names:
                 line = self._names[name].line
                 file.fail(node.lines["name"], f"there is another node '{name}' at line {line}; a name is given once")
@@ -308,18 +308,18 @@ class _Linker:
         fail = self._file.fail
         options = node.options
         if options is None:
-            fail(node.line, f"{node.shown} has no node_options; {CALCULATORS[PYTHON]} with a handler_path are needed")
+            fail(node.line, f"{node.shown} has no node_options; add {CALCULATORS[PYTHON]} with a handler_path")
         if not options.get("handler_path"):
-            fail(node.lines["node_options"], f"{node.shown} has no handler_path; the file with its class is needed")
+            fail(node.lines["node_options"], f"{node.shown} has no handler_path; name the file with its class")
         if "\0" in options["handler_path"]:
             msg = f"{node.shown} has the handler_path {options['handler_path'][:100]!r}, and no path has a zero byte"
             fail(node.lines["node_options"], msg)
         if not node.outputs:
-            fail(node.line, f"{node.shown} has no output_stream; at least one is needed")
+            fail(node.line, f"{node.shown} has no output_stream; add one")
         if all(port.tag == LOOPBACK for port in node.inputs):
-            fail(node.line, f"{node.shown} has no input_stream; at least one is needed")
+            fail(node.line, f"{node.shown} has no input_stream; add one")
         if not any(port.tag == RESOURCES and port.name == "py" for port in node.side_inputs):
-            fail(node.line, f'{node.shown} has no input_side_packet: "{RESOURCES}:py"; it is needed')
+            fail(node.line, f'{node.shown} has no input_side_packet; add input_side_packet: "{RESOURCES}:py"')
         self._check_handler(node)
         loop, turn = self._loop(node)
         handler = self._base_path / options["handler_path"]
@@ -354,7 +354,7 @@ class _Linker:
             (only,) = (come or go)[:1]
             fail(only.line, f"{node.shown} has {LOOPBACK} on one side only; input_stream and output_stream need it")
         if len(come) > 1 or len(go) > 1:
-            fail(node.line, f"{node.shown} has more than one {LOOPBACK}; one is allowed")
+            fail(node.line, f"{node.shown}: expected at most one {LOOPBACK}, got more")
         port = come[0]
         if port.name != go[0].name:
             fail(go[0].line, f"{node.shown} loops from '{go[0].name}' to '{port.name}'; both need the same name")

@@ -119,7 +119,7 @@ class GraphReloading:
             self._used = await asyncio.to_thread(self._files, old)
             is_news, app.problem = app.problem != error.message, error.message
             if is_news:
-                log.error("the project cannot be read anew, and goes on as it was: %s", error.message)  # noqa: TRY400
+                log.error("cannot reload the project, it stays unchanged: %s", error.message)  # noqa: TRY400
             return is_news, [error.message]
         app.problem = "; ".join(config.problems)
         before, self._used = self._used, await asyncio.to_thread(self._files, config)

@@ -36,7 +36,7 @@ Port = Annotated[int, Meta(ge=FIRST_PORT, le=LAST_PORT)]
 
 def _http_port(port: int) -> int | None:
     if port > 0 and not FIRST_PORT <= port <= LAST_PORT:
-        raise ValueError(f"a whole number from {FIRST_PORT} to {LAST_PORT} is needed, or 0 for none")
+        raise ValueError(f"expected a whole number from {FIRST_PORT} to {LAST_PORT}, or 0 for none")
     return port if port > 0 else None
 
 
@@ -280,7 +280,7 @@ class _Reader(StructReader):
             self.wrong(
                 ("wire",),
                 data["wire"],
-                "the wire format of v0.3 is not served; clients of v0.4 and later and REST are, without this key",
+                "expected no such key; clients of v0.4 and later and REST are served without it, and v0.3 is not",
             )
         keys = {name: one for name, one in declared(PipelineConfig).items() if name not in {"folder", "places"}}
         return PipelineConfig(**self.fields((), data, keys))

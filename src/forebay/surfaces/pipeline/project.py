@@ -150,7 +150,7 @@ class _App(App):
         base = logs.base_of(self._config.log_path)
         if base is not None:
             self._handlers = logs.write_to(base, self._config.log_level or "info")
-        log.info("the configuration that holds:\n%s", masked(self._config, self._dag.settings))
+        log.info("configuration in force:\n%s", masked(self._config, self._dag.settings))
         for line in self._dag.lines():
             log.info("%s", line)
         try:

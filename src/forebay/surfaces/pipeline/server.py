@@ -37,10 +37,10 @@ class PipelineServer:
             ConfigError: If it is no `ResponseOp` with one input op.
         """
         if not isinstance(response_op, ResponseOp):
-            raise ConfigError(f"set_response_op() was given a {type(response_op).__name__}; a ResponseOp is needed")
+            raise ConfigError(f"set_response_op(): expected a ResponseOp, got {type(response_op).__name__}")
         count = len(response_op.get_input_ops())
         if count != 1:
-            raise ConfigError(f"the ResponseOp has {count} input ops; exactly one is needed, the last op of the graph")
+            raise ConfigError(f"ResponseOp: expected one input op, the last op of the graph, got {count}")
         self.response_op = response_op
 
     def prepare_server(self, yml_file: str | Path | None = None, yml_dict: Mapping[str, Any] | None = None) -> None:
@@ -52,11 +52,11 @@ class PipelineServer:
         source = yml_dict if yml_file is None else yml_file
         if source is None or (yml_file is not None and yml_dict is not None):
             found = "neither" if source is None else "both"
-            raise ConfigError(f"prepare_server() was given {found} of yml_file and yml_dict; exactly one is needed")
+            raise ConfigError(f"prepare_server(): expected yml_file or yml_dict, got {found}")
         self.config, self.warnings = read(source)
         if self.config.rpc_port is None and self.config.http_port is None:
             place = "yml_dict" if yml_file is None else yml_file
-            raise ConfigError(f"{place}: there is no rpc_port and no http_port; give at least one of them")
+            raise ConfigError(f"{place}: expected rpc_port or http_port, got neither")
 
     def run_server(self) -> None:
         """Serve until SIGTERM or SIGINT.

@@ -61,7 +61,7 @@ class BatchProtocol:
             if isinstance(outcome, Answered):
                 results[job] = outcome.body
             elif isinstance(outcome, Garbled | BodyRefused):
-                log.info("Job %s cannot be taken: %s", job, outcome.reason)
+                log.info("Job %s rejected: %s", job, outcome.reason)
                 is_read = isinstance(outcome, BodyRefused)
                 results[job] = outcome.body if is_read else self._inference.media.dumps(outcome.reason)
                 errors.append(job)
@@ -87,7 +87,7 @@ class BatchProtocol:
                             if self._serve(connection, ours):
                                 pause_s = FIRST_PAUSE_S
                     except (OSError, InvalidRequest) as error:
-                        log.warning("Batching service at %s: %s; it is dialled again", addr, error)
+                        log.warning("Batching service at %s: %s; reconnecting", addr, error)
                     if not self._stopping:
                         _readable(ours, timeout_s=pause_s)
                         pause_s = min(pause_s * 2, MAX_PAUSE_S)
@@ -114,7 +114,7 @@ class BatchProtocol:
                 return has_worked
             data = connection.recv(_RECEIVE_BYTES)
             if not data:
-                log.info("The batching service has closed the connection")
+                log.info("The batching service closed the connection")
                 return has_worked
             for payload in reader.feed(data):
                 connection.sendall(self.process(payload))

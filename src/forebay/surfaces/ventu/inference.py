@@ -201,7 +201,7 @@ def _checked(results: Any, count: int) -> list[Any]:
     """
     if isinstance(results, str | bytes | Mapping | set | frozenset) or not hasattr(results, "__iter__"):
         found = type(cast("object", results)).__name__
-        msg = f"batch_inference returned a {found}; a list with one result for each of {count} requests is needed"
+        msg = f"batch_inference returned a {found}; expected a list with one result for each of {count} requests"
         raise BadOutcome(msg)
     made = list(results)
     if len(made) != count:

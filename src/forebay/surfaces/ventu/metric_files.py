@@ -94,4 +94,4 @@ def _allocate(descriptor: int, size: int) -> None:
 @functools.cache
 def _tell_full(folder: str, why: str) -> None:
     """Say that the disk is full, once for each folder."""
-    log.warning("the metrics folder %s has no room: %s; process %d counts for itself", folder, why, os.getpid())
+    log.warning("the metrics folder %s is full: %s; process %d keeps its own counts", folder, why, os.getpid())

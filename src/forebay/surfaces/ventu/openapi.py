@@ -120,7 +120,7 @@ def _add(schema: Schema, components: dict[str, Node]) -> Node:
     while True:
         found, error = caught(schema.document, _REFS + prefix)
         if error is not None:  # a type that pydantic cannot describe is still one it can check
-            log.warning("%s cannot be described in the API document: %s", own, text_of(error))
+            log.warning("cannot describe %s in the API document: %s", own, text_of(error))
             found: Node = {"type": "object"}
         nested: Node = {**found.pop("definitions", {}), **found.pop("$defs", {})}
         new = {prefix + key: _translated(node) for key, node in nested.items()}

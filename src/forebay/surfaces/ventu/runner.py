@@ -150,7 +150,7 @@ def _made(value: Any, what: str) -> Ventu | None:
     try:
         signature_of(value).bind()
     except TypeError:
-        raise ConfigError(f"{what} needs arguments; a function that is called without any is needed") from None
+        raise ConfigError(f"{what} needs arguments; expected a function without any") from None
     except ValueError:  # something written in C, which does not say
         pass
     return _model_of(value())

@@ -64,7 +64,7 @@ class Schema:
         self.example_key = "example" if "example" in extra else "examples[0]"
         self.batch_size: int = extra.get("batch_size", 1)
         if type(self.batch_size) is not int or not 0 < self.batch_size <= MAX_WARMUP:
-            msg = f"batch_size of {self.name} is {self.batch_size!r}; a whole number from 1 to {MAX_WARMUP} is needed"
+            msg = f"batch_size of {self.name}: expected a whole number from 1 to {MAX_WARMUP}, got {self.batch_size!r}"
             raise NotPossible(msg)
 
     def parse(self, data: Any) -> Any:

@@ -139,12 +139,12 @@ class _App(App):
         about: dict[str, Any] = await self._endpoint.call(b"", params={"verb": "about"}, key=ALONE, timeout_s=ABOUT_S)
         assert self.face is not None
         if about["left_out"]:
-            log.info("%s: %s() is not called: forebay answers over HTTP and batches", self._path, about["left_out"])
+            log.info("%s: skipped %s(): forebay does the HTTP serving and the batching", self._path, about["left_out"])
         self.face.pages = ServicePages(MsgPack() if about["use_msgpack"] else Json(), about["document"])
 
     def _tell_slow(self) -> None:
-        why = "it loads a large model, or does something at its top level that never ends"
-        log.warning("%s is still being loaded after %g s: %s", self._path, SLOW_S, why)
+        why = "it loads a large model, or its top level never finishes"
+        log.warning("%s is still loading after %g s: %s", self._path, SLOW_S, why)
 
     async def drain(self, grace_s: float) -> None:
         """Stop, and remove the folder."""

@@ -60,7 +60,7 @@ class Manners:
         """
         self._wasted += weight
         if self._wasted > MAX_WASTED:
-            msg = f"more than {MAX_WASTED} calls within a second were called off, refused or broke a rule"
+            msg = f"more than {MAX_WASTED} calls within a second were cancelled, rejected or broke a rule"
             raise ConnectionFault(Reason.ENHANCE_YOUR_CALM, msg)
 
     def waste_block(self, size: int) -> None:

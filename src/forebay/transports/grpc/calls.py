@@ -228,7 +228,7 @@ class OpenCall:
             try:
                 on_cancel()
             except Exception:
-                log.exception("a call could not be called off")
+                log.exception("failed to cancel a call")
         task, self._task = self._task, None  # what cancels it refers to the call by its traceback
         if task is not None:
             task.cancel()
@@ -625,5 +625,5 @@ def ended(head: CallHead, peer: str, status: Status) -> EndedCall:
 
 def too_long(size: int, limit: int) -> tuple[Status, str]:
     """Return the status of a call whose answer may not be sent."""
-    msg = f"the answer has {size} bytes, {limit} are allowed by --max-body-bytes (of a pipeline: by max_message_bytes)"
+    msg = f"answer: expected at most {limit} bytes (--max-body-bytes; of a pipeline max_message_bytes), got {size}"
     return Status.RESOURCE_EXHAUSTED, msg

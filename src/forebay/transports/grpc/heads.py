@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
-from forebay.transports.api_keys import KeyHolders, lets_in
+from forebay.transports.api_keys import NO_KEY, KeyHolders, lets_in
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
 from forebay.types.call import nothing
@@ -156,12 +156,12 @@ class HeadReader:
         """
         head = CallHead()
         if size > self._max_bytes:
-            msg = f"the metadata is {size} bytes long, {self._max_bytes} are allowed"
+            msg = f"metadata: expected at most {self._max_bytes} bytes, got {size}"
             head.refuse(Status.RESOURCE_EXHAUSTED, msg)
             return head
         count = len(fields) + sum(value.count(b",") for name, value in fields if name.endswith(b"-bin"))
         if count > self._max_fields:
-            head.refuse(Status.RESOURCE_EXHAUSTED, f"the metadata has {count} fields, {self._max_fields} are allowed")
+            head.refuse(Status.RESOURCE_EXHAUSTED, f"metadata: expected at most {self._max_fields} fields, got {count}")
             return head
         # HTTP/2 calls spaces around a value malformed; gRPC has them stripped, and grpcio sends them.
         fields = [(name, value if name[:1] == b":" else value.strip(b" \t")) for name, value in fields]
@@ -178,8 +178,7 @@ class HeadReader:
     def _read_call(self, head: CallHead, asked: Mapping[bytes, bytes], fields: Sequence[Field]) -> None:
         method = self._methods.get(asked[b":path"])
         if not (method is not None and method.is_public) and not lets_in(self._keys, fields):
-            text = "an API key is needed, as x-api-key or as authorization: Bearer"
-            head.refuse(Status.UNAUTHENTICATED, text)
+            head.refuse(Status.UNAUTHENTICATED, NO_KEY)
             return
         if method is None:
             head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))
@@ -223,11 +222,11 @@ class HeadReader:
         """Return the sentence for a path that is none of a method, with what was probably meant."""
         service, slash, name = path[1:].decode(errors="replace").partition("/")
         if not slash:
-            return f"the path '/{service[:100]}' names no method; /SERVICE/METHOD is needed"
+            return f"expected a path /SERVICE/METHOD, got '/{service[:100]}'"
         if service in self._names:
             known = self._names[service]
             return f"the service {service} has no method '{name[:100]}'" + self._else(name, known)
-        return f"there is no service '{service[:100]}' here" + self._else(service, self._names)
+        return f"unknown service '{service[:100]}'" + self._else(service, self._names)
 
     def _else(self, word: str, known: Collection[str]) -> str:
         if not self.guesses:
@@ -262,7 +261,7 @@ def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
         if _BAD_VALUE.search(value) or value.strip(b" \t") != value:
             raise Malformed(f"the value of {name[:50]!r} holds characters that it may not hold")
         if found.setdefault(name, value) != value and name == b"content-length":
-            raise Malformed("content-length is said twice, with different values")
+            raise Malformed("content-length appears twice, with different values")
     if not found.keys() >= {b":method", b":scheme", b":path"} or found[b":path"][:1] != b"/":
         raise Malformed("a request needs :method, :scheme and :path, which begins with a slash")
     length = found.get(b"content-length", b"0")

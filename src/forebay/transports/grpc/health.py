@@ -149,7 +149,7 @@ def _read(kind: Any, data: bytes) -> Any:
 def _asked(data: bytes) -> str:
     service: str = _read(_messages.HealthCheckRequest, data).service
     if len(service) > MAX_NAME:
-        raise InvalidRequest(f"a service cannot be called by {len(service)} characters, {MAX_NAME} are allowed")
+        raise InvalidRequest(f"service: expected at most {MAX_NAME} characters, got {len(service)}")
     return service
 
 

@@ -89,7 +89,7 @@ class GrpcListener:
         config = self._config
         number = config.port or 0
         if not 0 <= number < 1 << 16:
-            raise ConfigError(f"port {number} is not possible; a number from 0 to 65535 is needed")
+            raise ConfigError(f"expected a port from 0 to 65535, got {number}")
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         if self._forwarding is not None:

@@ -121,7 +121,7 @@ def _unary(name: str, method: Unary, own: Own, counting: _Counting, *, is_public
                 await in_turns(counting.steps(message))
             call.reply(await method(message, call))
         except asyncio.CancelledError:
-            call.end(Status.CANCELLED, "the call was called off")
+            call.end(Status.CANCELLED, "the call was cancelled")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
             call.fail_by(error, name, own)
@@ -141,7 +141,7 @@ def _stream(name: str, method: Stream, own: Own, counting: _Counting, *, is_publ
                 await call.send(message)
             call.end(Status.OK)
         except asyncio.CancelledError:
-            call.end(Status.CANCELLED, "the call was called off")
+            call.end(Status.CANCELLED, "the call was cancelled")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the status of this call
             call.fail_by(error, name, own)
@@ -160,7 +160,7 @@ async def _close(answers: Any, name: str) -> None:
         try:
             await close()
         except Exception:
-            log.exception("%s failed while it was closed", name)
+            log.exception("%s failed to close", name)
 
 
 class _Messages:

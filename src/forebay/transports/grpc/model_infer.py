@@ -188,7 +188,7 @@ class InferMethods:
         served = self.served(layout.model, layout.version)
         name = served.endpoint.name
         if served.tensors is None:
-            raise InvalidRequest(f"the model '{name}' takes no tensors; ask it over HTTP at /models/{name}")
+            raise InvalidRequest(f"the model '{name}' does not accept tensors; ask it over HTTP at /models/{name}")
         asked = served.in_tensors
         if asked.contract.streams and stream is None:
             raise InvalidRequest(f"the model '{name}' answers in any number of parts; ask it by ModelStreamInfer")

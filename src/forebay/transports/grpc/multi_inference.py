@@ -65,7 +65,7 @@ def _check(tasks: Sequence[Any]) -> None:
         InvalidRequest: If there are none, or they do not go together.
     """
     if not tasks:
-        raise InvalidRequest("there are no tasks; one at least is needed")
+        raise InvalidRequest("expected at least one task, got none")
     names = list(dict.fromkeys(task.model_spec.name for task in tasks))
     if len(names) > 1:
         raise InvalidRequest(f"the tasks ask '{names[0][:100]}' and '{names[1][:100]}'; all must ask the same model")

@@ -110,7 +110,7 @@ class GrpcPort:
             try:
                 connection.sweep(self.epoch)
             except Exception:
-                log.exception("a connection could not be looked at; it is closed")
+                log.exception("failed to check a connection; closing it")
                 connection.abort()
 
     def stop(self) -> None:
@@ -158,7 +158,7 @@ class GrpcPort:
                 try:
                     call.tell_refused()
                 except Exception:  # of one of them: the others are told all the same
-                    log.exception("a refusal could not be written")
+                    log.exception("failed to write a rejection")
 
     def expect(self, call: OpenCall, timeout_s: float) -> None:
         """End a call after this time."""
@@ -183,7 +183,7 @@ class GrpcPort:
             try:
                 call.begin_landed()
             except Exception:
-                log.exception("a call could not be begun; this is a defect of forebay")
+                log.exception("failed to begin a call; this is a defect of forebay")
                 call.end(Status.INTERNAL, "the server failed")
 
     def closed(self, call: OpenCall) -> None:

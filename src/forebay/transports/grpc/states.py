@@ -43,7 +43,7 @@ class CallState(State):
     is_done: bool
 
 
-WARN: Final = Event("the client is told that the server stops")
+WARN: Final = Event("the server announces that it stops")
 LEAVE: Final = Event("no more calls begin")
 HANG_UP: Final = Event("everything is written")
 LOSE: Final = Event("the connection is closed")

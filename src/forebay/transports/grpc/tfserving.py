@@ -177,13 +177,13 @@ class TfServing:
         asked = SERVING.parsed("GetModelMetadataRequest", message)
         for field in asked.metadata_field:
             if field != _SIGNATURES:
-                raise InvalidRequest(f"there is no metadata '{field[:100]}'; there is '{_SIGNATURES}'")
+                raise InvalidRequest(f"expected the metadata_field '{_SIGNATURES}', got '{field[:100]}'")
         if not asked.metadata_field:
-            raise InvalidRequest(f"a metadata_field is needed; there is '{_SIGNATURES}'")
+            raise InvalidRequest(f"expected the metadata_field '{_SIGNATURES}', got none")
         _, served = self._find(asked.model_spec)
         if served is None:
             raise Unavailable(
-                f"the model '{asked.model_spec.name}' is loaded when it is asked, and nobody has asked it"
+                f"the model '{asked.model_spec.name}' is loaded with its first request, and none has come yet"
             )
         told = SERVING.classes().SignatureDefMap()
         json_format.ParseDict({"signature_def": facts.signature_map(served)}, told)
@@ -205,7 +205,7 @@ class TfServing:
         if not self._is_managed:
             raise MayNotManage("clients say what is loaded where calls need a key (--api-key), or with --manage")
         if config.WhichOneof("config") != "model_config_list":
-            raise InvalidRequest("a model_config_list is needed; there is no other configuration here")
+            raise InvalidRequest("expected a model_config_list; no other configuration is supported")
         await reload(self._app, [_wanted(one) for one in config.model_config_list.config])
         return SERVING.classes().ReloadConfigResponse(status={"error_code": 0}).SerializeToString()
 
@@ -264,7 +264,7 @@ def _put_spec(into: Any, served: Served, signature: str) -> None:
 
 def _read_predict(asked: Any, face: TensorFace) -> tuple[list[Tensor], Sequence[str]]:
     if len(asked.inputs) > MAX_INPUTS:
-        raise TooLarge(f"{len(asked.inputs)} inputs came; at most {MAX_INPUTS} are taken")
+        raise TooLarge(f"expected at most {MAX_INPUTS} inputs, got {len(asked.inputs)}")
     outputs: dict[str, None] = {}
     for name in asked.output_filter:
         if name in outputs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from forebay.errors import Cancelled, ForebayError, TooLarge
+from forebay.errors import Cancelled, ForebayError
 from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
 from forebay.transports.http.asgi_calls import HELD, TOLD, failed, id_of
@@ -20,6 +20,7 @@ from forebay.transports.http.forms_and_gzip import Staged, packed
 from forebay.transports.http.http_errors import ForeignPage, MethodNotAllowed
 from forebay.transports.reading_turns import in_turns
 from forebay.types.call import Failure, Origin, Request, nothing
+from forebay.types.element_limits import too_long
 from forebay.types.failures import without_frames
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Predict:
 
     async def _read_staged(self, head: Head, staged: Staged, receive: Receive) -> bytes:
         if head.length > staged.max_bytes:
-            raise TooLarge(f"the body has {head.length} bytes, at most {staged.max_bytes} are taken")
+            raise too_long("body", staged.max_bytes, head.length)
         return _arrived(await staged.read(receive))
 
     async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
@@ -291,7 +292,7 @@ class Methods:
             await send_answer(send, 204, [(b"allow", self._allow)], b"")
         elif handler is None:
             instead = self._instead(scope) if method == "POST" else ""
-            error = MethodNotAllowed(f"{method[:20]} is not possible here, {self._allow.decode()} are{instead}")
+            error = MethodNotAllowed(f"{method[:20]} is not allowed here; use {self._allow.decode()}{instead}")
             error.allow = self._allow
             failed(scope, error)
             await send_answer(send, *self._fault(error, id_of(scope)))

@@ -271,10 +271,8 @@ def check_framing(
         elif value.strip(b"0"):
             frame = b"content-length: " + value
     if hosts > 1 or (not host and version == "1.1"):
-        msg = (
-            f"the request has {hosts} Host headers, one is needed" if host or not hosts else "the Host header is empty"
-        )
+        msg = f"expected one Host header, got {hosts}" if host or not hosts else "the Host header is empty"
         raise NotHttp(msg)
     if method == b"CONNECT":
-        raise MethodNotAllowed("CONNECT is not possible here: this server is no proxy")
+        raise MethodNotAllowed("CONNECT is not allowed here; this server is no proxy")
     return host, frame if upgrades else b""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 from forebay.errors import InvalidRequest, TooLarge, Unavailable
 from forebay.protocols.native import UnsupportedMedia
 from forebay.serving.models.named import named
+from forebay.types.element_limits import too_long
 from forebay.types.file import FormPart
 from forebay.workers.processes.private_folder import PrivateFolder
 
@@ -91,8 +92,8 @@ class Staging:
         except FileNotFoundError:
             if not self._is_without_disk:
                 log.warning(
-                    "forms are kept in memory, with at most %d bytes (--max-body-bytes): there is no folder for "
-                    "temporary files; mount one at /tmp, or name one in TMPDIR",
+                    "no folder for temporary files: keeping forms in memory, with at most %d bytes (--max-body-bytes); "
+                    "mount one at /tmp, or name one in TMPDIR",
                     self.config.max_body_bytes,
                 )
             self._is_without_disk = True
@@ -104,7 +105,7 @@ class Staging:
         refusal = Unavailable(f"the files of a form cannot be kept: {error.strerror}")
         if not self._is_told:  # once, until they can be kept again
             self._is_told = True
-            log.warning("%s (in %s); who sends long ones gets 503", refusal.message, tempfile.gettempdir())
+            log.warning("%s (in %s); long forms get 503", refusal.message, tempfile.gettempdir())
         return refusal
 
 
@@ -133,7 +134,7 @@ class Staged:
             piece: bytes = message.get("body", b"")
             received += len(piece)
             if received > self.max_bytes:
-                raise TooLarge(f"the body is too long, at most {self.max_bytes} bytes are taken")
+                raise too_long("body", self.max_bytes)
             if piece:
                 await asyncio.to_thread(self._do, self._entry.feed, piece)
             if not message.get("more_body", False):
@@ -221,7 +222,7 @@ class _Unpacker:
         while data:
             if self._unpack.eof:
                 if not self._is_gzip:
-                    raise InvalidRequest(f"the body goes on after what was packed with {self._packing}")
+                    raise InvalidRequest(f"the body continues after its {self._packing} data")
                 if self._members == MAX_MEMBERS:
                     msg = f"the body has more than {MAX_MEMBERS} parts that were packed each by itself; pack it as one"
                     raise TooLarge(msg)
@@ -364,7 +365,7 @@ class _Form:
         kind, options = self._options(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name")
         if kind != b"form-data" or name is None:
-            raise InvalidRequest("a part of the form has no name: Content-Disposition: form-data; name=... is needed")
+            raise InvalidRequest("a part of the form has no name; write Content-Disposition: form-data; name=...")
         coding = _text(self._headers.get(b"content-transfer-encoding", b"")).lower()
         if coding not in _PLAIN_CODINGS:
             msg = f"a part of the form has the Content-Transfer-Encoding {coding[:40]!r}; send its bytes as they are"

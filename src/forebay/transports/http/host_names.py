@@ -40,7 +40,7 @@ class Hosts:
         if host in self._known:
             return None
         if not _HOST.fullmatch(host):
-            return NotHttp(f"the Host header is {host[:80].decode('latin-1')!r}, a name or an address is needed")
+            return NotHttp(f"Host: expected a name or an address, got {host[:80].decode('latin-1')!r}")
         if self._checks and not self._is_ours(host.decode("latin-1").lower()):
             shown = host[:100].decode("latin-1")
             return WrongHost(f"this server is not called '{shown}'; if it is, start it with --allowed-host NAME")

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from forebay.errors import ForebayError, InvalidRequest, NotFound, TooLarge
+from forebay.errors import ForebayError, InvalidRequest, NotFound
 from forebay.server.kserve_facts import (
     config_of,
     find_served,
@@ -29,6 +29,7 @@ from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.http_errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import JSON, fault_of
 from forebay.types.did_you_mean import meant
+from forebay.types.element_limits import too_long
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class InferencePages:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         if what == "infer":
             find_served(self._app, name, version)
-            raise NotFound(f"the model '{name}' takes no tensors; see GET /models/{name}")
+            raise NotFound(f"the model '{name}' does not accept tensors; see GET /models/{name}")
         if what not in {"", "ready", "config", "stats"}:
             there = ("ready", "config", "stats", "infer")
             raise NotFound(f"a model has no '{what[:40]}'; there is {', '.join(there)}{meant(what, there)}")
@@ -238,7 +239,7 @@ def _require(verb: str, scope: Scope) -> None:
     """Refuse another method, naming the one that is possible."""
     method = scope["method"]
     if method != verb and not (method == "HEAD" and verb == "GET"):
-        raise _allowing(verb, f"{method[:20]} is not possible here, {verb} is")
+        raise _allowing(verb, f"{method[:20]} is not allowed here; use {verb}")
 
 
 def _allowing(verb: str, message: str) -> MethodNotAllowed:
@@ -256,8 +257,8 @@ async def _json_body(receive: Receive) -> Mapping[str, Any]:
     try:
         body = await read_body(receive, _MAX_LOAD_BYTES)
     except BodyTooLong:
-        raise TooLarge(f"the body is too long, at most {_MAX_LOAD_BYTES} bytes are taken") from None
+        raise too_long("body", _MAX_LOAD_BYTES) from None
     try:
         return msgspec.json.decode(body, type=dict[str, Any]) if body and body.strip() else {}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is no object in JSON: {error}") from None
+        raise InvalidRequest(f"body: expected a JSON object: {error}") from None

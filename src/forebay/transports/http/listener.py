@@ -74,7 +74,7 @@ class HttpListener:
         """
         config = self._config
         if not 0 <= config.port < 1 << 16:
-            raise ConfigError(f"port {config.port} is not possible; a number from 0 to 65535 is needed")
+            raise ConfigError(f"expected a port from 0 to 65535, got {config.port}")
 
         connect = partial(HttpConnection, self._lane)
         try:
@@ -106,7 +106,7 @@ class HttpListener:
             connection.shutdown()
         await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
         if left := sum(state.owes or state.is_inside for state in (one.talk.state for one in lane.connections)):
-            log.warning("the drain is over; connections without their answer, which are cut off: %d", left)
+            log.warning("the drain time is over; closing connections without their answer: %d", left)
         for connection in list(lane.connections):
             connection.abort()
         tasks = lane.server_state.tasks

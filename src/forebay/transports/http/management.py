@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from starlette.responses import Response
 
-from forebay.errors import Cancelled, InvalidRequest, TooLarge
+from forebay.errors import Cancelled, InvalidRequest
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.http_errors import ForeignPage, NotManaged
+from forebay.types.element_limits import too_long
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Management:
         try:
             body = await read_body(request.receive, MAX_BODY_BYTES)
         except BodyTooLong:
-            raise TooLarge(f"weights are too long, at most {MAX_BODY_BYTES} bytes are taken") from None
+            raise too_long("weights", MAX_BODY_BYTES) from None
         if body is None:
             raise Cancelled("the client went away")
         try:

@@ -146,7 +146,7 @@ class HttpPort:
             try:
                 connection.sweep(self.epoch)
             except Exception:
-                log.exception("a connection could not be looked at; it is closed")
+                log.exception("failed to check a connection; closing it")
                 connection.abort()
 
     def asleep(self, until: int) -> set[HttpConnection]:
@@ -252,7 +252,7 @@ class HttpPort:
         """Return what is told of an error that only a defect of ours raises; the log has a traceback, one a second."""
         if self._failed_at != self.epoch:
             self._failed_at = self.epoch
-            log.error("a request could not be read", exc_info=cause)
+            log.error("failed to read a request", exc_info=cause)
         return InternalError("the server failed to read the request; this is a defect of forebay")
 
     def tell_cut_off(self, error: ForebayError, client: tuple[str, int] | None) -> None:

@@ -329,7 +329,7 @@ class ReadingConnection(AnsweringConnection):
                 # What is read in steps has left the cycle by then, to where it is counted.
                 self._hold(len(self.cycle.body) - self._body.held_bytes if self._is_staged else len(body))
             elif received > self._lane.config.max_body_bytes:  # its answer did not say that the connection closes
-                raise NotHttp("the request was answered, and its body goes on")
+                raise NotHttp("the request was answered before its body was complete")
             return
         assert head.route is not None
         if received > head.route.max_body_bytes:

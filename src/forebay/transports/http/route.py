@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, To
 from forebay.observe.logs.request_ids import next_id, request_id_of
 from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
-from forebay.transports.api_keys import KeyHolders, key_is_known
+from forebay.transports.api_keys import NO_KEY, KeyHolders, key_is_known
 from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.foreign_page import FORWARDED
 from forebay.transports.http.forms_and_gzip import PACKINGS, Staged, Staging
@@ -26,7 +26,7 @@ from forebay.transports.http.http_errors import ForeignPage, Unauthorized, Unsup
 from forebay.types.author_view import for_author
 from forebay.types.call import Media, Origin, Reply, Request
 from forebay.types.context import PARAM, told
-from forebay.types.element_limits import DEFAULT, ElementLimits, Steps
+from forebay.types.element_limits import DEFAULT, ElementLimits, Steps, too_long
 from forebay.types.failures import without_frames
 from forebay.types.json_elements import json_elements
 from forebay.types.json_segments import LONG_BYTES
@@ -179,7 +179,7 @@ class Route:
                 elif wanted == _ENCODING:
                     packing = value.strip().lower()
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
-            head.problem = Unauthorized("an API key is needed, as X-API-Key or as Authorization: Bearer")
+            head.problem = Unauthorized(NO_KEY)
         elif self._holders and (tenant := self._holders.of(keys)) is not None:
             if self._holders.has_children:
                 try:
@@ -233,8 +233,7 @@ class Route:
 
     def too_large(self, size: int | None = None) -> TooLarge:
         """Return the error for a body over the limit."""
-        found = f"the body has {size} bytes" if size is not None else "the body is too long"
-        return TooLarge(f"{found}, at most {self.max_body_bytes} are taken")
+        return too_long("body", self.max_body_bytes, size)
 
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
         """Count the elements of a body before anything is made of it; None if they need not be counted.
@@ -368,7 +367,7 @@ class Route:
     def _read_timeout(self, head: Head, value: bytes) -> None:
         milliseconds = whole_number(value)
         if milliseconds < 1:
-            msg = f"X-Request-Timeout-Ms is {value[:40].decode('latin-1')!r}, a whole number of at least 1 is needed"
+            msg = f"X-Request-Timeout-Ms: expected a whole number >= 1, got {value[:40].decode('latin-1')!r}"
             head.problem = InvalidRequest(msg)
         else:
             head.timeout_s = min(head.timeout_s, milliseconds / 1000, self.endpoint.config.max_timeout_s)
@@ -377,7 +376,7 @@ class Route:
         found = _SECONDS.fullmatch(value)
         if found is None or not float(found[0]):
             shown = value[:40].decode("latin-1")
-            msg = f"Request-Timeout is {shown!r}, a number of seconds above 0 is needed, such as 2 or 0.25"
+            msg = f"Request-Timeout: expected a number of seconds > 0, such as 2 or 0.25, got {shown!r}"
             head.problem = InvalidRequest(msg)
         else:
             head.timeout_s = min(head.timeout_s, float(found[0]), self.endpoint.config.max_timeout_s)

@@ -214,6 +214,6 @@ def _write(sends: Iterable[Callable[[bytes], None]], texts: Iterable[bytes]) -> 
         try:
             deque(writing, maxlen=0)
         except Exception:  # of one of them: the others are written all the same
-            log.exception("an answer could not be handed over")
+            log.exception("failed to deliver an answer")
         else:
             return

@@ -242,7 +242,7 @@ def not_there(app: App, path: str) -> NotFound:
         find_served(app, name, found or "")
     except NotFound as error:
         return without_frames(error)  # its frames would hold it, and the request
-    return NotFound(f"the model '{name[:100]}' takes no tensors, so it does not answer ':{verb[:40]}'")
+    return NotFound(f"the model '{name[:100]}' does not accept tensors, so it does not answer ':{verb[:40]}'")
 
 
 def about(app: App, name: str, below: str) -> dict[str, Any]:
@@ -264,11 +264,11 @@ def about(app: App, name: str, below: str) -> dict[str, Any]:
     if rest_of == []:
         return {"model_version_status": facts.statuses(app, name, found)}
     if rest_of != ["metadata"]:
-        msg = f"nothing is told at /v1/models/{name[:100]}/{below[:100]}; there is metadata, versions/V and labels/L"
+        msg = f"nothing at /v1/models/{name[:100]}/{below[:100]}; there is metadata, versions/V and labels/L"
         raise NotFound(msg)
     versions = app.versions_of(name)
     if versions is None and app.stock is not None and facts.statuses(app, name, found):
-        raise Unavailable(f"the model '{name[:100]}' is loaded when it is asked, and nobody has asked it")
+        raise Unavailable(f"the model '{name[:100]}' is loaded with its first request, and none has come yet")
     served = find_served(app, name, found or "")
     version = str(facts.number(served.endpoint.config.version))
     return {

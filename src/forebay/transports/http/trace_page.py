@@ -100,7 +100,7 @@ class TracePage:
 def _id_of(request: Request) -> str:
     name = request.query_params.get("id", "")
     if len(name) > LONGEST_ID:
-        raise InvalidRequest(f"id has {len(name)} characters, at most {LONGEST_ID} are allowed")
+        raise InvalidRequest(f"id: expected at most {LONGEST_ID} characters, got {len(name)}")
     return name
 
 
@@ -110,6 +110,6 @@ def _seconds(given: str) -> float:
     except ValueError:
         seconds = math.nan
     if not SHORTEST_S <= seconds <= LONGEST_S:
-        msg = f"seconds={given[:40]!r} is no time to record for; give a number from {SHORTEST_S:g} to {LONGEST_S:g}"
+        msg = f"seconds: expected a number from {SHORTEST_S:g} to {LONGEST_S:g}, got {given[:40]!r}"
         raise InvalidRequest(msg)
     return seconds

@@ -149,7 +149,7 @@ class AttachedPool(SlotPool[S]):
             slot.stop()
             batches = running(slot)
             if batches and all(batch.cancelled for batch in batches):
-                slot.drop("the server stops, and nobody waits for what it runs")
+                slot.drop("the server stops, and no client waits for its batch")
                 self.gone(slot)
         if self._slots:
             self._left_all = asyncio.Event()
@@ -238,7 +238,7 @@ class AttachedPool(SlotPool[S]):
         self._vacancy = None
         if self._slots or self._stopping:
             return
-        log.warning("no worker has come for '%s' in %g s; its requests are refused", self.name, self.grace_s)
+        log.warning("no worker attached for '%s' within %g s; rejecting its requests", self.name, self.grace_s)
         self._refuse(Unavailable(f"no worker of '{self.name}' is attached; try again when one has joined"))
 
     def _watch_over(self) -> None:

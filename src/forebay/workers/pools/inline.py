@@ -179,14 +179,14 @@ class InlinePool(Pool):
 
     def _has_ended(self, batch: EntryBatch) -> None:
         if batch in self._tasks and len(self._left) < MAX_LEFT:
-            self._leave_behind(batch, "the request was called off")
+            self._leave_behind(batch, "the request was cancelled")
 
     def _leave_behind(self, batch: EntryBatch, why: str) -> None:
         task, done = self._tasks.pop(batch)
         self._left.add(task)
         task.add_done_callback(self._left.discard)
         batch.on_cancel = None
-        log.warning("a coroutine did not end within %g s when it was cancelled; it is left behind", CANCEL_S)
+        log.warning("a coroutine did not stop %g s after it was cancelled; abandoning it", CANCEL_S)
         self.idle += not self._is_stopping
         done(batch, [Failure(Unavailable(why))] * len(batch.entries))
 
@@ -196,7 +196,7 @@ class InlinePool(Pool):
             result = await attempt_async(self._outcomes, batch, result)
         except asyncio.CancelledError as error:
             if batch.cancelled:
-                result = Failure(Unavailable("the request was called off"))
+                result = Failure(Unavailable("the request was cancelled"))
             elif self._is_stopping:
                 result = Failure(Unavailable("the server stopped before the model answered"))
             else:  # it cancelled itself
@@ -208,7 +208,7 @@ class InlinePool(Pool):
     async def _outcomes(self, batch: EntryBatch, result: Awaitable[Any]) -> Any:
         if batch.cancelled:
             close(result)
-            return Failure(Unavailable("the request was called off"))
+            return Failure(Unavailable("the request was cancelled"))
         return await result
 
 

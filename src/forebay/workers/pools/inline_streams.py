@@ -140,7 +140,7 @@ class InlineStreams:
         self._look_timer = task.get_loop().call_later(CANCEL_S / 2, self._look)
 
     def _leave_behind(self, task: asyncio.Task[None]) -> None:
-        log.warning("a coroutine did not end within %g s when it was cancelled; it is left behind", CANCEL_S)
+        log.warning("a coroutine did not stop %g s after it was cancelled; abandoning it", CANCEL_S)
         self._left.add(task)
         task.add_done_callback(self._left.discard)
         self._task = None
@@ -153,7 +153,7 @@ class InlineStreams:
     def _answer(self, left: Sequence[Sitting], why: str) -> None:
         self._freed(sum(one.batch.rows for one in left))
         for one in left:
-            told = "the request was called off" if one.is_leaving else why
+            told = "the request was cancelled" if one.is_leaving else why
             one.done(one.batch, [Failure(Unavailable(told))] * len(one.batch.entries))
 
     def _coming(self) -> set[int]:

@@ -173,4 +173,4 @@ def _cannot_be_told(*_what: object) -> None:
     """The protocol has no words for it."""
 
 
-_late = Failure(DeadlineExceeded("nobody waited any more when a worker was free"))
+_late = Failure(DeadlineExceeded("timed out before a worker was free"))

@@ -258,7 +258,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         await self._kill_late([worker for worker in self._workers if not worker.is_awaited()], END_S)
         await self._kill_late(self._workers, max(until - time.monotonic(), 0.0) + END_S)
         if not await self._all_left(self._workers, LAST_S):
-            log.error("a worker that was killed does not end; it is left behind")
+            log.error("a killed worker does not exit; abandoning it")
         if self._server is not None:
             self._server.close()
         self._fail_orphans()
@@ -304,7 +304,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
                 self._begin(worker)
             except RuntimeError as error:
                 worker.supervisor = None
-                log.warning("a further worker cannot be started: %s; it is tried again", error)
+                log.warning("cannot start a further worker: %s; retrying", error)
                 return
         if workers == 0:
             self._admit_again()
@@ -440,7 +440,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
 
     def _end_stuck(self, slot: WorkerSlot, batch_id: int) -> None:
         if slot.is_running(batch_id):
-            log.warning("a worker did not stop %g s after its batch was called off; it is replaced", self._stuck_s)
+            log.warning("a worker did not stop %g s after its batch was cancelled; replacing it", self._stuck_s)
             slot.worker.kill(slot.worker.slots.get(slot))
 
     def _begin(self, worker: Worker) -> None:
@@ -491,14 +491,14 @@ class ProcessPool(SlotPool[WorkerSlot]):
             return
         why = "" if worker.problem is None else f": {worker.problem.message}"
         if end.status is None:
-            log.warning("worker %d could not be started%s", worker.index, why)
+            log.warning("worker %d failed to start%s", worker.index, why)
         else:
             self.restarts += 1
-            log.warning("worker %d (pid %s) ended with status %d%s", worker.index, end.pid, end.status, why)
+            log.warning("worker %d (pid %s) exited with status %d%s", worker.index, end.pid, end.status, why)
             if self._on_death is not None:
                 self._on_death(end.status)
         if all(one.has_given_up for one in self._kept()):
-            self._refuse(Unavailable(f"there is no worker{why}; it is tried again"))
+            self._refuse(Unavailable(f"no worker is running{why}; retrying"))
 
     def _left(self, worker: Worker) -> None:
         worker.has_left = True

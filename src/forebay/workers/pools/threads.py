@@ -255,7 +255,7 @@ class ThreadPool(Pool):
 
     def _interrupted(self, slot: ThreadSlot, name: int, why: str) -> None:
         """A thread was interrupted outside of user code: what it had in hand goes round again, once."""
-        log.warning("a thread was interrupted between two batches, by an exception that was set in it: %s", why)
+        log.warning("an exception set in a thread interrupted it between two batches: %s", why)
         sitting = slot.seating.open.get(name)
         if sitting is None:
             return
@@ -269,7 +269,7 @@ class ThreadPool(Pool):
 
     def _replace_thread(self, worker: _Worker, thread: threading.Thread) -> None:
         assert self._loop is not None
-        log.warning("a thread did not stop %g s after its batch was called off; it is left behind", self._stuck_s)
+        log.warning("a thread did not stop %g s after its batch was cancelled; abandoning it", self._stuck_s)
         self._threads.remove(thread)
         if worker.is_shared:
             worker.enter()
@@ -319,7 +319,7 @@ class ThreadPool(Pool):
                     return slot
                 del self._slots[slot]
                 self._problem = worker.error
-            log.error("no thread can take the place of a stuck one: %s", self._problem.message)
+            log.error("cannot replace a stuck thread: %s", self._problem.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
@@ -437,5 +437,5 @@ class ThreadPool(Pool):
 def _answer(lost: Sequence[Sitting], why: str) -> None:
     """Answer what sat in a thread that was left behind."""
     for one in lost:
-        told = "the request was called off" if one.is_leaving else why
+        told = "the request was cancelled" if one.is_leaving else why
         one.done(one.batch, [Failure(Unavailable(told))] * len(one.batch.entries))

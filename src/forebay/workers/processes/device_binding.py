@@ -60,12 +60,12 @@ def existing(texts: Sequence[str]) -> tuple[str, ...]:
     here = os.sched_getaffinity(0)
     for device in devices:
         if missing := sorted(set(device.cores) - here):
-            raise ValueError(f"{device} is not there: this process may use {spelled(here)} and not {spelled(missing)}")
+            raise ValueError(f"expected CPUs that this process may use ({spelled(here)}), got {spelled(missing)}")
         count = _count(os.environ)
         if device.kind in NVIDIA and count is not None and device.index >= count:
             why = f"{VISIBLE} is {os.environ[VISIBLE]!r}" if VISIBLE in os.environ else f"there are {count}"
-            most = f"{device.kind}:0 to {device.kind}:{count - 1} are" if count > 1 else f"{device.kind}:0 is"
-            raise ValueError(f"{device} is not there: {why}; {most if count else 'cpu is'} allowed")
+            most = f"{device.kind}:0 to {device.kind}:{count - 1}" if count > 1 else f"{device.kind}:0"
+            raise ValueError(f"expected {most if count else 'cpu'}, got {device}; {why}")
     return tuple(map(str, devices))
 
 
@@ -77,7 +77,7 @@ def existing_one(text: str) -> str:
     """
     found = existing([text])
     if len(found) != 1:
-        raise ValueError(f"one device is needed, and {len(found)} are told")
+        raise ValueError(f"expected one device, got {len(found)}")
     return found[0]
 
 

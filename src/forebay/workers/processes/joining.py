@@ -187,7 +187,7 @@ class JoiningWorker:
             except _LOST:
                 pass  # the server hands on what this slot was running
             except Exception:
-                log.exception("a connection to the server is given up")  # a defect must not cost the slot
+                log.exception("a connection to the server failed; closing it")  # a defect must not cost the slot
             finally:
                 self._connections.discard(connection)
                 connection.close()

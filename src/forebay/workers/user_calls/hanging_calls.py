@@ -162,7 +162,7 @@ class LoopThreads:
         """A thread goes on with a call that nobody waits for."""
         self._left += 1
         if self._left == MAX_LEFT + 1:
-            log.error("%d threads hang in calls that do not end, and no further one has a successor", MAX_LEFT)
+            log.error("%d threads hang in calls that never return; no further one is replaced", MAX_LEFT)
         self._grow()
 
     def _over(self, call: LoopCall) -> None:

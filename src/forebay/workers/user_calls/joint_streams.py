@@ -185,7 +185,7 @@ class SideBySide:
 
 async def _outlive(ending: asyncio.Task[None]) -> None:
     if (await asyncio.wait([ending], timeout=LATE_S - END_S))[1]:
-        log.warning("an async generator did not end within %g s when it was told to; it is left behind", LATE_S)
+        log.warning("an async generator did not close within %g s; abandoning it", LATE_S)
 
 
 async def _next_of(steps: AsyncIterator[Any]) -> Any:

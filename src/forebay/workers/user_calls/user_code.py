@@ -117,7 +117,7 @@ def answered(
         if is_ours(error):
             raise
         if isinstance(error, CancelledError) and is_cancelled():  # the worker ended it: the model is not at fault
-            return [Failure(Unavailable("the request was called off"))] * count, []
+            return [Failure(Unavailable("the request was cancelled"))] * count, []
         return [failure_of(error)] * count, []
     return [None] * count, []
 
@@ -165,7 +165,7 @@ def one_each(results: Any, count: int) -> Sequence[Any]:
     """
     name = type(results).__name__
     if results is None:
-        raise BadOutcome(f"predict returned None, as a function without `return` does; {_needed(count)}")
+        raise BadOutcome(f"predict returned None, perhaps because its `return` is missing; {_needed(count)}")
     if type(results) is not list:
         # What has keys or columns would give these instead of its values or rows: mappings of every kind, and tables.
         has_keys = (hasattr(results, "keys") or hasattr(results, "columns")) and getattr(results, "ndim", 2) != 1
@@ -224,4 +224,4 @@ def _for(found: int, count: int) -> str:
 
 
 def _needed(count: int) -> str:
-    return f"a list with one result for each of {counted(count, 'sample')} is needed"
+    return f"expected a list with one result for each of {counted(count, 'sample')}"

@@ -106,7 +106,7 @@ def parse_address(text: str) -> Address:
             hint = f"; did you mean {meant}:{rest}?"
         else:
             hint = f"; did you mean unix:{text}?" if "/" in text or not colon else f"; did you mean tcp:{text}?"
-    raise ConfigError(f"{text!r} is no address: unix:PATH or tcp:HOST:PORT is needed{hint}")
+    raise ConfigError(f"expected unix:PATH or tcp:HOST:PORT, got {text!r}{hint}")
 
 
 def checked_host(host: str) -> str:

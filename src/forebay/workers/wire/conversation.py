@@ -175,7 +175,7 @@ class Conversation:
         if len(frame) - frames.HEADER > frames.MAX_FRAME_BYTES:
             raise TooLarge(
                 f"the batch cannot be sent to a worker: it has {len(frame)} bytes, at most {frames.MAX_FRAME_BYTES} "
-                "are possible; send smaller requests, or let fewer of them share a batch"
+                "are allowed; send smaller requests, or let fewer of them share a batch"
             )
         self._on(BEGIN)  # once the frame is there: a batch that cannot be sent leaves the worker idle
         self.seating.join(batch, done, name)
@@ -196,7 +196,7 @@ class Conversation:
         if len(join) > frames.MAX_FRAME_BYTES // 2:
             raise TooLarge(
                 f"the batch cannot be sent to a worker: it has {len(join)} bytes, at most "
-                f"{frames.MAX_FRAME_BYTES // 2} are possible; send smaller requests"
+                f"{frames.MAX_FRAME_BYTES // 2} are allowed; send smaller requests"
             )
         self._joins.append([seating.join(batch, done).name, msgspec.Raw(join)])
         self._speak(None)

@@ -46,9 +46,9 @@ async def keep_socket(path: str, listen: Callable[[socket.socket], Awaitable[obj
         try:
             await listen(made)
         except OSError as error:
-            log.debug("nobody can listen at the socket %s: %s", path, error)
+            log.debug("cannot listen at the socket %s: %s", path, error)
             made.close()
             # What nobody listens at would pass for one that is kept.
             Path(path).unlink(missing_ok=True)  # noqa: ASYNC240 - one quick call
             continue
-        log.warning("the socket %s was removed; it is there again", path)
+        log.warning("restored the socket %s, which was removed", path)

@@ -52,7 +52,7 @@ def read_secret(given: str | None, option: str) -> bytes | None:
     secret = given.encode()
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"{where} is too short: at least {MIN_SECRET_BYTES} bytes are needed, and it has {len(secret)}; "
+            f"{where}: expected a secret of at least {MIN_SECRET_BYTES} bytes, got {len(secret)}; "
             "make one with: openssl rand -hex 16"
         )
     return secret

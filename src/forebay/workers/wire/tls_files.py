@@ -56,7 +56,7 @@ class TlsFiles:
                 self._context = self._make()
             except ConfigError as error:
                 self._retry_at = now + _RETRY_S
-                log.warning("a TLS file has changed; new connections still use what it held before: %s", error.message)
+                log.warning("cannot use a changed TLS file; new connections use its former content: %s", error.message)
             else:
                 log.info("new connections use the changed TLS files %s", ", ".join(map(str, self._files)))
         return self._context

@@ -148,7 +148,7 @@ class WorkerListener:
         self._is_open = isinstance(address, TcpAddress) and not address.is_loopback
         if self._is_open and not is_proven and native is not None:
             raise ConfigError(
-                f"{address} lets other machines attach workers, so a secret is needed: --attach-secret @FILE; "
+                f"workers of other machines can attach at {address}, so set a secret: --attach-secret @FILE; "
                 "or listen on tcp:127.0.0.1:PORT"
             )
         if tls is not None and isinstance(address, UnixAddress):
@@ -190,8 +190,7 @@ class WorkerListener:
             log.info("%s may attach at %s", self._words.guests, self.shown)
         if self._is_open and self.tls is None:
             log.warning(
-                "what %s at %s send and get is not encrypted, and others may read it on its way; give a "
-                "certificate: %s",
+                "traffic of %s at %s is not encrypted, and others on the network can read it; set a certificate: %s",
                 self._words.guests,
                 self.shown,
                 self._words.certificate,

@@ -52,7 +52,7 @@ try:
     inputs[1].set_data_from_numpy(left)
     assert np.array_equal(client.infer("add", inputs).as_numpy("sum"), left * 2)
 
-    assert "needs 32 bytes of data, and 31 came" in refused(lambda: asked(31))
+    assert "expected 32 bytes of data, got 31" in refused(lambda: asked(31))
     assert "it has 64" in refused(lambda: asked(offset=40))
     assert "'sum' has 32 bytes, and 16 are there" in refused(lambda: asked(output_size=16))
     assert "registered already" in refused(
@@ -74,7 +74,7 @@ try:
         for one, count in zip(large, rows, strict=True):
             one.set_shared_memory("large", count * 16)
         told = refused(lambda large=large: client.infer("add", large))
-        assert "RESOURCE_EXHAUSTED: 134217728 bytes of shared memory, at most 67108864 are taken" in told, told
+        assert "RESOURCE_EXHAUSTED: expected at most 67108864 bytes of shared memory, got 134217728" in told, told
     client.unregister_system_shared_memory("large")
 
     # Memory that its owner cuts meanwhile

@@ -57,7 +57,7 @@ try:
         wanted = [triton.InferRequestedOutput("sum", binary_data=binary)]
         assert np.array_equal(client.infer("add", inputs, outputs=wanted).as_numpy("sum"), left * 2)
 
-    assert "needs 32 bytes of data, and 31 came" in refused(lambda: asked(31))
+    assert "expected 32 bytes of data, got 31" in refused(lambda: asked(31))
     assert "it has 64" in refused(lambda: asked(offset=40))
     assert "'sum' has 32 bytes, and 16 are there" in refused(lambda: asked(output_size=16))
     assert "it has 32" in refused(lambda: asked(output_size=33))
@@ -69,7 +69,7 @@ try:
     for one in large:
         one.set_shared_memory("large", 5 << 23)
     told = refused(lambda: client.infer("add", large))
-    assert "413: 83886080 bytes of shared memory, at most 67108864 are taken" in told, told
+    assert "413: expected at most 67108864 bytes of shared memory, got 83886080" in told, told
     client.unregister_system_shared_memory("large")
 
     os.truncate(f"/dev/shm{base}-given", 10)

@@ -86,10 +86,10 @@ assert "INVALID_ARGUMENT: input 'right' is missing" in refused(lambda: client.in
 assert "INVALID_ARGUMENT: the model has no input 'wrong'" in refused(
     lambda: client.infer("add", [given, tensor("wrong", left, "FP32")])
 )
-assert "input 'right' is of INT32, and FP32 is expected" in refused(
+assert "input 'right': expected FP32, got INT32" in refused(
     lambda: client.infer("add", [given, tensor("right", left.astype("i4"), "INT32")])
 )
-assert "input 'right' has the shape [1, 5], and [-1, 4] is expected" in refused(
+assert "input 'right': expected the shape [-1, 4], got [1, 5]" in refused(
     lambda: client.infer("add", [given, tensor("right", np.zeros((1, 5), "f4"), "FP32")])
 )
 assert "INTERNAL: the model failed" in refused(

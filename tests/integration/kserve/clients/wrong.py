@@ -36,9 +36,9 @@ for kind, address, statuses in (
         for inputs, status, told in (
             ([tensor(kind, name="lefft"), right], wrong, "no input 'lefft'; did you mean 'left'?"),
             ([tensor(kind, ROWS.astype("i4"), datatype="INT32"), right], wrong, "'left' is of INT32, and FP32 is exp"),
-            ([tensor(kind, ROWS[:, :3]), right], wrong, "'left' has the shape [2, 3], and [-1, 4] is expected"),
+            ([tensor(kind, ROWS[:, :3]), right], wrong, "'left': expected the shape [-1, 4], got [2, 3]"),
             ([tensor(kind, ROWS[:1]), right], wrong, "first axis counts samples, and others have 1"),
-            ([cut(kind), right], wrong, "'left' of FP32[2, 4] needs 32 bytes of data, and 31 came"),
+            ([cut(kind), right], wrong, "'left' of FP32[2, 4]: expected 32 bytes of data, got 31"),
             ([right, right], wrong, "input 'right' came twice"),
             ([right], wrong, "input 'left' is missing"),
             ([], wrong, "the call has no inputs; the model takes 'left', 'right'"),

@@ -241,7 +241,7 @@ def test_what_json_cannot_say_is_refused_with_the_cure():
 def test_what_has_no_typed_contents_is_refused_with_the_cure():
     answer = messages().ModelInferResponse()
     answer.outputs.add(name="y", datatype="FP16", shape=[1]).contents.fp32_contents.append(0.5)
-    with pytest.raises(ValidationError, match="send it raw"):
+    with pytest.raises(ValidationError, match="send raw contents"):
         rpc.decode_response(answer.SerializeToString())
 
 
@@ -305,7 +305,7 @@ MANY = {f"k{number}": 1 for number in range(20_001)}
     ],
 )
 def test_what_a_call_says_beside_its_data_is_counted(body):
-    with pytest.raises(TooLarge, match="more than"):
+    with pytest.raises(TooLarge, match=r"more than|expected at most"):
         rest.decode_request(json.dumps(body).encode())
 
 
@@ -320,10 +320,10 @@ def test_what_a_call_says_beside_its_data_is_counted(body):
 )
 def test_what_is_said_again_counts_each_time(before, after):
     body = json.dumps(before)[:-1] + ", " * bool(after) + json.dumps(after)[1:]
-    with pytest.raises(TooLarge, match="more than"):
+    with pytest.raises(TooLarge, match=r"more than|expected at most"):
         rest.decode_request(body.encode())
     inside = json.dumps({**INPUT, "parameters": MANY})[:-1] + ', "parameters": {}}'
-    with pytest.raises(TooLarge, match="more than"):
+    with pytest.raises(TooLarge, match=r"more than|expected at most"):
         rest.decode_request(b'{"inputs": [%b]}' % inside.encode())
 
 

@@ -149,7 +149,7 @@ def test_bytes_of_any_kind_are_read_or_refused(data):
 
 
 def test_what_is_no_message_is_refused():
-    with pytest.raises(InvalidRequest, match=r"no baidu\.paddle_serving\.pipeline_serving\.Request message"):
+    with pytest.raises(InvalidRequest, match=r"expected a baidu\.paddle_serving\.pipeline_serving\.Request message"):
         request_of(b"\xff\xff")
 
 

@@ -42,21 +42,21 @@ def head_of(path, reader=None):
         ),
         (
             b"/inference.GRPCInferenceServise/ModelInfer",
-            "there is no service 'inference.GRPCInferenceServise' here; did you mean 'inference.GRPCInferenceService'?",
+            "unknown service 'inference.GRPCInferenceServise'; did you mean 'inference.GRPCInferenceService'?",
         ),
         (
             b"/GRPCInferenceService/ModelInfer",
-            "there is no service 'GRPCInferenceService' here; did you mean 'inference.GRPCInferenceService'?",
+            "unknown service 'GRPCInferenceService'; did you mean 'inference.GRPCInferenceService'?",
         ),
-        (b"/a.B/C", f"there is no service 'a.B' here; there is {SERVICES}"),
-        (b"/ModelInfer", "the path '/ModelInfer' names no method; /SERVICE/METHOD is needed"),
+        (b"/a.B/C", f"unknown service 'a.B'; there is {SERVICES}"),
+        (b"/ModelInfer", "expected a path /SERVICE/METHOD, got '/ModelInfer'"),
         (
             b"/inference.GRPCInferenceService",
-            "the path '/inference.GRPCInferenceService' names no method; /SERVICE/METHOD is needed",
+            "expected a path /SERVICE/METHOD, got '/inference.GRPCInferenceService'",
         ),
-        (b"/", "the path '/' names no method; /SERVICE/METHOD is needed"),
-        (b"/\xff/\xfe", f"there is no service '\N{REPLACEMENT CHARACTER}' here; there is {SERVICES}"),
-        (b"/" + b"x" * 5000 + b"/y", f"there is no service '{'x' * 100}' here; there is {SERVICES}"),
+        (b"/", "expected a path /SERVICE/METHOD, got '/'"),
+        (b"/\xff/\xfe", f"unknown service '\N{REPLACEMENT CHARACTER}'; there is {SERVICES}"),
+        (b"/" + b"x" * 5000 + b"/y", f"unknown service '{'x' * 100}'; there is {SERVICES}"),
     ],
 )
 def test_a_method_that_there_is_not_is_told_with_what_was_meant(path, told):

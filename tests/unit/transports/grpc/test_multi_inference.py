@@ -64,7 +64,7 @@ async def test_tasks_are_counted_before_they_are_read(task, monkeypatch):  # F73
         multi_inference(never)((b"\x0a" + bytes([len(task)]) + task + other) * 20_000, call)
         error = await call.told
         assert isinstance(error, TooLarge)
-        assert "at most 10000 are taken" in error.message
+        assert "expected at most 10000 elements, got more" in error.message
 
 
 async def never(*_):

@@ -35,7 +35,7 @@ def test_a_body_with_too_many_is_refused_and_nothing_is_made_of_it(door):
         turn(door.loop)
     ((status, body),) = client.answers
     assert (status, json.loads(body)["error"]["code"]) == (413, "too_large")
-    assert b"the body has more than 20 elements in arrays; at most 20 are taken" in body
+    assert b"body: expected at most 20 elements in arrays, got more" in body
     client.connection.data_received(request("alpha", b"[1]"))
     assert client.statuses == [413, 200]
 

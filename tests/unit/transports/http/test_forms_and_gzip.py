@@ -172,7 +172,7 @@ def test_without_a_folder_for_temporary_files_a_form_is_kept_in_memory(monkeypat
     with pytest.raises(TooLarge, match="longer than 1000 bytes"):
         read(stage.open(head(), 1000), [written([("image", "a.png", "image/png", content)])])
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("forms are kept in memory, with at most 67108864 bytes")
+    assert line.startswith("no folder for temporary files: keeping forms in memory, with at most 67108864 bytes")
     assert "TMPDIR" in line
     stage.memory.take(stage.config.max_buffered_bytes)  # all was given back
 
@@ -197,7 +197,7 @@ def test_a_packed_body_that_is_none_is_refused(packing):
     for broken, why in [(packed[:-1], "breaks off"), (b"", "breaks off"), (b"no" + packed, "is not packed")]:
         with pytest.raises(InvalidRequest, match=why):
             read(staging().open(head(packing=packing, form=False), 20_000), [broken])
-    after = "goes on after" if packing == b"deflate" else "is not packed"
+    after = "continues after" if packing == b"deflate" else "is not packed"
     with pytest.raises(InvalidRequest, match=after):
         read(staging().open(head(packing=packing, form=False), 20_000), [packed, b"rest"])
 

@@ -180,7 +180,7 @@ def test_clients_that_do_not_read_are_cut_off_and_those_that_read_are_not(doors,
         assert [client.state for client in lazy].count(GONE) >= 5
         assert all(client.transport.is_closed == (client.state is GONE) for client in lazy)
     assert [each.state for each in door.clients[6:]] == [IDLE] * 6
-    text = "was refused: the client does not read 102400 bytes of answers, and the server holds more than the 1024000"
+    text = "was refused: the client does not read 102400 bytes of answers, and the server holds more than 1024000"
     told = [line for line in caplog.messages if text in line]
     assert len(told) == 1
     assert told[0].startswith("client 192.0.2.1:7 ")

@@ -159,7 +159,7 @@ def test_answers_of_other_kinds_and_a_client_that_cannot_be_written_to_harm_nobo
     answer_all(asked[:3], [b"a", b"b", b"c"])
     assert clients[0].answers == [(200, b"a")]
     assert clients[1].answers == []
-    assert "an answer could not be handed over" in caplog.text
+    assert "failed to deliver an answer" in caplog.text
     assert clients[2].answers == [(200, b"c")]
     assert b"x-request-id: named-in-the-log\r\n" in clients[2].transport.written
     assert clients[3].statuses == [500]

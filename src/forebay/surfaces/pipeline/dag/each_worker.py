@@ -160,7 +160,7 @@ class _GraphProcesses(ProcessPool):
         try:
             self._reported(report)
         except Exception:  # it comes from a process with user code in it, and the answer beside it is good
-            log.exception("what a process reported could not be written")
+            log.exception("failed to write the report of a process")
         return answer
 
 
@@ -238,4 +238,4 @@ def _outcome(answer: Future[Outcome]) -> Outcome:
             if is_cancelled():
                 answer.cancel()
         except CancelledError:
-            return Failure(Cancelled("nobody waits for the request any more"))
+            return Failure(Cancelled("the client no longer waits for the request"))

@@ -276,7 +276,7 @@ def client_error(error: Exception) -> ForebayError:
         return InternalError("the model failed; the server's log says why")
     if isinstance(error, ForebayError):
         return error
-    log.error("a request could not be answered", exc_info=error)
+    log.error("failed to answer a request", exc_info=error)
     return InternalError("the server failed; its log says why")
 
 

@@ -316,7 +316,7 @@ def _named(error: BaseException) -> ForebayError:
         return without_frames(error)  # its frames hold the request, which the garbage collector does not look at
     if isinstance(error, Late):
         return DeadlineExceeded("the time of the request was over before its answer was ready")
-    log.error("a request could not be answered", exc_info=error)
+    log.error("failed to answer a request", exc_info=error)
     return InternalError("the server failed; its log says why")
 
 

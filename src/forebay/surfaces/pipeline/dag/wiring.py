@@ -75,11 +75,13 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
     sources = [op for op in used if isinstance(op, RequestOp)]
     ops = [op for op in used if not isinstance(op, RequestOp)]
     if not ops:
-        raise ConfigError("there is no op between the RequestOp and the ResponseOp; at least one is needed")
+        raise ConfigError("expected at least one op between the RequestOp and the ResponseOp, got none")
     first_arrival = config.dag.first_arrival
     _check_ops(ops, first_arrival=first_arrival)
     if len(sources) != 1:
-        msg = f"{len(sources)} RequestOps lead to the answer; exactly one is needed, the input op of the first ops"
+        msg = (
+            f"expected one RequestOp that leads to the answer, got {len(sources)}; it is the input op of the first ops"
+        )
         raise ConfigError(msg)
     _check_circle(ops)
     order = input_order(response_op.get_input_ops()[0])
@@ -176,7 +178,7 @@ def _settings(op: Op, config: PipelineConfig, warnings: list[str]) -> Mapping[st
         raise ConfigError(config.located(op.name, error.message)) from None
     if predictor.kind is None and settings["client_type"] is not None and op.local_service_handler is None:
         warnings.append(
-            f"op '{op.name}' has the client_type {settings['client_type']} and nobody to ask; "
+            f"op '{op.name}' has the client_type {settings['client_type']} and no server to ask; "
             "server_endpoints or local_service_conf.model_config names its model"
         )
     local: Mapping[str, Any] = settings["local_service_conf"] or {}

@@ -195,7 +195,7 @@ class Analyst:
 def _cards(path: Path) -> dict[str, dict[str, list[str]]]:
     import yaml
 
-    expected = f"a map of ops, each a map of {', '.join(STEPS)} to cards such as 0 or '0,1', is needed"
+    expected = f"expected a map of ops, each a map of {', '.join(STEPS)} to cards such as 0 or '0,1'"
     try:
         given = msgspec.convert(yaml.safe_load(path.read_text()), dict[str, dict[str, int | str]], str_keys=True)
     except OSError as error:

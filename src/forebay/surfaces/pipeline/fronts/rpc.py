@@ -60,4 +60,4 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"the request is no {kind.DESCRIPTOR.full_name} message: {error}") from error
+        raise InvalidRequest(f"expected a {kind.DESCRIPTOR.full_name} message: {error}") from error

@@ -43,7 +43,7 @@ def load(source: str, folder: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{source} has the messages {', '.join(found) or '-'}; it needs a Request and a Response")
     missing = [f"{kind} {name}" for kind, name, value in _NEEDED if caught(setattr, response(), name, value)[1]]
     if missing:
-        msg = f"the Response of {source} has no {' and no '.join(missing)}, by which clients are told of errors"
+        msg = f"the Response of {source} has no {' and no '.join(missing)}, in which clients get errors"
         raise ConfigError(msg)
     return request, response
 

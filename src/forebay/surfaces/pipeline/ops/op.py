@@ -296,8 +296,8 @@ def _ops(name: str, argument: Literal["input_ops", "jump_to_ops"], given: Any) -
         return []
     found = [given] if isinstance(given, Op) else given
     if not isinstance(found, (list, tuple)):
-        raise ConfigError(f"op '{name}': {argument} is {type(found).__name__}; an Op or a list of Ops is needed")
+        raise ConfigError(f"op '{name}': {argument}: expected an Op or a list of Ops, got {type(found).__name__}")
     for one in cast("Sequence[Any]", found):
         if not isinstance(one, Op):
-            raise ConfigError(f"op '{name}': {argument} holds {type(one).__name__}; an Op or a list of Ops is needed")
+            raise ConfigError(f"op '{name}': {argument}: expected Ops, got {type(one).__name__} in the list")
     return list(cast("Sequence[Op]", found))

@@ -444,7 +444,7 @@ class OpRunner(Runner):
             return self._calls.call(call, timeout_ms / 1000)
         except Late:
             self._leave(op)
-            text = f"[{op.name}] Failed to process: timeout, {timeout_ms:g} ms were over"
+            text = f"[{op.name}] Failed to process: timeout after {timeout_ms:g} ms"
             raise error(CustomExceptionCode.TIMEOUT.value, text) from None
 
     def _finish(self, sample: _Sample) -> None:

@@ -216,7 +216,7 @@ class ModelWatch:
             holders = [holder for holder in self._holders if holder.loaded_from != found]
         if not holders:
             if self._refusals.forget(""):
-                log.info("%s: the model in %s is the one in use again", self._name, self._path)
+                log.info("%s: the model in %s is the served one again", self._name, self._path)
             return
         if self._refusals.is_resting("", found, time.monotonic()):
             return
@@ -231,7 +231,7 @@ class ModelWatch:
             holder.replace(model, found)
         self._refusals.forget("")
         log.info(
-            "%s: the model in %s was replaced, that of %s by that of %s",
+            "%s: replaced the model in %s: that of %s by that of %s",
             *(self._name, self._path, written_at(before), written_at(found)),
         )
 
@@ -242,7 +242,7 @@ class ModelWatch:
         if self._refusals.refuse("", found, error, time.monotonic(), is_final=is_unfit).is_new:
             reason = failure_of(problem).error.message if error is problem else error.message
             log.warning(
-                "%s: the model in %s has changed and is not taken, the one in use goes on: %s",
+                "%s: the model in %s has changed and is rejected; the served one stays: %s",
                 *(self._name, self._path, " ".join(reason.split())),
             )
 

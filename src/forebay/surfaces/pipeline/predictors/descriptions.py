@@ -56,7 +56,7 @@ def read_signature(path: Path) -> Signature:
     feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(told.feed_var)]
     fetches = [_var(one, "fetch_type", f"{path}: fetch_var {at}") for at, one in enumerate(told.fetch_var)]
     if not feeds or not fetches:
-        msg = f"{path} has {len(feeds)} feed_var and {len(fetches)} fetch_var; at least one of each is needed"
+        msg = f"{path}: expected at least one feed_var and one fetch_var, got {len(feeds)} and {len(fetches)}"
         raise ConfigError(msg)
     for side in (feeds, fetches):
         aliases = [var.alias for var in side]
@@ -89,6 +89,6 @@ def _var(told: Any, type_field: str, where: str) -> Var:
     datatype = BY_PADDLE.get(number)
     if datatype is None:
         allowed = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
-        raise ConfigError(f"{where}: {type_field} is {number}; {allowed} are allowed")
+        raise ConfigError(f"{where}: {type_field}: expected {allowed}, got {number}")
     alias = told.alias_name if told.HasField("alias_name") else told.name
     return Var(told.name, alias, datatype.name, tuple(told.shape), told.is_lod_tensor)

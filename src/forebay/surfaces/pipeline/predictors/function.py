@@ -32,7 +32,7 @@ class FunctionClient(Predictor):
         found, problem = caught(_named, module, name)
         if isinstance(problem, ImportError | AttributeError):
             why = words_of(problem)
-            msg = f"model_config is '{reference}', which cannot be imported: {why}; module:callable is needed"
+            msg = f"model_config: expected module:callable, got '{reference}', which cannot be imported: {why}"
             raise ConfigError(msg) from problem
         with user_code():
             if problem is not None:
@@ -61,7 +61,7 @@ class FunctionClient(Predictor):
             raise RunnerFailed(text, trace=trace_of(problem)) from problem
         if not isinstance(found, Mapping):
             close(found)  # nobody runs a coroutine or a generator here
-            text = f"the model '{self._reference}' returned {type(found).__name__}; a dict of arrays is needed"
+            text = f"the model '{self._reference}' returned {type(found).__name__}; expected a dict of arrays"
             raise RunnerFailed(text)
         answer = cast("Mapping[str, Any]", found)
         wanted = fetch or self._wanted

@@ -46,7 +46,7 @@ def load_model(conf: LocalConf, wanted: Sequence[str], index: int | None) -> Mod
     assert conf.model_config is not None
     path = Path(conf.model_config)
     if not path.exists():
-        msg = f"model_config is '{path}', and nothing is there; a folder, a file or module:callable is needed"
+        msg = f"model_config: expected a folder, a file or module:callable, got '{path}', which does not exist"
         raise ConfigError(msg)
     model = load_with(path, run_options(conf, conf.device_of(index)), "model_config is")
     _tell_ignored(model.runtime, conf)

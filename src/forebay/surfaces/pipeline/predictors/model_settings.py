@@ -12,8 +12,8 @@ from msgspec import Meta
 from forebay.errors import ConfigError
 from forebay.server.document import Document
 from forebay.server.struct_reader import StructReader
-from forebay.types.did_you_mean import meant
-from forebay.types.settings import Checked, Count, Workers, Written, declared
+from forebay.types.did_you_mean import either, meant
+from forebay.types.settings import Checked, Count, Workers, Written, declared, with_value
 
 ClientType = Literal["local_predictor", "brpc", "grpc", "pipeline_grpc"]
 LocalClientType = Literal["local_predictor", "brpc", "grpc"]
@@ -25,14 +25,14 @@ _PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
 
 def _precision(value: str) -> str:
     if value.lower() not in _PRECISIONS:
-        raise ValueError(f"{', '.join(_PRECISIONS[:-1])} and {_PRECISIONS[-1]} are allowed{meant(value, _PRECISIONS)}")
+        raise ValueError(f"expected {either(_PRECISIONS)}{meant(value, _PRECISIONS)}")
     return value.lower()
 
 
 def _devices(value: object) -> str | int:
     if isinstance(value, str | int) and all(not word or word.isdecimal() for word in _words(value)):
         return value
-    raise ValueError("numbers separated by commas are needed, as in '0,1'")
+    raise ValueError("expected numbers separated by commas, such as '0,1'")
 
 
 def _words(devices: str | int) -> list[str]:
@@ -104,7 +104,7 @@ class LocalConf(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 setting.check(value, in_python=True)
             except ValueError as error:
-                raise ConfigError(f"{name} is {value!r}; {error}") from error
+                raise ConfigError(f"{name}: {with_value(error, repr(value))}") from error
         return self
 
 
@@ -188,7 +188,7 @@ class PredictorSettings(OpModel, frozen=True, kw_only=True):
         """Return it if it can be used; raises ConfigError if not."""
         if self.server_endpoints and self.kind == "local_predictor":
             raise ConfigError(
-                f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls nobody; "
+                f"op '{self.name}' has server_endpoints and the client_type local_predictor, which calls no server; "
                 "leave one of them out"
             )
         try:

@@ -79,7 +79,7 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
     if body.strip() == b"null":
         return kind()
     if first != b"{":
-        raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: it is no object")
+        raise InvalidRequest(f"body: expected a {kind.DESCRIPTOR.name} as a JSON object")
     if kind is Request:
         if len(body) > SMALL_BYTES:
             _count(body)
@@ -98,7 +98,7 @@ def request_of(body: bytes, kind: Any = Request) -> Any:
     try:
         return json_format.Parse(body, kind(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"the body is no {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from error
+        raise InvalidRequest(f"body: expected a {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from error
 
 
 def _texts(found: list[str | None]) -> list[str]:

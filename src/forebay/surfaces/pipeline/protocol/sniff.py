@@ -58,7 +58,7 @@ def request_of(data: bytes) -> Any:
             return Request.FromString(data)
         old = OldRequest.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"the request is no {Request.DESCRIPTOR.full_name} message: {error}") from error
+        raise InvalidRequest(f"expected a {Request.DESCRIPTOR.full_name} message: {error}") from error
     return Request(
         key=old.key, value=old.value, name=old.name, method=old.method, logid=old.logid, clientip=old.clientip
     )

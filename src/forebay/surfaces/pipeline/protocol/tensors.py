@@ -136,7 +136,7 @@ def _shape(tensor: Any, elements: int) -> tuple[int, ...]:
     """Return a shape; one size may be -1 and follows from the number of elements."""
     shape = tuple(tensor.shape)
     if len(shape) > 32 or any(size < -1 for size in shape) or shape.count(-1) > 1:
-        allowed = "up to 32 sizes of at least 0 are possible, and one of them may be -1"
+        allowed = "a shape has at most 32 sizes >= 0, one of which may be -1"
         raise _refused(tensor, f"has the shape {shape[:33]}; {allowed}")
     if -1 in shape:
         others = -math.prod(shape)

@@ -91,7 +91,9 @@ class FileBackend:
             self.release(run, name, readers)
             if not self._is_told:  # once, until it can be written again
                 self._is_told = True
-                log.warning("the store at %s cannot be written: %s; what needs it fails", self._folder, error.strerror)
+                log.warning(
+                    "cannot write to the store %s: %s; requests that need it fail", self._folder, error.strerror
+                )
             raise Unavailable(f"the store cannot be written: {error.strerror}") from error
         self._is_told = False
 

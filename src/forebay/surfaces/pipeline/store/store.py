@@ -109,7 +109,7 @@ class Store:
             Unavailable: If the store is full or does not answer.
         """
         if readers is not None and not 1 <= readers <= MAX_READERS:
-            raise BadOutcome(f"readers is {readers}; a number from 1 to {MAX_READERS} or None is needed")
+            raise BadOutcome(f"readers: expected a number from 1 to {MAX_READERS} or None, got {readers}")
         name = secrets.token_hex(16)
         for run in self._runs:
             self._backend.write(run, name, value, readers or 0)
@@ -165,7 +165,7 @@ def open_store(config: StoreConfig, *, run: str | Sequence[str]) -> Store:
     runs = (run,) if isinstance(run, str) else tuple(run)
     for one in runs:
         if not _RUN.fullmatch(one):
-            raise ConfigError(f"{one[:80]!r} cannot name a run; up to 64 letters, digits, '-' and '_' are allowed")
+            raise ConfigError(f"expected a run name of at most 64 letters, digits, '-' and '_', got {one[:80]!r}")
     return Store(config, runs)
 
 
@@ -229,7 +229,7 @@ class Storage:
                     self._backend.sweep()
             except (ForebayError, OSError) as error:
                 if not is_failing:
-                    log.warning("the store could not be cleared up, entries stay until their time is over: %s", error)
+                    log.warning("cannot delete entries of the store, they stay until they expire: %s", error)
                 is_failing = True
             else:
                 is_failing = is_failing and not runs

@@ -88,7 +88,7 @@ class Audience:
                 for viewer in list(self._viewers):
                     viewer.tell(event.all if viewer.is_trusted else event.public)
         except Exception:
-            log.exception("the dashboard cannot be told what happens")
+            log.exception("failed to send events to the dashboard")
         finally:
             for viewer in list(self._viewers):
                 viewer.end()
