@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
+from forebay.server.config import SECTIONS, WorkerConfig
+from forebay.types.settings import declared
+
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
@@ -34,13 +37,15 @@ Imports = list[tuple[str, list[str]]]
 class Module(NamedTuple):
     """What a module has.
 
-    `classes` are the public ones, `imports` those that run when it is imported itself, `first_lines` of all docstrings.
+    `classes` are the public ones, `imports` those that run when it is imported itself, `first_lines` of all docstrings,
+    `sentences` the texts in its code: messages, help, log lines.
     """
 
     classes: list[str]
     imports: Imports
     all_imports: Imports
     first_lines: list[str]
+    sentences: list[str]
 
 
 def read(path: Path) -> Module:
@@ -53,7 +58,17 @@ def read(path: Path) -> Module:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node))
     ]
-    return Module(classes, imports_of(run_at_import(tree.body)), imports_of(ast.walk(tree)), first_lines)
+    sentences = list(sentences_of(tree))
+    return Module(classes, imports_of(run_at_import(tree.body)), imports_of(ast.walk(tree)), first_lines, sentences)
+
+
+def sentences_of(tree: ast.Module) -> Iterator[str]:
+    """Every text of several words that is no docstring, between the values of its placeholders."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else ""
+        if isinstance(text, str) and " " in text.strip():
+            yield text
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> Imports:
@@ -169,6 +184,27 @@ VAGUE = re.compile(
     r"^(?:Do the same|It|Nobody|See|Somebody|Take leave|Take note|That|The same|Those|Who|Whoever)\b"
     r"|\b(?:[Ss]omebody|[Ss]omeone|[Ww]hoever)\b"
 )
+
+
+# What an error says instead: `expected a whole number >= 1, got 'three'`.
+BANNED = re.compile(
+    r"\b(?:are|is) (?:not )?(?:possible|needed)\b|\b(?:leave|left) away\b|\b(?:[Nn]ob|[Ss]omeb)ody\b|\b[Ww]hoever\b"
+    r"|\b[Ww]ho asks\b|\btold\b|\btakes no (?!further|arguments)|\bof so many\b|\bcalled off\b|\bleft behind\b"
+    r"|\b(?:are|is|it) tried again\b|\bwhat is served\b|\bwere over\b|\banew\b|\bis (?:no device|no address)\b"
+)
+
+
+def test_sentences_that_users_see_have_none_of_the_banned_phrases(modules):
+    texts = [(name, text) for name, module in modules.items() for text in module.sentences]
+    texts += [(setting.name, setting.doc) for one in (*SECTIONS, WorkerConfig) for setting in declared(one).values()]
+    assert len(texts) > 3000
+    assert [f"{name}: {text}" for name, text in texts if BANNED.search(text)] == []
+
+
+@pytest.mark.parametrize("text", ["'x' is not possible, a number is needed", "nobody waits for it", "it is told so"])
+def test_a_banned_phrase_is_noticed(text):
+    (found,) = sentences_of(ast.parse(f"def f():\n    'A docstring that is needed.'\n    raise ValueError({text!r})"))
+    assert BANNED.search(found)
 
 
 def test_names_of_modules_and_classes_are_nouns(modules):

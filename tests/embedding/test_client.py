@@ -261,7 +261,7 @@ def test_a_model_that_does_not_load_says_so_at_the_with():
         ((Shout,), {"wokers": 2}, "unknown setting wokers; did you mean workers?"),
         ((Shout,), {"workers": 0}, "workers=.*expected >= 1, got 0; no workers can dial in here"),
         ((Shout,), {"workers": "two"}, r"workers=.*expected a whole number from 0 to 1024, a range .* got 'two'"),
-        ((Shout,), {"max_wait_ms": float("nan")}, "max_wait_ms=.*expected milliseconds >= 0, got nan"),
+        ((Shout,), {"max_wait_ms": float("nan")}, "max_wait_ms=.*expected milliseconds >= 0 or None, got nan"),
         ((Shout,), {"worker_kind": "fork"}, "worker_kind=.*expected 'inline', 'process' or 'thread', got 'fork'"),
         ((Shout,), {"port": 1}, "unknown setting port; set it in the server"),
         ((Shout, Shout), {}, "two models are named 'shout'"),

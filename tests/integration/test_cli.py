@@ -343,7 +343,7 @@ def test_tls_files_that_cannot_be_used_are_named(cli, write, tmp_path):
         (("--keyfile", "key.pem"), "--keyfile was given without --certfile"),
         (("--host", "no.such.host.invalid"), "the host 'no.such.host.invalid' leads to no address: "),
         (("--host", "[::1]"), "the host '[::1]' has brackets, which belong in URLs only; write ::1"),
-        (("--host", "203.0.113.1"), "203.0.113.1 is no address of this machine"),
+        (("--host", "203.0.113.1"), "expected an address of this machine, or 0.0.0.0 for all, got 203.0.113.1"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -742,4 +742,4 @@ def test_a_host_that_no_name_server_could_know_is_one_sentence(cli, tmp_path, ar
     found = cli(*arguments, cwd=tmp_path)
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
-    assert "is no address and no name of one" in found.stderr.splitlines()[-1]
+    assert "expected an address or a host name" in found.stderr.splitlines()[-1]

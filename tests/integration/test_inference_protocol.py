@@ -346,7 +346,7 @@ def test_classes_are_not_answered_with_numbers(server):  # O146
         (b'{"inputs":[]}', "-1", "it says how many of them are JSON"),
         (b'{"inputs":[]}', "1e1", "it says how many of them are JSON"),
         (b'{"inputs":[]}', "9" * 5000, "it says how many of them are JSON"),
-        (b'{"inputs":[]}rest', "13", "4 bytes are left behind"),
+        (b'{"inputs":[]}rest', "13", "4 bytes follow the data"),
     ],
 )
 def test_a_malformed_call_is_refused(server, body, length, told):  # O129, O133

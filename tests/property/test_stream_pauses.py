@@ -72,7 +72,8 @@ class Stream:
                     count = CREDIT + 1 if action == "flood" else 1
                     untaken, size = untaken + count, size + count * (256 + len(LARGE) * (action == "flood"))
             if now >= (self.limit_s if has_begun else self.first_s):
-                return now, f"{round((self.limit_s if has_begun else self.first_s) * 1000)} ms were over"
+                limit_ms = round((self.limit_s if has_begun else self.first_s) * 1000)
+                return now, f"timed out after {limit_ms} ms"
             if has_begun and silent / 100 >= IDLE_S:
                 return now, "no part for 1110 ms (stream_idle_ms)"
             silent = 0 if is_full(untaken, size) else silent + 1

@@ -360,7 +360,7 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
             "iris.py --threads 1000000",
             "argument --threads: expected a whole number from 1 to 1024, got '1000000'",
         ),
-        ("iris.py --workers 1024 --threads 1024", "1024 workers with 1024 threads each are 1048576; at most 65536 are"),
+        ("iris.py --workers 1024 --threads 1024", "at most 65536 slots for a model or op, got 1024 workers with 1024"),
         ("iris.py --keep-alive-s 0", "argument --keep-alive-s: expected seconds > 0, such as 30 or 5m, got '0'"),
         ("iris.py --keep-alives 5", "unrecognized arguments: --keep-alives 5; did you mean --keep-alive-s?"),
         ("iris.py --timeout 5", "unrecognized arguments: --timeout 5; did you mean --timeout-ms?"),
@@ -378,7 +378,7 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
         ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
         (
             "iris.py --config two.yaml",
-            "two.yaml:1: models: the file says what is served, and iris.py was given as well",
+            "two.yaml:1: models: expected TARGET or models in the file, got both (iris.py)",
         ),
         (". --config two.yaml", ". is a configuration, and --config names another one"),
     ],

@@ -154,7 +154,7 @@ def _find_device(options: Options) -> Any:
     platform, _, index = device.partition(":")
     devices = _devices(platform)
     if index and not (index.isdecimal() and int(index) < len(devices)):
-        raise ConfigError(f"there is no device {device!r}; {platform} has {', '.join(map(str, devices))}")
+        raise ConfigError(f"unknown device {device!r}; {platform} has {', '.join(map(str, devices))}")
     return devices[int(index or 0)]
 
 

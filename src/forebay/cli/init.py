@@ -101,7 +101,7 @@ README: Final = """\
 # {folder}
 
     pip install forebay pytest
-    forebay check .              # says what is served, or what is wrong
+    forebay check .              # prints the models, or the error
     forebay serve .              # serves it on http://127.0.0.1:8080
     forebay call http://127.0.0.1:8080/models/{endpoint} '{{"text": "a kind word"}}'
     python -m pytest             # tests it, without a server

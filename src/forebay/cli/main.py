@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         elif message.startswith("unrecognized arguments: ") and "--config" in known:
             message += "; give one TARGET, or several in the file of --config"
         did_you_mean = f"; did you mean {hint}?" if hint else f"; see {self.prog} --help"
-        tell(f"{message}{did_you_mean}", is_error=True)
+        tell(message if "; did you mean " in message else message + did_you_mean, is_error=True)
         raise SystemExit(USAGE_ERROR)
 
 

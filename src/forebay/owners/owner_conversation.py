@@ -165,5 +165,5 @@ class OwnerConversation:
         if count + len(message.models) > MAX_SEATS:
             raise InvalidRequest(f"an answer has more than {MAX_SEATS} results and models")
         if returns and states.LEAVE in OWNERS[self.state]:
-            raise InvalidRequest("it returns requests, and has not said that it takes no more")
+            raise InvalidRequest("it returns requests, and has not announced that it leaves")
         return message

@@ -75,7 +75,7 @@ OWNERS: Final[Mapping[State, Mapping[Event, State]]] = {
 
 RUNNING: Final = State("running")
 STREAMING: Final = State("streaming")
-CALLED_OFF: Final = State("called off")
+CALLED_OFF: Final = State("cancelled")
 OVER: Final = State("over")
 
 PARTS: Final = Event("parts of its answer leave")

@@ -69,7 +69,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if not host or not port or parts.query or parts.fragment or parts.username:
-            raise ConfigError(f"{named} is no address; write HOST:PORT, such as 127.0.0.1:9393")
+            raise ConfigError(f"{named}: expected HOST:PORT, such as 127.0.0.1:9393")
         if parts.scheme not in SCHEMES:
             did_you_mean = meant(parts.scheme, SCHEMES)
             raise ConfigError(f"{named}: expected {', '.join(SCHEMES)} before ://{did_you_mean}")

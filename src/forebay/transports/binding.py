@@ -132,7 +132,7 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     """
     where = f"{host}:{port}"
     if isinstance(error, UnicodeError):
-        return f"the host '{host}' is no address and no name of one; 127.0.0.1 and 0.0.0.0 are two"
+        return f"expected an address or a host name, such as 127.0.0.1 or 0.0.0.0, got '{host}'"
     if isinstance(error, socket.gaierror) and host.startswith("["):
         return f"the host '{host}' has brackets, which belong in URLs only; write {host.strip('[]')}"
     if isinstance(error, socket.gaierror):
@@ -145,7 +145,7 @@ def why_not(host: str, port: int, error: OSError | UnicodeError, source: str = "
     if error.errno == errno.EACCES:
         return f"{where} needs privileges this user does not have; choose a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; choose one that is, 0.0.0.0 takes all"
+        return f"expected an address of this machine, or 0.0.0.0 for all, got {host}"
     return f"{where} cannot be bound: {error.strerror or error}"
 
 

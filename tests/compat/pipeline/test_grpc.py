@@ -236,7 +236,7 @@ def test_two_servers_do_not_share_a_port():  # P119
     "config,says",
     [
         (GrpcConfig(port=70_000), "expected a port from 0 to 65535, got 70000"),
-        (GrpcConfig(host="192.0.2.1"), "no address of this machine"),
+        (GrpcConfig(host="192.0.2.1"), "expected an address of this machine"),
     ],
 )
 def test_addresses_that_cannot_be_had(config, says):

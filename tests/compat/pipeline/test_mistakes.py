@@ -118,8 +118,8 @@ def start(folder, settings, name="a"):
             "client_type: brcp\nserver_endpoints: ['127.0.0.1:1']",
             "config.yml:4: op.a.client_type: expected 'brpc', 'grpc', ",
         ),
-        ("server_endpoints: ['']", "config.yml:4: op 'a': '' in server_endpoints is no address; write HOST:PORT"),
-        ("server_endpoints: [nonsense]", "config.yml:4: op 'a': 'nonsense' in server_endpoints is no address"),
+        ("server_endpoints: ['']", "config.yml:4: op 'a': '' in server_endpoints: expected HOST:PORT"),
+        ("server_endpoints: [nonsense]", "config.yml:4: op 'a': 'nonsense' in server_endpoints: expected HOST:PORT"),
         (
             "server_endpoints: ['127.0.0.1:1']\nclient_config: not.prototxt",
             "config.yml:5: op 'a': client_config is 'not.prototxt', which cannot be used: the description",

@@ -545,7 +545,7 @@ def test_a_server_does_not_start_without_its_redis():
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:6379", "redis://127.0.0.1:port"])
 def test_an_address_that_is_none_says_so(url):
-    with pytest.raises(ConfigError, match=r"external_store\.url is no address"):
+    with pytest.raises(ConfigError, match=r"external_store\.url: expected the address"):
         Storage(StoreConfig(type="redis", url=url))
 
 

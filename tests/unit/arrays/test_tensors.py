@@ -30,7 +30,7 @@ def test_a_row_of_the_table_agrees_with_struct_and_numpy(datatype):
     ids=["product", "of-two", "beside-nothing", "negative", "axes", "digits", "axis"],
 )
 def test_a_shape_that_overflows_is_refused(datatype, shape):  # O33
-    with pytest.raises(ValidationError, match="tensor 'x' has"):
+    with pytest.raises(ValidationError, match=r"tensor 'x'( has|: expected)"):
         to_array(Tensor("x", datatype, shape, b""))
 
 

@@ -214,7 +214,7 @@ def test_files_stay_in_their_folder(tmp_path, path):
 def test_a_project_that_is_too_large_is_refused(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text("text")
     monkeypatch.setattr(project_files, "MAX_BYTES", 3)
-    with pytest.raises(ConfigError, match="forebay copies the folder of the project to each node"):
+    with pytest.raises(ConfigError, match="is copied to each node"):
         project_files.pack(tmp_path)
 
 

@@ -58,7 +58,7 @@ def test_a_field_without_a_name_is_not_lost_on_the_way_to_the_worker():
 
 def test_what_is_repeated_for_each_text_counts_with_the_names_of_its_fields():
     body = encode({"model": "m", "input": ["a"] * 2048, "k" * 20_000: 1})
-    with pytest.raises(TooLarge, match="too long to be said for each"):
+    with pytest.raises(TooLarge, match="too long to repeat for each"):
         request_reading.samples_of(EMBEDDINGS, request_reading.read(body), body)
 
 
@@ -91,7 +91,7 @@ def test_too_many_choices_are_told_by_what_makes_them_so_many():
         samples(COMPLETIONS, prompt=["a", "b"], n=65)
     assert msgspec.json.decode(openai_errors.body_of(raised.value))["error"]["param"] == "n"
     assert len(samples(COMPLETIONS, prompt=["a", "b"], n=64)) == 128
-    with pytest.raises(TooLarge, match="'prompt': expected at most 128 elements"):
+    with pytest.raises(TooLarge, match="'prompt' has more than 128 elements"):
         samples(COMPLETIONS, prompt=["a"] * 129, n=2)
     with pytest.raises(InvalidRequest, match="128"):
         samples(COMPLETIONS, prompt="a", n=129)

@@ -985,7 +985,7 @@ def test_what_is_wrong_with_an_annotation_is_told_with_file_and_line():
         (taking(list[np.ndarray]), ["M.predict", "`numpy.ndarray` cannot be read from a request"]),
         (taking(list[Point | Rows]), ["M.predict", "Point", "must be tagged"]),
         (type("M", (), {"predict": 3}), ["M.predict", "`int`", "expected a method"]),
-        (type("M", (), {"predict": lambda: None}), ["takes no argument"]),
+        (type("M", (), {"predict": lambda: None}), ["expected one argument"]),
     ],
 )
 def test_config_errors_name_the_place(model, words):

@@ -150,7 +150,7 @@ def decode_request(
         tensors.append(Tensor(one.name, one.datatype, shape, behind[at : at + size]))
         at += size
     if at != len(body):
-        msg = f"{len(body) - at} bytes are left behind the data of all inputs; binary_data_size says how long each is"
+        msg = f"{len(body) - at} bytes follow the data of all inputs; binary_data_size is the length of each"
         raise InvalidRequest(msg)
     parameters = found.parameters or {}
     outputs = found.outputs or ()

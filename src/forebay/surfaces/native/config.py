@@ -151,7 +151,7 @@ def entries_of(file: ConfigFile, target: str | None, told: Mapping[str, Any], *,
     """
     if target is not None:
         if file.targets:
-            message = f"models: the file says what is served, and {target} was given as well; leave one of them out"
+            message = f"models: expected TARGET or models in the file, got both ({target}); remove one"
             raise file.document.error(("models",), message)
         return []
     if not file.targets and not file.owned and not has_others:

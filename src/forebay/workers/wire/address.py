@@ -120,7 +120,7 @@ def checked_host(host: str) -> str:
     except UnicodeError:
         encoded = b""
     if not encoded.strip(b".") or not _NAME.fullmatch(encoded):
-        raise ConfigError(f"the host '{host}' is no address and no name of one; 127.0.0.1 and localhost are two")
+        raise ConfigError(f"expected an address or a host name, such as 127.0.0.1 or localhost, got '{host}'")
     return host
 
 

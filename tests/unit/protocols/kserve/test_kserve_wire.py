@@ -80,7 +80,7 @@ def test_typed_contents_of_every_type(datatype, field, values):  # O37
     tensor = read(message(("x", datatype, [2], {field: values}))).inputs[0]
     kind = {"BOOL": "bool", "FP32": "float32", "FP64": "float64"}.get(datatype, datatype.lower())
     assert np.frombuffer(tensor.data, kind).tolist() == values
-    with pytest.raises(InvalidRequest, match=r"'x' of .*: expected 3 elements, got 2"):
+    with pytest.raises(InvalidRequest, match=r"'x' of .*: expected (3 elements, got 2|[0-9]+ bytes of data, got)"):
         read(message(("x", datatype, [3], {field: values})))
 
 
@@ -107,7 +107,8 @@ SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
 @pytest.mark.parametrize("datatype, size", SIZES.items())
 def test_shape_and_size_agree(datatype, size):  # O33
     for length in (0, 3 * size - 1, 3 * size + 1):
-        with pytest.raises(InvalidRequest, match=rf"'x' of {datatype}\[3\] needs {3 * size} bytes .* {length} came"):
+        wanted = rf"'x' of {datatype}\[3\]: expected {3 * size} bytes of data, got {length}"
+        with pytest.raises(InvalidRequest, match=wanted):
             scan(message(("x", datatype, [3], {}), raw=[bytes(length)]))
     for shape in ([10**7] * 4, [2**62, 4], [2**32, 2**32], [-1, 3]):
         with pytest.raises(InvalidRequest, match="tensor 'x'"):
@@ -136,7 +137,7 @@ def test_scalars_and_nothing_are_tensors_too():  # O38
         (message(("x", "INT8", [1], {"int_contents": [300]})), "do not fit in INT8"),
         (message(("x", "UINT16", [1], {"uint_contents": [70000]})), "do not fit in UINT16"),
         (message(("x", "INT32", [1], {})), "expected 1 elements, got 0"),
-        (message(("x", "FP32", [1] * 40, {}), raw=[bytes(4)]), "40 axes"),
+        (message(("x", "FP32", [1] * 40, {}), raw=[bytes(4)]), "expected at most 32 axes, got 40"),
     ],
 )
 def test_what_contradicts_itself_is_refused(data, said):  # O37, O39
@@ -286,7 +287,7 @@ def test_an_output_in_shared_memory_says_so():
 @pytest.mark.parametrize(
     "told, said",
     [
-        (place("in", 3), r"'x' of UINT8\[4\] needs 4 bytes"),
+        (place("in", 3), r"'x' of UINT8\[4\]: expected 4 bytes"),
         (place("in", -4), "numbers of bytes"),
         (place("in", 4, -1), "numbers of bytes"),
         (place("in", "4"), "numbers of bytes"),

@@ -194,7 +194,7 @@ def _client(url: str, timeout_s: float) -> Any:
             url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry
         )
     except ValueError as error:
-        raise ConfigError(f"dag.external_store.url is no address of a redis server: {error}") from None
+        raise ConfigError(f"dag.external_store.url: expected the address of a redis server: {error}") from None
 
 
 def _ask(url: str, call: Callable[[], T]) -> Any:
