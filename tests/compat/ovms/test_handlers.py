@@ -474,7 +474,7 @@ async def test_only_what_is_wanted_in_json_has_to_be_sayable_in_it(tmp_path):  #
     async with serving(tmp_path / "graph.pbtxt", name="g") as face:
         answer = await face.infer("g", tensor("input", b""), outputs=["plain"], is_json=True)
         assert [(one.name, bytes(one.data)) for one in answer.outputs] == [("plain", b"[1.0]")]
-        with pytest.raises(InvalidRequest, match="output 'half' is of FP16, which JSON cannot say"):
+        with pytest.raises(InvalidRequest, match="output 'half' is FP16, which JSON cannot express"):
             await face.infer("g", tensor("input", b""), is_json=True)
         params, size = face.app.find("g").tensors.ask(
             [tensor("input", b"")], ["half", "plain"], is_json=True, in_json={"half": False}

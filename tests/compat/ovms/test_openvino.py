@@ -191,7 +191,7 @@ async def test_what_a_handler_gives_a_model_must_be_what_it_says(tmp_path):  # O
         assert (await face.infer("g", tensor("input", b"3 FP32"))).outputs
         for said, told in (
             ("3 mine", "'mine'; OpenVINO tensors hold numbers"),
-            ("4 FP32", "needs 16 bytes"),
+            ("4 FP32", "expected 16 bytes"),
             ("3 FP32 objects", "expected 12 bytes of data, got 24"),
         ):
             with pytest.raises(InvalidRequest, match=told):

@@ -108,7 +108,7 @@ def test_numbers_go_through_json_whole(server, datatype, values):  # O37, O42, T
         ("INT32", [2], "input 'input': expected FP32, got INT32"),
         ("FLOAT", [2], "input 'input': expected FP32, got FLOAT"),
         ("FP32", [2, 1], "input 'input': expected the shape [-1], got [2, 1] (-1 is any length)"),
-        ("FP32", [3], "tensor 'input' of FP32[3] expected 12 bytes of data, got 8; shape and data must agree"),
+        ("FP32", [3], "tensor 'input' of FP32[3]: expected 12 bytes of data, got 8; shape and data must agree"),
     ],
 )
 def test_what_is_declared_of_a_graph_holds(server, datatype, shape, told):  # O120

@@ -269,7 +269,7 @@ def test_a_full_disk_costs_only_what_has_to_be_on_it(pipeline, small_disk, event
     eventually(lambda: q_of(post(server, q="large")) == "50000")
     server.signal()
     assert server.wait() == 0
-    told = [line for line in server.lines if "cannot be written: No space left on device; what" in line]
+    told = [line for line in server.lines if "cannot be written: No space left on device; " in line]
     for file in (f"the store {folder}", *(f"/pipeline.{end} cannot" for end in ("tracer", "log", "log.wf"))):
         assert len([line for line in told if file in line]) == 1, file
     assert len(told) == 4

@@ -422,7 +422,7 @@ def test_models_that_are_no_files_of_the_configuration_are_not_looked_at(folder)
 
 @pytest.mark.parametrize("wrong", [-1, 1e9])
 def test_a_poll_that_cannot_be_is_refused(wrong):  # P38, P152
-    with pytest.raises(ConfigError, match=r"model_poll_s is .*; seconds from 0"):
+    with pytest.raises(ConfigError, match=r"model_poll_s: expected seconds from 0 .*, got "):
         PredictorSettings.of_op("price", {"local_service_conf": {"model_poll_s": wrong}})
 
 

@@ -180,7 +180,9 @@ class NucleusHttp:
         try:
             body = await read_body(receive, self._max_body_bytes)
         except BodyTooLong:
-            return await _write(send, handler_answers.text(413, too_long("body", self._max_body_bytes).message), CORS)
+            return await _write(
+                send, handler_answers.text(413, too_long("body", self._max_body_bytes or 0).message), CORS
+            )
         if body is None:
             return CLIENT_GONE
         headers = forwarded(scope)

@@ -94,7 +94,7 @@ class PatientFile(RotatingFileHandler):
             super().handleError(record)
         elif not self._is_told:
             self._is_told = True
-            log.warning("cannot write %s: %s; its log lines are lost", self.baseFilename, error.strerror)
+            log.warning("%s cannot be written: %s; its log lines are lost", self.baseFilename, error.strerror)
 
     def flush(self) -> None:
         """Write what is not written yet."""

@@ -200,7 +200,7 @@ def unpack(op: RequestOp, request: Any, *, debug: bool = False) -> Unpacked:
         if product is not None:
             raise product
         if code is not None:
-            text = f"rpc package error: prod_errcode of {hook}: expected {_CODES}, got {_shown(code)}"
+            text = f"rpc package error: {hook} returned {_shown(code)} as prod_errcode; expected {_CODES}"
             raise error(CustomExceptionCode.RPC_PACKAGE_ERROR.value, text)
     if not isinstance(found, dict):
         expected = "dict or (dict, log_id, prod_errcode, prod_errinfo)"

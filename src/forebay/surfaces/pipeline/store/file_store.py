@@ -92,7 +92,7 @@ class FileBackend:
             if not self._is_told:  # once, until it can be written again
                 self._is_told = True
                 log.warning(
-                    "cannot write to the store %s: %s; requests that need it fail", self._folder, error.strerror
+                    "the store %s cannot be written: %s; requests that need it fail", self._folder, error.strerror
                 )
             raise Unavailable(f"the store cannot be written: {error.strerror}") from error
         self._is_told = False
