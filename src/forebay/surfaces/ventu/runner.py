@@ -110,7 +110,7 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
             raise ConfigError(msg)
         value = getattr(module, name)
         if _is_project_class(value):
-            what = f"{name} in {where} is a class; an object of it is needed"
+            what = f"{name} in {where} is a class; make an object of it"
             raise ConfigError(f"{what}: model = {value.__name__}(Request, Response)")
         found = _made(value, f"{name} in {where}")
         if found is None:

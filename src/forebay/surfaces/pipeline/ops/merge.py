@@ -68,7 +68,7 @@ def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
         ValueError: If it is no dict, or its number of rows differs from that of the samples.
     """
     if not isinstance(result, dict):
-        needed = f"{len(rows)} samples; a dict of arrays with a row each is needed"
+        needed = f"{len(rows)} samples; expected a dict of arrays with a row each"
         raise ValueError(f"process returned {type(result).__name__} for {needed}")  # noqa: TRY004 - as for all misfits
     found = cast("dict[str, Any]", result)
     starts = [0]
