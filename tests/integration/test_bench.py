@@ -93,7 +93,7 @@ def test_an_open_loop_asks_as_often_as_it_says(cli, zoo):
         (["--svg", "/nowhere/at/all.svg"], ["--svg", "there is no folder /nowhere/at"]),
         (["--header", "none"], ["--header", "NAME:VALUE"]),
         (["--header", "a:b\r\nc:d"], ["--header", "NAME:VALUE"]),
-        (["--api-key", "a\nb"], ["--api-key", "in one line"]),
+        (["--api-key", "a\nb"], ["--api-key", "of one line"]),
         (["--clinets", "5"], ["--clinets", "did you mean --clients?"]),
     ],
 )

@@ -83,7 +83,7 @@ def test_what_cannot_be_on_a_cluster_is_one_sentence(cli, project, settings, wor
         (["--attach-cafile", "no.pem"], "--attach-cafile was given without --attach-certfile"),
         (["--attach-certfile", "no.pem", "--attach-cafile", "no.pem"], "no.pem"),
         (["--reload"], "--reload is for development on one machine"),
-        (["--deployment", "No"], "small letters"),
+        (["--deployment", "No"], "lower-case letters"),
         (["--cluster", "no where"], "expected auto, local or HOST:PORT"),
     ],
 )

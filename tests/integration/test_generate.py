@@ -613,10 +613,10 @@ def test_a_package_of_the_projects_own_is_installed(tmp_path):
     [
         (["model.py", "--http-port", "0"], "port 0 is any"),
         (["model.py", "--image", "Not An Image"], "--image: expected a name such as"),
-        (["model.py", "--replicas", "0"], "at least 1"),
+        (["model.py", "--replicas", "0"], ">= 1"),
         (["model.py", "--python-version", "3.12; rm"], "expected a Python version >= 3.11, got '3.12; rm'"),
-        (["model.py", "--python-version", "3.10"], "at least 3.11"),
-        (["model.py", "--python-version", "2.7"], "at least 3.11"),
+        (["model.py", "--python-version", "3.10"], ">= 3.11"),
+        (["model.py", "--python-version", "2.7"], ">= 3.11"),
         (["nothing.py"], "nothing.py"),
         ([], "something to serve"),
         (["broken.py"], "broken.py:1"),

@@ -66,7 +66,7 @@ def test_nothing_is_overwritten(said, tmp_path):
     (tmp_path / "mine").mkdir()
     assert said("init", tmp_path / "mine")[0] == 0
     status, _, err = said("init", tmp_path / "mine")
-    assert (status, "is there already" in err) == (2, True)
+    assert (status, "exists already" in err) == (2, True)
     (tmp_path / "file").touch()
     assert said("init", tmp_path / "file")[0] == 2
 

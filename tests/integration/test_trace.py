@@ -304,7 +304,7 @@ def test_an_interrupted_recording_keeps_what_it_has(serve, graph, tmp_path, even
         eventually(lambda: load.statuses == {200})
         trace.send_signal(signal.SIGINT)
         said, errors = trace.communicate(timeout=PATIENCE_S)
-    assert (trace.returncode, "ending the recording" in errors) == (0, True), errors
+    assert (trace.returncode, "finishing the recording" in errors) == (0, True), errors
     assert re.search("bottleneck|nothing was saturated|no batch ran", said)
     check(path.read_bytes())
 

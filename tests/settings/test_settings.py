@@ -360,7 +360,7 @@ def test_what_is_wrong_in_the_environment_is_one_sentence(refused, env, told):
             "iris.py --threads 1000000",
             "argument --threads: expected a whole number from 1 to 1024, got '1000000'",
         ),
-        ("iris.py --workers 1024 --threads 1024", "at most 65536 slots for a model or op, got 1024 workers with 1024"),
+        ("iris.py --workers 1024 --threads 1024", "expected at most 65536 slots for a model or op, got 1024 workers"),
         ("iris.py --keep-alive-s 0", "argument --keep-alive-s: expected seconds > 0, such as 30 or 5m, got '0'"),
         ("iris.py --keep-alives 5", "unrecognized arguments: --keep-alives 5; did you mean --keep-alive-s?"),
         ("iris.py --timeout 5", "unrecognized arguments: --timeout 5; did you mean --timeout-ms?"),

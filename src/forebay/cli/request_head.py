@@ -47,11 +47,11 @@ def url_of(text: str) -> SplitResult:
         port = parts.port
         netloc = parts.netloc.encode("idna").decode()
     except UnicodeError as failure:
-        raise ConfigError(f"expected a URL with a valid host, got {text!r}") from failure
+        raise ConfigError(f"{text!r} is not a URL: its host is not valid") from failure
     except ValueError as failure:
         raise ConfigError(f"{text!r} is not a URL: {failure}") from failure
     if not parts.hostname or port == 0:
-        raise ConfigError(f"expected a URL with a host, and with a port > 0 if it has one, got {text!r}")
+        raise ConfigError(f"{text!r} is not a URL: expected a host, and a port > 0 if it has one")
     if "@" in netloc:
         msg = "expected a URL without a user name before @; send a key with --api-key"
         raise ConfigError(msg)

@@ -371,7 +371,7 @@ def test_without_a_known_key_nothing_is_answered_but_health(open_port, metadata)
     for method in [*ECHOES, "Hang", "/other.Service/Echo"]:
         code, text = status_of(lambda method=method: ask(channel, method, b"1", metadata=metadata))
         assert code == Code.UNAUTHENTICATED
-        assert "x-api-key" in text
+        assert "X-API-Key" in text
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
     assert (

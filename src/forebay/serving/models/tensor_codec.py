@@ -410,7 +410,7 @@ def _texts(tensor: Tensor, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     try:
         texts[:] = [one.decode() for one in array.ravel()]
     except UnicodeDecodeError as error:
-        raise ValidationError(f"input '{tensor.name}' holds bytes that are no text in UTF-8: {error.reason}") from None
+        raise ValidationError(f"input '{tensor.name}' holds bytes that are not UTF-8: {error.reason}") from None
     return texts.reshape(array.shape)
 
 

@@ -102,7 +102,7 @@ def test_types_there_are_none_for():  # P14
     [
         (Tensor(name="x", elem_type=1, float_data=[1], shape=[2**31 - 1, 2**31 - 1]), "needs 4611686014132420609"),
         (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[-2]), "at least 0"),
-        (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[-1, -1]), "one of them may be -1"),
+        (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[-1, -1]), "one of which may be -1"),
         (Tensor(name="x", elem_type=1, float_data=[1, 2, 3], shape=[2, -1]), "has 3 elements"),
         (Tensor(name="x", elem_type=1, shape=[0, -1]), "has 0 elements"),
         (Tensor(name="x", elem_type=1, float_data=[1, 2], shape=[3]), "needs 3"),
