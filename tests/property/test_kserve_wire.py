@@ -173,7 +173,7 @@ def check(data):
         assert refusal
         return None
     if layout is None:
-        assert "is no ModelInferRequest" not in refusal, refusal
+        assert "expected a ModelInferRequest" not in refusal, refusal
         return None
     view = memoryview(data)
     assert (layout.model, layout.version, layout.id_in(data)) == (

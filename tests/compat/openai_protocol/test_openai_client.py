@@ -252,7 +252,7 @@ def test_models_are_listed_and_described(client):
         ("chat.completions", chat("a", extra_body={"stream": "yes"}), "stream", "bool"),
         ("chat.completions", {"model": "words", "messages": "a"}, "messages", "array"),
         ("completions", {"model": "words", "prompt": []}, "prompt", "empty"),
-        ("completions", {"model": "words", "prompt": ["a"] * 65, "n": 2}, "n", "65 prompts; 128"),
+        ("completions", {"model": "words", "prompt": ["a"] * 65, "n": 2}, "n", "65 prompts: expected at most 128"),
         ("completions", {"model": "words", "prompt": ["a"] * 129}, "prompt", "more than 128"),
         ("embeddings", {"model": "vectors", "input": ["a"] * 2049}, "input", "2048"),
         ("embeddings", {"model": "vectors", "input": 3}, "input", "int"),
@@ -267,7 +267,7 @@ def test_models_are_listed_and_described(client):
 )
 def test_what_is_wrong_is_refused_by_its_name(client, call, wrong, param, words):
     error = client.ask(f"{call}.create", **wrong)["error"]
-    too_many = words in {"65 prompts; 128", "more than 128", "2048"}
+    too_many = words in {"65 prompts: expected at most 128", "more than 128", "2048"}
     assert error["status_code"] == (413 if too_many else 400), error
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param

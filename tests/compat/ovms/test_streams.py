@@ -138,7 +138,7 @@ async def test_what_is_wrong_with_one_request_leaves_the_stream_open(tmp_path): 
     async with serving(tmp_path, name="g") as face:
         stream = face.stream("g")
         stream.send(tensor("input", b"1"))
-        with pytest.raises(InvalidRequest, match="needs 8 bytes"):
+        with pytest.raises(InvalidRequest, match="expected 8 bytes"):
             stream.send(tensor("input", b"1", (2,), "FP32"))
         with pytest.raises(InvalidRequest, match="no input 'inptu'"):
             stream.send(tensor("inptu", b"1"))
