@@ -15,7 +15,9 @@ import pytest
 from forebay.server.config import SECTIONS, WorkerConfig
 from forebay.types.settings import declared
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def run_at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -38,7 +40,7 @@ class Module(NamedTuple):
     """What a module has.
 
     `classes` are the public ones, `imports` those that run when it is imported itself, `first_lines` of all docstrings,
-    `sentences` the texts in its code: messages, help, log lines.
+    `sentences` the texts in its code: messages, help, log lines; `words` what the names are made of that it defines.
     """
 
     classes: list[str]
@@ -46,6 +48,7 @@ class Module(NamedTuple):
     all_imports: Imports
     first_lines: list[str]
     sentences: list[str]
+    words: set[str]
 
 
 def read(path: Path) -> Module:
@@ -59,7 +62,10 @@ def read(path: Path) -> Module:
         and (text := ast.get_docstring(node))
     ]
     sentences = list(sentences_of(tree))
-    return Module(classes, imports_of(run_at_import(tree.body)), imports_of(ast.walk(tree)), first_lines, sentences)
+    names = [path.stem, *filter(None, map(defined, ast.walk(tree)))]
+    words = {word.lower() for name in names for word in WORD.findall(name)}
+    imports, all_imports = imports_of(run_at_import(tree.body)), imports_of(ast.walk(tree))
+    return Module(classes, imports, all_imports, first_lines, sentences, words)
 
 
 def sentences_of(tree: ast.Module) -> Iterator[str]:
@@ -69,6 +75,17 @@ def sentences_of(tree: ast.Module) -> Iterator[str]:
         text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else ""
         if isinstance(text, str) and " " in text.strip():
             yield text
+
+
+def defined(node: ast.AST) -> str | None:
+    """The name that a node defines."""
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+        case _:
+            return None
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> Imports:
@@ -211,6 +228,28 @@ def test_names_of_modules_and_classes_are_nouns(modules):
     names = [name for name in modules if NO_NOUNS & {*name.rpartition(".")[2].split("_")}]
     classes = [one for module in modules.values() for one in module.classes]
     assert names + [one for one in classes if NO_CLASSES & {*re.findall("[A-Z][a-z]*", one)}] == []
+
+
+# What "Words" in ARCHITECTURE.md calls otherwise.
+SYNONYMS = {
+    "client": {"consumer"},
+    "controller": {"coordinator", "orchestrator"},
+    "front": {"downstream", "forwarder", "frontend", "proxy"},
+    "owner": {"broker", "leader", "master", "primary", "upstream"},
+    "stock": {"inventory"},
+    "tenant": {"customer"},
+    "worker": {"replica"},
+}
+
+
+def test_the_words_of_the_glossary_are_used_and_no_others_for_the_same(modules):
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Words\n")[2].partition("\n## ")[0]
+    rows = [re.sub(r"\(of [^)]*\)", "", line.split("|")[1]) for line in table.splitlines() if line.startswith("| ")]
+    glossary = {word for row in rows for word in WORD.findall(row)}
+    used = set[str]().union(*(module.words for module in modules.values()))
+    assert len(glossary) > 60
+    assert glossary - used == set()
+    assert {word: others & used for word, others in SYNONYMS.items() if others & used} == {}
 
 
 def test_first_lines_name_the_actor_and_say_the_effect(modules):
