@@ -8,31 +8,26 @@ import functools
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from forebay.errors import ConfigError, ForebayError, NotFound
+from forebay.errors import ForebayError, NotFound
 from forebay.repository.retries import MAX_PAUSE_S
 from forebay.runtimes.trial import SharedFile, TrialLimits
 from forebay.server.app import App
 from forebay.server.served import Served
 from forebay.server.stock_offer import FIRST_PAUSE_S
-from forebay.surfaces.contract import Options, Project
-from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig, file_of, read_target
-from forebay.surfaces.ovms.config_pages import ConfigPages, retired
+from forebay.surfaces.contract import Options
+from forebay.surfaces.ovms.config import GraphEntry, OvmsConfig
 from forebay.surfaces.ovms.graph_calls import VERSION
 from forebay.surfaces.ovms.graphs import serve_graph
 from forebay.surfaces.ovms.model_nodes import SharedModels
 from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels
-from forebay.surfaces.ovms.project_reload import LOOK_S, GraphReloading
-from forebay.surfaces.ovms.tensor_checks import misfits
 
 if TYPE_CHECKING:
-    from forebay.graph.drawing.draw import Drawable
     from forebay.runtimes.library import OpenVinoOptions
     from forebay.server.config import Overrides
-    from forebay.surfaces.ovms.linked_graph import GraphLayout, InferenceNode
 
 ServeFile: TypeAlias = "Callable[[Path, Overrides, SharedFile | None, OpenVinoOptions], Served]"
 """Serves a model file under the name and version that are said, as one that is in memory, if there is one."""
@@ -64,8 +59,8 @@ class OvmsApp(App):
         )
         self._servables: dict[str, frozenset[str]] = {}
         self._has_started = False
-        self.retired: dict[str, dict[str, dict[str, Any]]] = {}
-        """What is told of versions that the configuration named once, by the names of models."""
+        self.retired: dict[str, dict[str, None]] = {}
+        """Versions that the configuration named once, by the names of models."""
 
     async def start(self) -> None:
         """Load everything; the server answers even if something cannot be loaded."""
@@ -125,7 +120,7 @@ class OvmsApp(App):
             await self.unload(name, version)
         self.forget_failed(lambda name: [version for one, version in wanted if one == name])
         for name, version in (*gone, *failed):
-            self.retired.setdefault(name, {})[version] = retired(version)
+            self.retired.setdefault(name, {})[version] = None
         return bool(gone or failed)
 
     def uses(self, graph: GraphEntry, models: Collection[str]) -> bool:
@@ -186,62 +181,3 @@ class OvmsApp(App):
         if (name, version) in models:
             return self._model(models[name, version])
         raise NotFound(f"the configuration names no '{name[:100]}' with a version '{version[:100]}'")
-
-
-def project_of(target: Path, options: Options, serve_file: ServeFile) -> Project:
-    """Read a project; raises ConfigError if its configuration is wrong, or the graph if that is all."""
-    from forebay.transports.http.asgi import asgi_app
-    from forebay.transports.http.model_routes import routes_of
-
-    target = file_of(target)
-    stored = StoredModels(options.repository)
-    config = read_target(target, options.overrides.name, stored)
-    app = OvmsApp(config, options, serve_file, stored)
-    look_s = options.repository.poll_s if "poll_s" in options.given else LOOK_S
-    reloading = GraphReloading(app, target, options.overrides.name, look_s)
-    summary: list[str] = []
-    warnings = [*config.warnings]
-    drawings: list[Drawable] = []
-    problems = [*config.problems]
-    sessions: list[tuple[InferenceNode, ModelEntry]] = []
-    for entry in config.graphs:
-        try:
-            made = serve_graph(entry, config.models, SharedModels(stored), options.overrides)
-        except ConfigError as error:
-            if not entry.where:  # it is all that there is
-                raise
-            problems.append(error.message)
-            continue
-        warnings += made.layout.warnings
-        sessions += made.sessions
-        summary.append(_summary(entry, made.layout))
-        if made.served.drawing is not None:
-            drawings.append(made.served.drawing)
-    summary += [f"{one.name}: version {one.version} of a model, {one.place}" for one in config.models]
-    return Project(
-        app=app,
-        http=options.http,
-        asgi=asgi_app(app, options.http, ConfigPages(app, reloading, options.http).routes()),
-        routes=routes_of(app, options.http),
-        summary=summary,
-        warnings=warnings,
-        problems=problems,
-        look=lambda: misfits(config, sessions, stored),
-        graphs=drawings,
-        on_ready=reloading.watch,
-        on_stop=reloading.end,
-        reload=reloading.ask,
-    )
-
-
-def uses_buckets(project: Project) -> bool:
-    """Tell whether models of a project are in buckets."""
-    return isinstance(project.app, OvmsApp) and bool(project.app.config.stored)
-
-
-def _summary(entry: GraphEntry, layout: GraphLayout) -> str:
-    nodes = ", ".join(node.name for node in layout.spec.nodes) or "none"
-    told = (
-        f"{entry.name}: a graph of {nodes}; {', '.join(layout.inputs)} -> {', '.join(o.name for o in layout.outputs)}"
-    )
-    return told + (", generates" if layout.loops else "")

@@ -51,7 +51,10 @@ class ConfigPages:
         return _json(self._told(), 201 if has_changed else 200)
 
     def _told(self) -> dict[str, Any]:
-        found: dict[str, dict[str, Any]] = {name: dict(versions) for name, versions in self._app.retired.items()}
+        found: dict[str, dict[str, Any]] = {
+            name: {version: _version(version, "END") for version in versions}
+            for name, versions in self._app.retired.items()
+        }
         for model in self._app.describe_all():
             versions = found.setdefault(model["name"], {})
             for one in model["versions"]:
@@ -61,11 +64,6 @@ class ConfigPages:
                 else:
                     versions[one["version"]] = _version(one["version"], _STATES[one["state"]], one.get("error", ""))
         return {name: {"model_version_status": [*versions.values()]} for name, versions in found.items()}
-
-
-def retired(version: str) -> dict[str, Any]:
-    """Return what is told of a version that the configuration named once."""
-    return _version(version, "END")
 
 
 def _version(version: str, state: str, error: str = "") -> dict[str, Any]:

@@ -36,14 +36,14 @@ class OvmsSurface:
         Raises:
             ConfigError: If the configuration is wrong, or the only graph there is.
         """
-        from forebay.surfaces.ovms.app import project_of
+        from forebay.surfaces.ovms.graph_project import project_of
 
         return project_of(Path(target), options, self._serve_file)
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs."""
         from forebay.surfaces.container.project_recipe import recipe_of
-        from forebay.surfaces.ovms.app import uses_buckets
+        from forebay.surfaces.ovms.graph_project import uses_buckets
 
         path = Path(target).absolute()
         folder, inner = (path, ".") if path.is_dir() else (path.parent, path.name)

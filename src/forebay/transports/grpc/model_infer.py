@@ -24,10 +24,9 @@ from forebay.protocols.kserve.request_layouts import RequestLayout, RequestLayou
 from forebay.protocols.kserve.response_bytes import Written
 from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.kserve_facts import in_tritons_words
-from forebay.serving.tensor_face import TensorRequest
 from forebay.transports.grpc.call_tasks import run_beside
 from forebay.transports.grpc.lent_models import Lending
-from forebay.transports.grpc.model_stream_infer import InferStream
+from forebay.transports.grpc.model_stream_infer import BegunInfer, InferStream
 from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete
 from forebay.types.call import EMPTY, Failure, Outcome, Request
 from forebay.types.tensor import Data, Tensor
@@ -59,26 +58,6 @@ class _Plan(msgspec.Struct, eq=False):
     answered: tuple[Any, int, bytes] = (None, 0, b"")
 
 
-class BegunInfer(TensorRequest, gc=False, eq=False):
-    """A request that is inside; `call` is how it came.
-
-    Attributes:
-        plan: What was found out about it.
-        stream: The stream it came by; None if it is all of its call.
-        name: What the client calls it.
-        kept_bytes: What is counted of its message.
-    """
-
-    plan: Any = None
-    stream: Any = None
-    name: str = ""
-    kept_bytes: int = 0
-
-    def cancel(self) -> None:
-        """Call it off."""
-        self.plan.served.endpoint.cancel(self)
-
-
 class InferMethods:
     """Answers the two methods for the models of an app."""
 
@@ -104,7 +83,7 @@ class InferMethods:
 
     async def infer_stream(self, messages: AsyncIterator[Data], call: Call) -> AsyncIterator[Written]:
         """Answer `ModelStreamInfer`."""
-        stream = InferStream(self, call)
+        stream = InferStream(self.begin_for, self.response, call)
         reading = asyncio.ensure_future(stream.read(messages))
         try:
             async for message in stream.ready():

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.protocols.kserve import response_bytes
-from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, Parameter
+from forebay.serving.tensor_face import TensorRequest
 from forebay.transports.grpc.statuses import of_error
 from forebay.types.call import EMPTY, Failure, Outcome, Request
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from forebay.protocols.kserve.request_layouts import RequestLayout
     from forebay.protocols.kserve.response_bytes import Written
     from forebay.server.served import Served, Session
-    from forebay.transports.grpc.model_infer import BegunInfer, InferMethods
     from forebay.transports.grpc.service import Call
     from forebay.types.tensor import Data, Tensor
 
@@ -37,6 +37,26 @@ _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _IS_FINAL: Final = "triton_final_response"
 
 
+class BegunInfer(TensorRequest, gc=False, eq=False):
+    """A request that is inside; `call` is how it came.
+
+    Attributes:
+        plan: What was found out about it.
+        stream: The stream it came by; None if it is all of its call.
+        name: What the client calls it.
+        kept_bytes: What is counted of its message.
+    """
+
+    plan: Any = None
+    stream: Any = None
+    name: str = ""
+    kept_bytes: int = 0
+
+    def cancel(self) -> None:
+        """Call it off."""
+        self.plan.served.endpoint.cancel(self)
+
+
 class InferStream:
     """One call of `ModelStreamInfer`.
 
@@ -46,9 +66,15 @@ class InferStream:
         has_begun: Whether it was decided whose that is.
     """
 
-    def __init__(self, inference: InferMethods, call: Call) -> None:
+    def __init__(
+        self,
+        begin: Callable[[InferStream, Call, Data], Awaitable[BegunInfer | None]],
+        response: Callable[[BegunInfer, Any, Mapping[str, Parameter]], Written],
+        call: Call,
+    ) -> None:
         self.id = ""
-        self._inference = inference
+        self._begin = begin
+        self._response = response
         self._call = call
         self._open: set[BegunInfer] = set()
         self._line: dict[object, Written | None] = {}
@@ -77,7 +103,7 @@ class InferStream:
                 is_empty = False
                 self.id = ""
                 try:
-                    asked = await self._inference.begin_for(self, self._call, message)
+                    asked = await self._begin(self, self._call, message)
                 except ForebayError as error:
                     self._put_in_line(object(), _error(error, self.id))
                 else:
@@ -200,7 +226,7 @@ class InferStream:
         """Return an answer or a part of one, and whether it was all if the client wants to know."""
         parameters = {_IS_FINAL: is_final} if _wants_final(asked) else EMPTY
         try:
-            message = self._inference.response(asked, outcome, parameters)
+            message = self._response(asked, outcome, parameters)
         except ForebayError as error:
             return _error(error, asked.name)
         return response_bytes.stream_response(message)
