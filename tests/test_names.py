@@ -131,7 +131,6 @@ KNOTS = [
     ("owners", 2),
     ("server", 3),
     ("serving/nx_serving", 5),
-    ("surfaces/pipeline", 6),
     ("surfaces/pipeline/ops", 2),
     ("transports/grpc", 8),
     ("transports/http", 10),

@@ -37,8 +37,8 @@ from forebay.types.plurals import counted
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.dag.wiring import Dag
+    from forebay.surfaces.pipeline.prepared_server import PreparedServer
     from forebay.surfaces.pipeline.script import Script
-    from forebay.surfaces.pipeline.server import PipelineServer
 
 log = logging.getLogger("forebay.pipeline")
 
@@ -47,7 +47,7 @@ LAST_WORD_S: Final = 1.0
 """Time before the end of a drain in which requests that are still open are answered that there is none."""
 
 
-def project_of(server: PipelineServer, script: Callable[[], Script], options: Options) -> Project:
+def project_of(server: PreparedServer, script: Callable[[], Script], options: Options) -> Project:
     """Put the graph of a prepared server on workers, with its two ports in front.
 
     Raises:
@@ -107,7 +107,7 @@ def project_of(server: PipelineServer, script: Callable[[], Script], options: Op
     )
 
 
-def serve_here(server: PipelineServer) -> int:
+def serve_here(server: PreparedServer) -> int:
     """Serve in the script's own process until a signal says stop; returns the exit status.
 
     Raises:
@@ -251,7 +251,7 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _summary(server: PipelineServer, dag: Dag, config: PipelineConfig, *, has_http: bool) -> list[str]:
+def _summary(server: PreparedServer, dag: Dag, config: PipelineConfig, *, has_http: bool) -> list[str]:
     name = server.name or "any name"
     kind = "a thread" if config.dag.is_thread_op else "a process"
     post = f"POST /{server.name or '{name}'}/prediction, and " if has_http else ""

@@ -10,25 +10,13 @@ from typing import Any
 
 from forebay.errors import ConfigError, ForebayError
 from forebay.surfaces.pipeline import script
-from forebay.surfaces.pipeline.config import PipelineConfig, read
+from forebay.surfaces.pipeline.config import read
 from forebay.surfaces.pipeline.ops.op import Op, RequestOp, ResponseOp
+from forebay.surfaces.pipeline.prepared_server import PreparedServer
 
 
-class PipelineServer:
-    """A graph of ops behind a gRPC port and an HTTP port.
-
-    Attributes:
-        name: What requests may name it as; without a name any is accepted.
-        response_op: The end of its graph.
-        config: What `prepare_server` read.
-        warnings: Its warnings, about keys that nothing reads.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name or ""
-        self.response_op: ResponseOp | None = None
-        self.config: PipelineConfig | None = None
-        self.warnings: list[str] = []
+class PipelineServer(PreparedServer):
+    """A graph of ops behind a gRPC port and an HTTP port."""
 
     def set_response_op(self, response_op: Any) -> None:
         """Say where the graph ends.

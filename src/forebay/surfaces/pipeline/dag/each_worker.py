@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from forebay.serving.endpoint import Endpoint
     from forebay.surfaces.pipeline.config import PipelineConfig
     from forebay.surfaces.pipeline.figures.tracer import Tracer
+    from forebay.surfaces.pipeline.prepared_server import PreparedServer
     from forebay.surfaces.pipeline.script import Script
-    from forebay.surfaces.pipeline.server import PipelineServer
     from forebay.types.batch import Done, EntryBatch
     from forebay.workers.pools.worker_slot import WorkerSlot
 
@@ -181,7 +181,7 @@ class GraphRunner(Runner):
     (see `figures.reports`) where there is something to tell it.
     """
 
-    def __init__(self, server: PipelineServer, count: int, given: int = 0) -> None:
+    def __init__(self, server: PreparedServer, count: int, given: int = 0) -> None:
         """Host the graph of a server; see `dag_runner`."""
         self._server = server
         self._count = count

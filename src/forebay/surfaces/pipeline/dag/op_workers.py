@@ -22,7 +22,7 @@ from forebay.types.first_use import known
 
 if TYPE_CHECKING:
     from forebay.surfaces.pipeline.config import PipelineConfig
-    from forebay.surfaces.pipeline.server import PipelineServer
+    from forebay.surfaces.pipeline.prepared_server import PreparedServer
 
 
 def instances_of(
@@ -86,7 +86,7 @@ def op_runner(script: Mapping[str, Any], name: str, store: Mapping[str, Any]) ->
     return instances_of(dag, name, config, store, own_process=True).runner()
 
 
-def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
+def built(server: PreparedServer) -> tuple[Dag, PipelineConfig]:
     """Return the graph of a prepared server, and its configuration."""
     config, end = server.config, server.response_op
     if config is None or end is None:
@@ -95,7 +95,7 @@ def built(server: PipelineServer) -> tuple[Dag, PipelineConfig]:
     return wire(server.name or "pipeline", end, config), config
 
 
-def captured(script: Mapping[str, Any]) -> PipelineServer:
+def captured(script: Mapping[str, Any]) -> PreparedServer:
     """Execute a script in a process that was started for a worker, and return the server it was about to run."""
     server = scripts.capture(msgspec.convert(script, known(scripts.Script)))
     logs.to_stderr("info" if server.config is None else server.config.log_level or "info")
