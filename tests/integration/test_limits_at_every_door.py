@@ -226,6 +226,12 @@ def openai(text):
     return error["message"]
 
 
+def anthropic(text):
+    error = json.loads(text)["error"]
+    assert error["type"] == "rate_limit_error"
+    return error["message"]
+
+
 def pipeline(text):
     error = json.loads(text)
     assert error["code"] == OVER.value[0]
@@ -246,6 +252,8 @@ DOORS = {
     "openai": ("native", post("/v1/chat/completions", CHAT), openai),
     "openai stream": ("native", post("/v1/chat/completions", CHAT | {"stream": True}), openai),
     "openai inputs": ("native", post("/v1/embeddings", {"model": "embed", "input": ["a", "b", "c"]}), openai),
+    "responses": ("native", post("/v1/responses", {"model": "say", "input": "a"}), openai),
+    "messages": ("native", post("/v1/messages", CHAT | {"max_tokens": 3}), anthropic),
     "ranks": ("native", post("/rerank", {"model": "rank", "query": "a", "documents": ["a", "b", "c"]}), openai),
     "kserve grpc": ("native", call(INFER, request("echo", np.array([1.0]))), str),
     "kserve grpc, a long answer": ("native", call(INFER, request("echo", np.ones(100_000))), str),

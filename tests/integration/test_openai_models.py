@@ -60,11 +60,14 @@ def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():
             ("embeddings", "EmbeddingRequest"),
             ("rerank", "RerankRequest"),
             ("score", "RerankRequest"),
+            ("responses", "ChatRequest"),
         ):
             status, found = ask(served, path, model="any")
             assert status == 404
             assert f"`forebay.openai.{kind}`" in found["error"]["message"]
             assert found["error"]["type"] == "invalid_request_error"
+        status, found = ask(served, "messages", model="any")
+        assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")
 
 
 def test_a_model_in_another_interpreter_says_so_as_well(launch):
@@ -346,7 +349,7 @@ def test_the_document_of_the_server_has_these_paths():
         paths = document["paths"]
         assert {path for path in paths if path.startswith("/v1/")} == {
             *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{name}"),
-            *("/v1/rerank", "/v1/score"),
+            *("/v1/rerank", "/v1/score", "/v1/responses", "/v1/messages"),
         }
 
         def check(path, status, **body):
@@ -363,6 +366,8 @@ def test_the_document_of_the_server_has_these_paths():
         for model in ("talk", "again"):
             check("chat/completions", 200, model=model, messages=messages, n=2)
             check("completions", 200, model=model, prompt=["a", "b"])
+            check("responses", 200, model=model, input="a", instructions="b")
+            check("messages", 200, model=model, messages=messages, max_tokens=3, stop_sequences=["b"])
         check("embeddings", 200, model="again", input=["a", "b"], encoding_format="base64")
         check("embeddings", 404, model="talk", input="a")
         check("rerank", 200, model="again", query="a", documents=["a", "b"], top_n=1, return_documents=False)
@@ -373,6 +378,8 @@ def test_the_document_of_the_server_has_these_paths():
         check("chat/completions", 400, model="talk", messages=[])
         check("chat/completions", 400, model="talk", messages=messages, tools=[])
         check("completions", 400, model="talk", prompt=[])
+        check("responses", 400, model="talk", input=[])
+        check("messages", 400, model="talk", messages=messages)
 
 
 def test_what_leads_nowhere_is_told_in_the_same_form():
@@ -385,7 +392,7 @@ def test_what_leads_nowhere_is_told_in_the_same_form():
             ("GET", "/v1/chat/completions", 405, "method_not_allowed", "POST"),
             ("PUT", "/v1/models", 405, "method_not_allowed", "GET"),
             ("POST", "/v1/chat/completion", 404, "not_found", "did you mean /v1/chat/completions?"),
-            ("POST", "/v1/responses", 404, "not_found", "models here are asked at /v1/chat/completions"),
+            ("POST", "/v1/audio/speech", 404, "not_found", "models here are asked at /v1/chat/completions"),
         ):
             answer = served.request(method, path, b"{}")
             error = answer.json()["error"]
@@ -514,6 +521,20 @@ def test_what_a_model_calls_score_itself_stays_that():
     with client(Own, Several) as served:  # one of several is asked at /models/own/score
         assert answers(served, "/score", asked)["data"][0]["score"] == 1.0
         assert answers(served, "/models/own/score", "a") == "a"
+
+
+def test_what_a_response_repeats_of_its_request_breaks_no_event():
+    class Talk(forebay.Model):
+        def predict(self, batch: list[ChatRequest]) -> list[str]:
+            return [one.messages[-1].text for one in batch]
+
+    said = {"model": "talk", "input": "a", "stream": True, "metadata": {"a": "b"}, "top_p": None}
+    with client(Talk) as served:
+        answer = served.request("POST", "/v1/responses", json.dumps(said, indent=2).encode())
+    events = [one.split(b"\n") for one in answer.body.removesuffix(b"\n\n").split(b"\n\n")]
+    assert {len(lines) for lines in events} == {2}
+    told = json.loads(events[-1][1].removeprefix(b"data: "))["response"]
+    assert (told["metadata"], "top_p" in told, told["output"][0]["content"][0]["text"]) == ({"a": "b"}, False, "a")
 
 
 def chat_of_bytes(self, batch: list[ChatRequest]) -> list[bytes]: ...

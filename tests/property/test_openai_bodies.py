@@ -39,11 +39,27 @@ odd = st.recursive(
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=6), inside, max_size=2),
     max_leaves=4,
 )
-messages = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": st.text(max_size=9)}), max_size=2)
+kinds = st.sampled_from(["text", "input_text", "output_text", "tool_use", "tool_result", "image"])
+piece = st.fixed_dictionaries({"type": kinds | odd}, optional={"text": st.text(max_size=5) | odd, "content": odd})
+items = st.fixed_dictionaries(
+    {"type": st.sampled_from(["message", "function_call", "function_call_output"]) | odd},
+    optional={
+        "content": st.text(max_size=5) | st.lists(piece, max_size=2),
+        "call_id": odd,
+        "name": st.text(),
+        "output": odd,
+    },
+)
+said = st.text(max_size=9) | st.lists(piece, max_size=2)
+messages = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": said}), max_size=2)
 told = {
     "messages": messages | odd,
     "prompt": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | st.lists(st.integers(0, 9)) | odd,
-    "input": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | st.lists(st.integers(0, 9)) | odd,
+    "input": st.lists(items, max_size=3)
+    | st.text(max_size=5)
+    | st.lists(st.text(max_size=3), max_size=3)
+    | st.lists(st.integers(0, 9))
+    | odd,
     "query": st.text(max_size=5) | odd,
     "documents": st.lists(st.text(max_size=3), max_size=3) | odd,
     "text_1": st.text(max_size=5) | st.lists(st.text(max_size=3), max_size=3) | odd,
@@ -55,6 +71,11 @@ told = {
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}) | odd,
     "max_tokens": st.integers(1, 5) | odd,
     "encoding_format": st.sampled_from(["float", "base64"]) | odd,
+    "system": st.text(max_size=3) | st.lists(piece | odd, max_size=2) | odd,
+    "instructions": st.text(max_size=3) | odd,
+    "tools": st.lists(odd, max_size=2) | odd,
+    "stop_sequences": st.lists(st.text(max_size=2), max_size=3) | odd,
+    "previous_response_id": odd,
     "surprise": odd,
 }
 needed = {
@@ -63,6 +84,8 @@ needed = {
     "embeddings": ["input"],
     "rerank": ["query", "documents"],
     "score": ["text_1", "text_2"],
+    "responses": ["input"],
+    "messages": ["messages", "max_tokens"],
 }
 
 
@@ -72,7 +95,7 @@ def served():
         yield found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_every_body_is_answered_in_the_protocol(served, data):
     path = data.draw(st.sampled_from(sorted(needed)))
@@ -84,9 +107,16 @@ def test_every_body_is_answered_in_the_protocol(served, data):
     answer = served.request("POST", f"/v1/{path}", body, {"content-type": "application/json"})
     assert answer.status in {200, 400, 404, 413, 429}, (body, answer.body)
     if answer.status != 200:
-        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+        keys = {"message", "type"} if path == "messages" else {"message", "type", "param", "code"}
+        assert answer.json()["error"].keys() == keys
     elif answer.headers["content-type"] == "application/json":
-        assert answer.json()["object"] in {"chat.completion", "text_completion", "list"}
+        kinds = {"chat.completion", "text_completion", "list", "response", "message"}
+        assert (answer.json().get("object") or answer.json()["type"]) in kinds
+    elif path in {"responses", "messages"}:
+        *events, rest = answer.body.split(b"\n\n")
+        named = [one.split(b"\n") for one in events]
+        assert all(name == b"event: " + json.loads(data[6:])["type"].encode() for name, data in named)
+        assert (named[-1][0].partition(b".")[0], rest) in {(b"event: message_stop", b""), (b"event: response", b"")}
     else:
         *events, last, rest = answer.body.split(b"\n\n")
         assert (last, rest) == (b"data: [DONE]", b"")

@@ -10,7 +10,7 @@
 
 | samples | it answers at |
 |---|---|
-| `ChatRequest` | `/v1/chat/completions` |
+| `ChatRequest` | `/v1/chat/completions`, `/v1/responses`, `/v1/messages` |
 | `CompletionRequest` | `/v1/completions` |
 | `EmbeddingRequest` | `/v1/embeddings` |
 | `RerankRequest` | `/v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score`, `/score` |

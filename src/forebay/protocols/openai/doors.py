@@ -3,9 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
+from forebay.errors import ForebayError
+from forebay.protocols.openai import anthropic_messages, openai_errors, responses
+from forebay.protocols.openai.answer_blocks import BlockAnswer
+from forebay.protocols.openai.request_reading import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RERANK,
+    RESPONSES,
+    SCORE,
+)
 
 
 class Door(NamedTuple):
@@ -16,16 +28,40 @@ class Door(NamedTuple):
         sample: The type of the samples of models that are asked so.
         spoken: What these models say they are asked; several forms may ask the same.
         targets: Where. The first one is documented.
+        chat_body: Returns what a body asks as the body of a chat, if the form is another one of that.
+        answer: What writes the answers to such a chat.
+        error_body: Writes errors.
+        error_event: What comes before an error in a stream.
     """
 
     path: str
     sample: str
     spoken: str
     targets: tuple[str, ...]
+    chat_body: Callable[[bytes], bytes] | None = None
+    answer: type[BlockAnswer] | None = None
+    error_body: Callable[[ForebayError, str], bytes] = openai_errors.body_of
+    error_event: bytes = b""
+
+    @property
+    def form(self) -> str:
+        """The form in which a body is read."""
+        return self.path if self.chat_body is None else self.spoken
 
 
 DOORS: Final = (
     Door(CHAT, "ChatRequest", CHAT, ("/v1/chat/completions",)),
+    Door(RESPONSES, "ChatRequest", CHAT, ("/v1/responses",), responses.chat_body, responses.Response),
+    Door(
+        MESSAGES,
+        "ChatRequest",
+        CHAT,
+        ("/v1/messages",),
+        anthropic_messages.chat_body,
+        anthropic_messages.Message,
+        anthropic_messages.error_body,
+        b"event: error\n",
+    ),
     Door(COMPLETIONS, "CompletionRequest", COMPLETIONS, ("/v1/completions",)),
     Door(EMBEDDINGS, "EmbeddingRequest", EMBEDDINGS, ("/v1/embeddings",)),
     Door(RERANK, "RerankRequest", RERANK, ("/v1/rerank", "/v2/rerank", "/rerank")),

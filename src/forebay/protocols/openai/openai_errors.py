@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -43,15 +44,18 @@ def status_of(error: ForebayError) -> int:
     return 400 if status == _INVALID else status
 
 
-def body_of(error: ForebayError) -> bytes:
+def body_of(
+    error: ForebayError, request_id: str = "", write: Callable[[ForebayError, str], bytes] | None = None
+) -> bytes:
     """Return the JSON body of an error; what user code raised stays in the log."""
+    write = write or _body_of
     try:
-        return _body_of(error)
+        return write(error, request_id)
     except Exception:  # noqa: BLE001 - texts that cannot be written: what a client sent may stand in them
-        return _body_of(failure_of(error).error)
+        return write(failure_of(error).error, request_id)
 
 
-def _body_of(error: ForebayError) -> bytes:
+def _body_of(error: ForebayError, _request_id: str) -> bytes:
     kind, code = next(((kind, code) for base, kind, code in _KINDS if isinstance(error, base)), ("server_error", None))
     if native.status_of(error) == _UNAUTHENTICATED:
         code = "invalid_api_key"

@@ -8,13 +8,14 @@ from typing import Any, Final, TypeAlias
 
 from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS
 from forebay.protocols.openai.doors import DOORS
-from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
+from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
 
 Json: TypeAlias = dict[str, Any]
 
 IDS: Final = ("list_v1_models", "v1_model", *("v1_" + door.path.replace("/", "_") for door in DOORS))
 """The operations described here."""
 _TAG: Final = "OpenAI protocol"
+_CODES: Final = ("400", "404", "413", "415", "429", "500", "503", "504")
 
 
 def paths_of(
@@ -30,7 +31,7 @@ def paths_of(
         path = door.path
         bodies: list[Json] = []
         for name, sample in asked[door.spoken]:
-            body = _body(path, name, resolve(sample))
+            body = _body_of_form(path, name) if path in _FORMS else _body(path, name, resolve(sample))
             alike = next((one for one in bodies if _without_model(one) == _without_model(body)), None)
             if alike is None:
                 bodies.append(body)
@@ -45,7 +46,7 @@ def paths_of(
                 "requestBody": {"required": True, "content": {"application/json": {"schema": sent}}},
                 "responses": {
                     "200": {"description": "The answer", "content": _content(path)},
-                    **_failures(("400", "404", "413", "415", "429", "500", "503", "504"), api_key=api_key),
+                    **_failures(_CODES, api_key=api_key, error=_ANTHROPIC if path == MESSAGES else _ERROR),
                 },
             }
         }
@@ -72,6 +73,13 @@ def _body(path: str, name: str, sample: Json) -> Json:
     }
 
 
+def _body_of_form(path: str, name: str) -> Json:
+    """Return the schema of a body that asks a chat model in another form; of it only what is usual."""
+    given, required = _FORMS[path]
+    properties = {"model": {"type": "string", "enum": [name]}, "stream": {"type": ["boolean", "null"]}, **given}
+    return {"type": "object", "properties": properties, "required": ["model", *required]}
+
+
 def _without_model(body: Json) -> Json:
     return {**body, "properties": {**body["properties"], "model": None}, "title": None, "description": None}
 
@@ -79,6 +87,9 @@ def _without_model(body: Json) -> Json:
 def _content(path: str) -> Json:
     if path in _WHOLE:
         return {"application/json": {"schema": _WHOLE[path]}}
+    if path in _ANSWERS:
+        events = {"type": "string", "description": "With `stream`: server-sent events, each with its name"}
+        return {"application/json": {"schema": _ANSWERS[path]}, "text/event-stream": {"schema": events}}
     chunk, whole = _texts(path, is_chunk=True), _texts(path, is_chunk=False)
     events = {"type": "string", "description": "With `stream`: server-sent events, the last of which is [DONE]"}
     return {"application/json": {"schema": whole}, "text/event-stream": {"schema": events, "x-itemSchema": chunk}}
@@ -124,8 +135,10 @@ def _models(*, api_key: bool) -> dict[str, Json]:
     }
 
 
-def _failures(codes: Sequence[str], *, api_key: bool) -> Json:
-    answer = {"description": "An error as OpenAI's clients read it", "content": {"application/json": _ERROR}}
+def _failures(codes: Sequence[str], *, api_key: bool, error: Json | None = None) -> Json:
+    whose = "Anthropic" if error is _ANTHROPIC else "OpenAI"
+    content = {"application/json": {"schema": error or _ERROR}}
+    answer = {"description": f"An error as {whose}'s clients read it", "content": content}
     return dict.fromkeys(sorted([*codes, "401"] if api_key else codes), answer)
 
 
@@ -135,6 +148,8 @@ def _object(**properties: Json) -> Json:
 
 _SUMMARIES: Final = {
     CHAT: "Continue a conversation",
+    RESPONSES: "Respond to a conversation",
+    MESSAGES: "Continue a conversation, for Anthropic's clients",
     COMPLETIONS: "Continue a text",
     EMBEDDINGS: "Embed a text, or several",
     RERANK: "Rank documents by how well they fit a query",
@@ -190,13 +205,60 @@ _WHOLE: Final = {
         created={"type": "integer"},
     ),
 }
-_ERROR: Final[Json] = {
-    "schema": _object(
-        error=_object(
-            message={"type": "string"},
-            type={"type": "string"},
-            param={"type": ["string", "null"]},
-            code={"type": ["string", "null"]},
-        )
-    )
+_WHOLE_NUMBER: Final[Json] = {"type": "integer", "minimum": 1}
+_TOOLS: Final[Json] = {"type": "array", "items": {"type": "object"}}
+_FORMS: Final[dict[str, tuple[Json, list[str]]]] = {
+    RESPONSES: (
+        {
+            "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]},
+            "instructions": {"type": ["string", "null"]},
+            "max_output_tokens": {"anyOf": [_WHOLE_NUMBER, {"type": "null"}]},
+            "tools": _TOOLS,
+        },
+        ["input"],
+    ),
+    MESSAGES: (
+        {
+            "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
+            "max_tokens": _WHOLE_NUMBER,
+            "system": {"type": ["string", "array", "null"]},
+            "stop_sequences": {"type": "array", "items": {"type": "string"}},
+            "tools": _TOOLS,
+        },
+        ["messages", "max_tokens"],
+    ),
 }
+"""Fields of other forms of chats, and those that must be there."""
+_ANSWERS: Final = {
+    RESPONSES: _object(
+        id={"type": "string"},
+        object={"const": "response"},
+        created_at={"type": "integer"},
+        status={"enum": ["completed", "incomplete"]},
+        model={"type": "string"},
+        output={"type": "array", "items": {"type": "object"}},
+        usage={"type": "object"},
+    ),
+    MESSAGES: _object(
+        id={"type": "string"},
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model={"type": "string"},
+        content={"type": "array", "items": {"type": "object"}},
+        stop_reason={"type": "string"},
+        usage=_object(input_tokens={"type": "integer"}, output_tokens={"type": "integer"}),
+    ),
+}
+_ERROR: Final = _object(
+    error=_object(
+        message={"type": "string"},
+        type={"type": "string"},
+        param={"type": ["string", "null"]},
+        code={"type": ["string", "null"]},
+    )
+)
+_ANTHROPIC: Final = _object(
+    type={"const": "error"},
+    error=_object(type={"type": "string"}, message={"type": "string"}),
+    request_id={"type": ["string", "null"]},
+)

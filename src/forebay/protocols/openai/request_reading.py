@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CHAT: Final = "chat/completions"
 COMPLETIONS: Final = "completions"
+RESPONSES: Final = "responses"
+MESSAGES: Final = "messages"
 EMBEDDINGS: Final = "embeddings"
 RERANK: Final = "rerank"
 SCORE: Final = "score"
@@ -132,7 +134,7 @@ _ranking: Final = msgspec.json.Decoder(known(Ranking))
 _stops: Final = msgspec.json.Decoder(known(_Stops))
 _several: Final = msgspec.json.Decoder(known(_Several))
 _asked: Final = msgspec.json.Decoder(known(Asked))
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LAST_SEED: Final = 2**63 - 1
 _DIGITS: Final = {b"%d" % digit for digit in range(10)} | {b"-"}
 
@@ -146,12 +148,12 @@ def read(body: bytes) -> Asked:
     try:
         asked = _asked.decode(body)
         if len(memoryview(asked.stop)) > MAX_STOP_BYTES:
-            raise _invalid("stop", f"is longer than {MAX_STOPS} texts may be")
+            raise invalid("stop", f"is longer than {MAX_STOPS} texts may be")
         _ = asked.stops
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refusal(error, body) from None
     if asked.stream_options is not None and not asked.stream:
-        raise _invalid("stream_options", "is for streams, and 'stream' is not true")
+        raise invalid("stream_options", "is for streams, and 'stream' is not true")
     return asked
 
 
@@ -180,7 +182,7 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
         return _with_each(body, asked.pair, _pairs(asked))
     else:
         if asked.encoding_format not in {None, "float", "base64"}:
-            raise _invalid("encoding_format", f"must be 'float' or 'base64', got {asked.encoding_format!r:.100}")
+            raise invalid("encoding_format", f"must be 'float' or 'base64', got {asked.encoding_format!r:.100}")
         inputs = _each("input", asked.input, MAX_INPUTS)
         inputs = [bytes(asked.input)] if inputs is None else inputs
         return _with_each(body, ["input", "encoding_format"], [_member("input", one) for one in inputs])
@@ -215,7 +217,7 @@ def _pairs(asked: Asked) -> list[bytes]:
     queries, documents = _list(first, asked), _list(second, asked)
     if len(queries) not in {1, len(documents)}:
         has = f"has {len(queries)} texts and '{second}' has {len(documents)}"
-        raise _invalid(first, f"{has}; give one, or as many as there are in '{second}'")
+        raise invalid(first, f"{has}; give one, or as many as there are in '{second}'")
     if len(queries) == 1:
         if len(queries[0]) * len(documents) > MAX_COPIED_BYTES:
             raise TooLarge(f"'{first}' is too long to be said for each of {len(documents)} texts")
@@ -264,7 +266,7 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
     """Return the elements of a field that may have several texts; None if it is one text, or the tokens of one."""
     written = bytes(given)
     if not written:
-        raise _invalid(name, "is missing")
+        raise invalid(name, "is missing")
     if written[:1] != b"[" or written[1:].lstrip()[:1] in _DIGITS:
         return None  # the worker says so if it is not
     try:
@@ -273,7 +275,7 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
         msg = f"'{name}' has more than {limit} elements, which is as many as are taken at a time"
         raise TooLarge(msg, detail={"path": f"$.{name}"}) from None
     except ValidationError:
-        raise _invalid(name, "is empty") from None
+        raise invalid(name, "is empty") from None
 
 
 def ranking(body: bytes) -> Ranking:
@@ -308,10 +310,7 @@ def _with_each(body: bytes, names: Iterable[str], members: Sequence[bytes]) -> l
         TooLarge: If it has too many fields for that.
     """
     at_once(json_elements(body, len(body), MAX_MEMBERS, "a body of several samples"))
-    try:
-        fields: dict[str, Any] = _fields.decode(body)
-    except UnicodeDecodeError as error:  # of a name that nobody had looked at so far
-        raise refusal(error, body) from None
+    fields: dict[str, Any] = decoded(FIELDS, body)
     name, *others = names
     del fields[name]
     for other in others:
@@ -324,5 +323,6 @@ def _with_each(body: bytes, names: Iterable[str], members: Sequence[bytes]) -> l
     return [b"%b%b}" % (begin, member) for member in members]
 
 
-def _invalid(name: str, why: str) -> InvalidRequest:
+def invalid(name: str, why: str) -> InvalidRequest:
+    """Return the error of a field."""
     return ValidationError(f"'{name}' {why}", detail={"path": f"$.{name}"})

@@ -34,14 +34,16 @@ class Cut:
         self._stops = stops
         self._held = ""
         self.is_over = False
+        self.stop = ""
 
     def take(self, text: str) -> str:
         """Add a piece; returns what is certainly before any stop sequence."""
         text = self._held + text
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        found = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
+            place, self.stop = min(found)
             self.is_over, self._held = True, ""
-            return text[: min(found)]
+            return text[:place]
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
@@ -110,6 +112,11 @@ class Choice:
             {**one, "function": {**one["function"], "arguments": "".join(one["function"]["arguments"])}}
             for one in self._calls
         ]
+
+    @property
+    def stop(self) -> str:
+        """The stop sequence that ended it, if one did."""
+        return "" if self._cut is None else self._cut.stop
 
     def take(self, written: bytes, *, is_whole: bool) -> str:
         """Add a part, or the whole; returns the text to hand on.

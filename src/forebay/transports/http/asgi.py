@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -86,8 +87,9 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         path = path_of(request.scope)
         if path == "*" and request.method == "OPTIONS":
             return Response(status_code=204, headers={"allow": "GET, HEAD, POST, OPTIONS"})
-        if (why := unspoken(path)) is not None:
-            return _error(request, NothingThere(why), fault)
+        if (found := unspoken(path)) is not None:
+            why, door = found
+            return _error(request, NothingThere(why), partial(fault, door=door))
         prefix = request.scope["path"].removesuffix(path)
         is_v1 = path.startswith("/v1/")
         models = [one for one in predictions.paths if is_v1 or not tfserving.is_tfserving_path(one)]

@@ -19,6 +19,7 @@ from forebay.observe.logs.request_ids import next_id
 from forebay.observe.traces import timeline
 from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
 from forebay.protocols.openai import joined_scores, joined_vectors, openai_errors, request_reading
+from forebay.protocols.openai.answer_blocks import BlockAnswer
 from forebay.protocols.openai.doors import DOORS, WHOLE, Door
 from forebay.protocols.openai.request_reading import EMBEDDINGS, RERANK, Asked
 from forebay.protocols.openai.texts import COST, Choice, Texts
@@ -53,16 +54,20 @@ def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Rout
     return routes
 
 
-def fault(error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+def fault(error: ForebayError, request_id: str, door: Door = DOORS[0]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return status, headers and body of an answer that is an error."""
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", (request_id or next_id()).encode())]
-    return openai_errors.status_of(error), headers + error_headers(error), openai_errors.body_of(error)
+    request_id = request_id or next_id()
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
+    return openai_errors.status_of(error), headers + error_headers(error), door.error_body(error, request_id)
 
 
-def unspoken(path: str) -> str | None:
-    """Return why nothing is served at a path of the protocol; None if it is none of these."""
-    kind = next((door.sample for door in DOORS if path in door.targets), None)
-    return kind and f"no model here is asked at {path}: one is whose samples are of the type `forebay.openai.{kind}`"
+def unspoken(path: str) -> tuple[str, Door] | None:
+    """Return why nothing is served at a path of the protocol, and its door; None if it is none of these."""
+    door = next((door for door in DOORS if path in door.targets), None)
+    if door is None:
+        return None
+    kind = f"the type `forebay.openai.{door.sample}`"
+    return f"no model here is asked at {path}: one is whose samples are of {kind}", door
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
@@ -96,7 +101,8 @@ class OpenAiModels:
     """The models that are asked at one path, in the form of an endpoint, as far as routes need one.
 
     Attributes:
-        path: What the form is called in which they are asked.
+        door: Where they are asked.
+        path: What it is called.
         name: What the log calls who answers: the model, while it replies.
         answering: The batch whose requests are being replied to right now.
     """
@@ -104,8 +110,8 @@ class OpenAiModels:
     places = None  # a body is read here before it is clear who answers it
 
     def __init__(self, app: App, door: Door) -> None:
+        self.door = door
         self.path = self.name = door.path
-        self._target = door.targets[0]
         self.answering: EntryBatch | None = None
         self._app = app
         self._contracts: dict[str, dict[Served, Contract]] = {}
@@ -145,14 +151,16 @@ class OpenAiModels:
         """Have the model that a body names answer it."""
         reject = self.reject
         try:
-            asked = request_reading.read(request.body)
+            door = self.door
+            body = request.body if door.chat_body is None else door.chat_body(request.body)
+            asked = request_reading.read(body)
             served, contract = self._find(asked.model)
             if request.tenant is not None:
                 request.tenant = asked.in_class(request.tenant)
             reject = served.endpoint.reject
             if served.endpoint.is_full_for(request.tenant):  # before anything is made of the body
                 raise _full(served.endpoint.name)
-            call = _Call(self, request, asked, served.endpoint, contract)
+            call = _Call(self, request, asked, body, served.endpoint, contract)
         except ForebayError as error:
             reject(error, tenant=request.tenant)
             request.reply(request, Failure(error))
@@ -187,7 +195,7 @@ class OpenAiModels:
         if speaking is None:
             hint = nearest(model, self._contracts)
             meant = f"did you mean '{hint}'?" if hint else f"there is {listed(self.names[:10])}"
-            raise NotFound(f"no model '{model[:100]}' answers at {self._target}; {meant}")
+            raise NotFound(f"no model '{model[:100]}' answers at {self.door.targets[0]}; {meant}")
         if len(speaking) == 1:
             return next(iter(speaking.items()))
         served = self._app.versions(model).turn(speaking)
@@ -212,9 +220,9 @@ class _Call:
     """One request on its way through its model: its samples are requests of their own."""
 
     def __init__(
-        self, models: OpenAiModels, request: Request, asked: Asked, endpoint: Endpoint, contract: Contract
+        self, models: OpenAiModels, request: Request, asked: Asked, body: bytes, endpoint: Endpoint, contract: Contract
     ) -> None:
-        """Read the samples.
+        """Read the samples off a body in the form of its door.
 
         Raises:
             InvalidRequest: If there are none, or they cannot be read.
@@ -224,11 +232,12 @@ class _Call:
         self._request = request
         self._asked = asked
         self._endpoint = endpoint
-        samples = request_reading.samples_of(models.path, asked, request.body)
+        door = models.door
+        samples = request_reading.samples_of(door.form, asked, body)
         if len(samples) > (limit := endpoint.batching.capacity):
-            raise request_reading.too_many(models.path, asked, len(samples), limit)
+            raise request_reading.too_many(door.form, asked, len(samples), limit)
         self._left = len(samples)
-        self._texts: Texts | None = None
+        self._texts: Texts | BlockAnswer | None = None
         self._choices: list[Choice] = []
         self._results: list[bytes] = []
         """The vectors or scores."""
@@ -238,7 +247,11 @@ class _Call:
         if models.path in WHOLE:
             self._results = [b""] * len(samples)
         else:
-            self._texts = Texts(models.path, asked, request.id, int(time.time()))
+            now = int(time.time())
+            if door.answer is None:
+                self._texts = Texts(models.path, asked, request.id, now)
+            else:
+                self._texts = door.answer(asked, request.id, now, request.body)
             self._choices = [self._texts.choice() for _ in samples]
         self._contract = contract
         self._bodies = samples
@@ -322,7 +335,7 @@ class _Call:
         self._request.taken = self._request.taken or sample.taken
         self._request.cost_s += sample.cost_s
         if type(outcome) is Failure:
-            self._end(Failure(request_reading.placed(outcome.error, self._models.path, self._asked, number)))
+            self._end(Failure(request_reading.placed(outcome.error, self._models.door.form, self._asked, number)))
             return
         if self._contract.batchable:
             (outcome,) = outcome
@@ -380,6 +393,7 @@ class _OpenAiRoute(Route):
             elements=config.elements,
         )
         self._names = models.names
+        self._door = models.door
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         head = super().read_head(headers, query, in_query=in_query)
@@ -402,7 +416,7 @@ class _OpenAiRoute(Route):
 
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""
-        return fault(error, request_id)
+        return fault(error, request_id, self._door)
 
     def part(self, part: bytes) -> bytes:
         """Return a part of a streamed answer as it is sent: it was made of events."""
@@ -418,7 +432,7 @@ class _OpenAiRoute(Route):
 
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
         """Write an error that ends a stream."""
-        return b"data: %b\n\n" % openai_errors.body_of(error)
+        return b"%bdata: %b\n\n" % (self._door.error_event, self._door.error_body(error, request_id))
 
 
 def _full(name: str) -> QueueFull:
