@@ -57,7 +57,7 @@ class BlockAnswer(ABC):
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         """Write what comes after the choice."""
-        return b"".join([self.block_closed(len(self.blocks) - 1, self.blocks[-1]), *self.closed(choices[0])])
+        return b"".join([self._block_closed(len(self.blocks) - 1, self.blocks[-1]), *self._closed(choices[0])])
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """Write the answer as one body."""
@@ -65,7 +65,7 @@ class BlockAnswer(ABC):
         text = "".join(choice.texts)
         calls = [Block(one["id"], one["function"]["name"], [one["function"]["arguments"]]) for one in choice.calls]
         self.blocks = [Block(pieces=[text]), *calls] if text or not calls else calls
-        return _encode(self.answer(choice))
+        return _encode(self._answer(choice))
 
     def tokens(self, choices: Sequence[Choice]) -> tuple[int, int]:
         """Count tokens of the prompt and of the answer so far."""
@@ -74,7 +74,7 @@ class BlockAnswer(ABC):
     def _events(self, choice: Choice, text: str) -> Iterator[bytes]:
         if not self._is_begun:
             self._is_begun = True
-            yield from self.opened(choice)
+            yield from self._opened(choice)
         if text:
             if not self.blocks or self.blocks[-1].call:
                 yield from self._next(Block())
@@ -89,36 +89,36 @@ class BlockAnswer(ABC):
 
     def _next(self, block: Block) -> Iterator[bytes]:
         if self.blocks:
-            yield self.block_closed(len(self.blocks) - 1, self.blocks[-1])
+            yield self._block_closed(len(self.blocks) - 1, self.blocks[-1])
         self.blocks.append(block)
-        yield self.block_opened(len(self.blocks) - 1, block)
+        yield self._block_opened(len(self.blocks) - 1, block)
 
     def _piece(self, piece: str) -> bytes:
         self.blocks[-1].pieces.append(piece)
-        return self.block_piece(len(self.blocks) - 1, self.blocks[-1], piece)
+        return self._block_piece(len(self.blocks) - 1, self.blocks[-1], piece)
 
     @abstractmethod
-    def answer(self, choice: Choice) -> Mapping[str, Any]:
+    def _answer(self, choice: Choice) -> Mapping[str, Any]:
         """Return the answer, of which all blocks are there."""
 
     @abstractmethod
-    def opened(self, choice: Choice) -> Iterator[bytes]:
+    def _opened(self, choice: Choice) -> Iterator[bytes]:
         """Write what comes before the first block."""
 
     @abstractmethod
-    def block_opened(self, number: int, block: Block) -> bytes:
+    def _block_opened(self, number: int, block: Block) -> bytes:
         """Write that a block begins."""
 
     @abstractmethod
-    def block_piece(self, number: int, block: Block, piece: str) -> bytes:
+    def _block_piece(self, number: int, block: Block, piece: str) -> bytes:
         """Write a piece of a block."""
 
     @abstractmethod
-    def block_closed(self, number: int, block: Block) -> bytes:
+    def _block_closed(self, number: int, block: Block) -> bytes:
         """Write that a block has ended."""
 
     @abstractmethod
-    def closed(self, choice: Choice) -> Iterator[bytes]:
+    def _closed(self, choice: Choice) -> Iterator[bytes]:
         """Write what comes after the last block."""
 
 

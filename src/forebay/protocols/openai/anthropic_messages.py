@@ -146,41 +146,35 @@ def _texts(content: Any) -> Any:
 class Message(BlockAnswer):
     """An answer as Anthropic's clients read it."""
 
-    def answer(self, choice: Choice) -> Mapping[str, Any]:
-        """Return the answer, of which all blocks are there."""
+    def _answer(self, choice: Choice) -> Mapping[str, Any]:
         content = [self._content(block) for block in self.blocks]
         return {**self._told(content), **self._end_of(choice), "usage": _usage(choice)}
 
-    def opened(self, choice: Choice) -> Iterator[bytes]:
-        """Write what comes before the first block."""
+    def _opened(self, choice: Choice) -> Iterator[bytes]:
         message = {**self._told([]), "stop_reason": None, "stop_sequence": None, "usage": _usage(choice)}
         yield written("message_start", {"message": message})
 
-    def block_opened(self, number: int, block: Block) -> bytes:
-        """Write that a block begins."""
+    def _block_opened(self, number: int, block: Block) -> bytes:
         return written("content_block_start", {"index": number, "content_block": self._content(block)})
 
-    def block_piece(self, number: int, block: Block, piece: str) -> bytes:
-        """Write a piece of a block."""
+    def _block_piece(self, number: int, block: Block, piece: str) -> bytes:
         is_call = bool(block.call)
         delta = (
             {"type": "input_json_delta", "partial_json": piece} if is_call else {"type": "text_delta", "text": piece}
         )
         return written("content_block_delta", {"index": number, "delta": delta})
 
-    def block_closed(self, number: int, block: Block) -> bytes:
-        """Write that a block has ended."""
+    def _block_closed(self, number: int, block: Block) -> bytes:
         del block
         return written("content_block_stop", {"index": number})
 
-    def closed(self, choice: Choice) -> Iterator[bytes]:
-        """Write what comes after the last block."""
+    def _closed(self, choice: Choice) -> Iterator[bytes]:
         yield written("message_delta", {"delta": self._end_of(choice), "usage": _usage(choice)})
         yield written("message_stop", {})
 
     def _told(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        about = {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.asked.model}
-        return {**about, "content": content}
+        about = {"type": "message", "role": "assistant", "model": self.asked.model, "content": content}
+        return {"id": f"msg_{self.id}", **about}
 
     def _content(self, block: Block) -> dict[str, Any]:
         if not block.call:

@@ -9,15 +9,7 @@ from typing import Final, NamedTuple
 from forebay.errors import ForebayError
 from forebay.protocols.openai import anthropic_messages, openai_errors, responses
 from forebay.protocols.openai.answer_blocks import BlockAnswer
-from forebay.protocols.openai.request_reading import (
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
-    MESSAGES,
-    RERANK,
-    RESPONSES,
-    SCORE,
-)
+from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
 
 
 class Door(NamedTuple):

@@ -74,10 +74,10 @@ def _body(path: str, name: str, sample: Json) -> Json:
 
 
 def _body_of_form(path: str, name: str) -> Json:
-    """Return the schema of a body that asks a chat model in another form; of it only what is usual."""
-    given, required = _FORMS[path]
-    properties = {"model": {"type": "string", "enum": [name]}, "stream": {"type": ["boolean", "null"]}, **given}
-    return {"type": "object", "properties": properties, "required": ["model", *required]}
+    """Return the schema of a body that asks a chat model in another form: what must be there, and `stream`."""
+    must = {"model": {"type": "string", "enum": [name]}, **_FORMS[path]}
+    properties = {**must, "stream": {"type": ["boolean", "null"]}}
+    return {"type": "object", "properties": properties, "required": [*must]}
 
 
 def _without_model(body: Json) -> Json:
@@ -89,7 +89,8 @@ def _content(path: str) -> Json:
         return {"application/json": {"schema": _WHOLE[path]}}
     if path in _ANSWERS:
         events = {"type": "string", "description": "With `stream`: server-sent events, each with its name"}
-        return {"application/json": {"schema": _ANSWERS[path]}, "text/event-stream": {"schema": events}}
+        answer = _object(**{name: {"type": kind} for name, kind in _ANSWERS[path].items()})
+        return {"application/json": {"schema": answer}, "text/event-stream": {"schema": events}}
     chunk, whole = _texts(path, is_chunk=True), _texts(path, is_chunk=False)
     events = {"type": "string", "description": "With `stream`: server-sent events, the last of which is [DONE]"}
     return {"application/json": {"schema": whole}, "text/event-stream": {"schema": events, "x-itemSchema": chunk}}
@@ -205,50 +206,20 @@ _WHOLE: Final = {
         created={"type": "integer"},
     ),
 }
-_WHOLE_NUMBER: Final[Json] = {"type": "integer", "minimum": 1}
-_TOOLS: Final[Json] = {"type": "array", "items": {"type": "object"}}
-_FORMS: Final[dict[str, tuple[Json, list[str]]]] = {
-    RESPONSES: (
-        {
-            "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]},
-            "instructions": {"type": ["string", "null"]},
-            "max_output_tokens": {"anyOf": [_WHOLE_NUMBER, {"type": "null"}]},
-            "tools": _TOOLS,
-        },
-        ["input"],
-    ),
-    MESSAGES: (
-        {
-            "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
-            "max_tokens": _WHOLE_NUMBER,
-            "system": {"type": ["string", "array", "null"]},
-            "stop_sequences": {"type": "array", "items": {"type": "string"}},
-            "tools": _TOOLS,
-        },
-        ["messages", "max_tokens"],
-    ),
+_FORMS: Final[dict[str, Json]] = {
+    RESPONSES: {"input": {"type": ["string", "array"], "minItems": 1}},
+    MESSAGES: {
+        "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
+        "max_tokens": {"type": "integer", "minimum": 1},
+    },
 }
-"""Fields of other forms of chats, and those that must be there."""
+"""What must be there in other forms of chats."""
+_SAID: Final = {"id": "string", "model": "string", "usage": "object"}
 _ANSWERS: Final = {
-    RESPONSES: _object(
-        id={"type": "string"},
-        object={"const": "response"},
-        created_at={"type": "integer"},
-        status={"enum": ["completed", "incomplete"]},
-        model={"type": "string"},
-        output={"type": "array", "items": {"type": "object"}},
-        usage={"type": "object"},
-    ),
-    MESSAGES: _object(
-        id={"type": "string"},
-        type={"const": "message"},
-        role={"const": "assistant"},
-        model={"type": "string"},
-        content={"type": "array", "items": {"type": "object"}},
-        stop_reason={"type": "string"},
-        usage=_object(input_tokens={"type": "integer"}, output_tokens={"type": "integer"}),
-    ),
+    RESPONSES: {**_SAID, "object": "string", "created_at": "integer", "status": "string", "output": "array"},
+    MESSAGES: {**_SAID, "type": "string", "role": "string", "content": "array", "stop_reason": "string"},
 }
+"""The types of the members of their answers."""
 _ERROR: Final = _object(
     error=_object(
         message={"type": "string"},

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -44,23 +44,14 @@ class _NamedTool(Struct):
     name: str
 
 
-class _Text(Struct):
-    format: dict[str, Any] | None = None
-    verbosity: Any = None
-
-
-class _Reasoning(Struct):
-    effort: Any = None
-
-
 class _Said(Struct):
     input: str | Annotated[list[_Item], Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     tools: list[_Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
-    text: _Text | None = None
-    reasoning: _Reasoning | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
 
 
 _said: Final = msgspec.json.Decoder(known(_Said))
@@ -95,32 +86,27 @@ def _says_nothing(name: str, value: msgspec.Raw) -> bool:
 
 def _asked(said: _Said) -> dict[str, Any]:
     """Return the fields that have other names or places in a chat, as far as they say something."""
-    text, choice = said.text or _Text(), said.tool_choice
+    text, choice = said.text or {}, said.tool_choice
     if isinstance(choice, _NamedTool):
         choice = {"type": choice.type, "function": {"name": choice.name}}
-    tools = [{"type": "function", "function": FunctionTool(**_about(tool))} for tool in said.tools or ()]
+    about = [{name: getattr(tool, name) for name in FunctionTool.__struct_fields__} for tool in said.tools or ()]
     found = {
         "messages": _messages(said),
         "max_completion_tokens": said.max_output_tokens,
-        "tools": tools or None,
+        "tools": [{"type": "function", "function": one} for one in about] or None,
         "tool_choice": choice,
-        "response_format": _format(text.format),
-        "verbosity": text.verbosity,
-        "reasoning_effort": said.reasoning and said.reasoning.effort,
+        "response_format": _format(text.get("format")),
+        "verbosity": text.get("verbosity"),
+        "reasoning_effort": (said.reasoning or {}).get("effort"),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _about(tool: _Tool) -> dict[str, Any]:
-    return {name: getattr(tool, name) for name in FunctionTool.__struct_fields__}
-
-
-def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    if given is None or given == {"type": "text"}:
-        return None
-    if given.get("type") != "json_schema":
-        return given
-    return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
+def _format(given: Any) -> Any:
+    if not isinstance(given, dict) or "schema" not in given:  # `{"type": "text"}` says nothing in a chat as well
+        return cast("Any", given)
+    told = cast("dict[str, Any]", given)
+    return {"type": told.get("type"), "json_schema": {name: told[name] for name in told if name != "type"}}
 
 
 def _messages(said: _Said) -> list[dict[str, Any]]:
@@ -154,8 +140,7 @@ class Response(BlockAnswer):
 
     _sequence = 0
 
-    def answer(self, choice: Choice) -> Mapping[str, Any]:
-        """Return the answer, of which all blocks are there."""
+    def _answer(self, choice: Choice) -> Mapping[str, Any]:
         why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(choice.finish_reason or "")
         status = "incomplete" if why else "completed"
         usage = {
@@ -168,15 +153,13 @@ class Response(BlockAnswer):
         output = [self._item(number, block, status) for number, block in enumerate(self.blocks)]
         return self._told(status, output=output, usage=usage, incomplete_details=why and {"reason": why})
 
-    def opened(self, choice: Choice) -> Iterator[bytes]:
-        """Write what comes before the first block."""
+    def _opened(self, choice: Choice) -> Iterator[bytes]:
         del choice
         told = self._told("in_progress", output=[], usage=None, incomplete_details=None)
         yield self._event("response.created", response=told)
         yield self._event("response.in_progress", response=told)
 
-    def block_opened(self, number: int, block: Block) -> bytes:
-        """Write that a block begins."""
+    def _block_opened(self, number: int, block: Block) -> bytes:
         item = self._item(number, block, "in_progress")
         if block.call:
             return self._event("response.output_item.added", output_index=number, item=item)
@@ -184,14 +167,12 @@ class Response(BlockAnswer):
         added = self._event("response.output_item.added", output_index=number, item=item)
         return added + self._event("response.content_part.added", **self._place(number, block), part=part)
 
-    def block_piece(self, number: int, block: Block, piece: str) -> bytes:
-        """Write a piece of a block."""
+    def _block_piece(self, number: int, block: Block, piece: str) -> bytes:
         kind = "response.function_call_arguments.delta" if block.call else "response.output_text.delta"
         more: dict[str, Any] = {} if block.call else {"logprobs": []}
         return self._event(kind, **self._place(number, block), delta=piece, **more)
 
-    def block_closed(self, number: int, block: Block) -> bytes:
-        """Write that a block has ended."""
+    def _block_closed(self, number: int, block: Block) -> bytes:
         item, place = self._item(number, block, "completed"), self._place(number, block)
         if block.call:
             done = {"name": block.tool, "arguments": block.text}
@@ -201,9 +182,8 @@ class Response(BlockAnswer):
             ends += self._event("response.content_part.done", **place, part=item["content"][0])
         return ends + self._event("response.output_item.done", output_index=number, item=item)
 
-    def closed(self, choice: Choice) -> Iterator[bytes]:
-        """Write what comes after the last block."""
-        answer = self.answer(choice)
+    def _closed(self, choice: Choice) -> Iterator[bytes]:
+        answer = self._answer(choice)
         yield self._event(f"response.{answer['status']}", response=answer)
 
     def _told(self, status: str, **more: Any) -> dict[str, Any]:
@@ -218,7 +198,6 @@ class Response(BlockAnswer):
             "error": None,
             "model": self.asked.model,
             "parallel_tool_calls": True,
-            "previous_response_id": None,
             "store": False,
             "tool_choice": "auto",
             "tools": [],

@@ -87,9 +87,8 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         path = path_of(request.scope)
         if path == "*" and request.method == "OPTIONS":
             return Response(status_code=204, headers={"allow": "GET, HEAD, POST, OPTIONS"})
-        if (found := unspoken(path)) is not None:
-            why, door = found
-            return _error(request, NothingThere(why), partial(fault, door=door))
+        if (why := unspoken(path)) is not None:
+            return _error(request, NothingThere(why), partial(fault, path=path))
         prefix = request.scope["path"].removesuffix(path)
         is_v1 = path.startswith("/v1/")
         models = [one for one in predictions.paths if is_v1 or not tfserving.is_tfserving_path(one)]

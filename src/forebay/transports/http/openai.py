@@ -54,20 +54,18 @@ def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Rout
     return routes
 
 
-def fault(error: ForebayError, request_id: str, door: Door = DOORS[0]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an answer that is an error."""
+def fault(error: ForebayError, request_id: str, path: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an answer that is an error, in the form of a path."""
+    door = next((door for door in DOORS if path in door.targets), DOORS[0])
     request_id = request_id or next_id()
     headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
     return openai_errors.status_of(error), headers + error_headers(error), door.error_body(error, request_id)
 
 
-def unspoken(path: str) -> tuple[str, Door] | None:
-    """Return why nothing is served at a path of the protocol, and its door; None if it is none of these."""
-    door = next((door for door in DOORS if path in door.targets), None)
-    if door is None:
-        return None
-    kind = f"the type `forebay.openai.{door.sample}`"
-    return f"no model here is asked at {path}: one is whose samples are of {kind}", door
+def unspoken(path: str) -> str | None:
+    """Return why nothing is served at a path of the protocol; None if it is none of these."""
+    kind = next((door.sample for door in DOORS if path in door.targets), None)
+    return kind and f"no model here is asked at {path}: one is whose samples are of the type `forebay.openai.{kind}`"
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
@@ -416,7 +414,7 @@ class _OpenAiRoute(Route):
 
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""
-        return fault(error, request_id, self._door)
+        return fault(error, request_id, self._door.targets[0])
 
     def part(self, part: bytes) -> bytes:
         """Return a part of a streamed answer as it is sent: it was made of events."""
