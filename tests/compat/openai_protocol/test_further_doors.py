@@ -213,7 +213,7 @@ def test_anthropics_client_reads_errors(anthropic, tmp_path):
         (message("a", stop_sequences=["a"] * 17), 400, "invalid_request_error", "$.stop_sequences"),
         (message("a", extra_body={"top_q": 3}), 400, "invalid_request_error", "`top_q`"),
         (message("a", thinking={"type": "enabled", "budget_tokens": 1024}), 400, "invalid_request_error", "thinking"),
-        (message("x" * 100_000), 413, "request_too_large", "100000 are taken"),
+        (message("x" * 100_000), 413, "request_too_large", "at most 100000 bytes"),
         (message("fail"), 500, "api_error", "the model failed"),
     ):
         error = anthropic.ask("messages.create", **asked)["error"]
