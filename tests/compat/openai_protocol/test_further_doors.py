@@ -119,9 +119,9 @@ def test_a_response_calls_tools_and_is_told_what_they_said(client):
 @pytest.mark.parametrize(
     "said, param, words",
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing is kept here; send all"),
-        ({"conversation": "conv_1"}, "conversation", "nothing is kept here"),
-        ({"background": True}, "background", "nothing is kept here"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "responses are not stored; send the whole"),
+        ({"conversation": "conv_1"}, "conversation", "responses are not stored"),
+        ({"background": True}, "background", "responses are not stored"),
         ({"extra_body": {"n": 2}}, "n", "/v1/chat/completions"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": TOOLS}, "tools", "unknown field"),  # this model takes none

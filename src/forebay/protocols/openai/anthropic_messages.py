@@ -143,7 +143,7 @@ def _texts(content: Any) -> Any:
     ]
 
 
-class Message(BlockAnswer):
+class MessageBlocks(BlockAnswer):
     """An answer as Anthropic's clients read it."""
 
     def _answer(self, choice: Choice) -> Mapping[str, Any]:

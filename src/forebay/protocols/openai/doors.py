@@ -43,14 +43,14 @@ class Door(NamedTuple):
 
 DOORS: Final = (
     Door(CHAT, "ChatRequest", CHAT, ("/v1/chat/completions",)),
-    Door(RESPONSES, "ChatRequest", CHAT, ("/v1/responses",), responses.chat_body, responses.Response),
+    Door(RESPONSES, "ChatRequest", CHAT, ("/v1/responses",), responses.chat_body, responses.ResponseBlocks),
     Door(
         MESSAGES,
         "ChatRequest",
         CHAT,
         ("/v1/messages",),
         anthropic_messages.chat_body,
-        anthropic_messages.Message,
+        anthropic_messages.MessageBlocks,
         anthropic_messages.error_body,
         b"event: error\n",
     ),

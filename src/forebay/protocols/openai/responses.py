@@ -69,7 +69,7 @@ def chat_body(body: bytes) -> bytes:
     }
     for name in _KEPT:
         if name in fields:
-            raise invalid(name, "is not possible: nothing is kept here; send all of the conversation as 'input'")
+            raise invalid(name, "is not supported, as responses are not stored; send the whole conversation as 'input'")
     for name in _FOREIGN:
         if name in fields:
             raise invalid(name, "is a field of /v1/chat/completions, and none of /v1/responses")
@@ -135,7 +135,7 @@ def _pieces(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return [{"type": "text", "text": one.get("text", "")} if one.get("type") in _TEXTS else one for one in content]
 
 
-class Response(BlockAnswer):
+class ResponseBlocks(BlockAnswer):
     """An answer as clients of `/v1/responses` read it."""
 
     _sequence = 0
