@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,6 +28,7 @@ from forebay.server.kserve_facts import (
 from forebay.server.shared_regions import CudaRegions, Region, SharedRegions
 from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_infer import InferMethods
+from forebay.transports.grpc.model_stream_infer import infer_stream
 from forebay.transports.grpc.service import Call, Direct, GrpcService, Unary
 from forebay.transports.grpc.statuses import MayNotManage, NotOffered
 from forebay.transports.grpc.tensor_calls import STATUSES
@@ -84,7 +86,7 @@ class KServe:
                 "RepositoryIndex": self._index,
                 "ModelStatistics": self._statistics,
             },
-            streams={"ModelStreamInfer": self._inference.infer_stream},
+            streams={"ModelStreamInfer": partial(infer_stream, self._inference)},
             statuses=STATUSES,
             public=("ServerLive", "ServerReady"),
             lands={"ModelInfer": self._places_of, "ModelStreamInfer": self._places_of},

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError, InvalidRequest, Unavailable
 from forebay.protocols.kserve import response_bytes
-from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, Parameter
-from forebay.serving.tensor_face import TensorRequest
+from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse, timeout_of
+from forebay.protocols.kserve.request_layouts import RequestLayout, id_of
+from forebay.transports.grpc.model_infer import BegunInfer, InferMethods
 from forebay.transports.grpc.statuses import of_error
-from forebay.types.call import EMPTY, Failure, Outcome, Request
+from forebay.types.call import EMPTY, Failure, Outcome, Request, nothing
 
 if TYPE_CHECKING:
-    from forebay.protocols.kserve.request_layouts import RequestLayout
     from forebay.protocols.kserve.response_bytes import Written
     from forebay.server.served import Served, Session
     from forebay.transports.grpc.service import Call
@@ -37,44 +38,26 @@ _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _IS_FINAL: Final = "triton_final_response"
 
 
-class BegunInfer(TensorRequest, gc=False, eq=False):
-    """A request that is inside; `call` is how it came.
-
-    Attributes:
-        plan: What was found out about it.
-        stream: The stream it came by; None if it is all of its call.
-        name: What the client calls it.
-        kept_bytes: What is counted of its message.
-    """
-
-    plan: Any = None
-    stream: Any = None
-    name: str = ""
-    kept_bytes: int = 0
-
-    def cancel(self) -> None:
-        """Call it off."""
-        self.plan.served.endpoint.cancel(self)
+async def infer_stream(inference: InferMethods, messages: AsyncIterator[Data], call: Call) -> AsyncIterator[Written]:
+    """Answer `ModelStreamInfer`."""
+    stream = InferStream(inference, call)
+    reading = asyncio.ensure_future(stream.read(messages))
+    try:
+        async for message in stream.ready():
+            yield message
+        await reading  # what it raises is no error of a request
+    finally:
+        reading.cancel()
+        stream.close()
 
 
 class InferStream:
-    """One call of `ModelStreamInfer`.
+    """One call of `ModelStreamInfer`."""
 
-    Attributes:
-        id: What the client calls the request that is being read.
-        joined: Whose session takes all of its requests, if the first one was for such a model.
-        has_begun: Whether it was decided whose that is.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[InferStream, Call, Data], Awaitable[BegunInfer | None]],
-        response: Callable[[BegunInfer, Any, Mapping[str, Parameter]], Written],
-        call: Call,
-    ) -> None:
-        self.id = ""
-        self._begin = begin
-        self._response = response
+    def __init__(self, inference: InferMethods, call: Call) -> None:
+        self._id = ""
+        """What the client calls the request that is being read."""
+        self._inference = inference
         self._call = call
         self._open: set[BegunInfer] = set()
         self._line: dict[object, Written | None] = {}
@@ -83,8 +66,9 @@ class InferStream:
         """Answers in the line."""
         self._out: deque[tuple[Written, Callable[[], object] | None]] = deque()
         self._has_all = False
-        self.has_begun = False
-        self.joined: Served | None = None
+        self._has_begun = False
+        self._joined: Served | None = None
+        """Whose session takes all requests, if the first one was for such a model."""
         self._session: Session | None = None
         self._in_session: deque[int] = deque()
         """What is counted of the messages that the session may still hold."""
@@ -101,11 +85,11 @@ class InferStream:
         try:
             async for message in messages:
                 is_empty = False
-                self.id = ""
+                self._id = ""
                 try:
-                    asked = await self._begin(self, self._call, message)
+                    asked = await self._begin(message)
                 except ForebayError as error:
-                    self._put_in_line(object(), _error(error, self.id))
+                    self._put_in_line(object(), _error(error, self._id))
                 else:
                     if asked is None:
                         self._in_session.append(self._call.keep_message())
@@ -122,33 +106,6 @@ class InferStream:
             if self._session is not None:
                 self._session.close()
             self._wake()
-
-    def enter(self, asked: BegunInfer) -> None:
-        """Register a request before it can be answered."""
-        if not asked.plan.served.contract.streams:
-            self._line[asked] = None
-
-    def join(self, served: Served) -> None:
-        """Let all requests of the stream go to one session."""
-        assert served.session is not None
-        self.joined = served
-        call = self._call
-        self._session = served.session(
-            self._said, self._ended, self._make_room, deadline=call.deadline, tenant=call.tenant
-        )
-
-    def send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
-        """Send a request to the session; raises the ForebayError that says what is wrong with it."""
-        assert self.joined is not None
-        assert self._session is not None
-        name = self.joined.endpoint.name
-        if layout.model != name:
-            msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
-            raise InvalidRequest(msg)
-        if layout.version not in {"", "0", self.joined.endpoint.config.version}:
-            raise InvalidRequest(f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'")
-        asked = InferRequest(model=name, inputs=tensors, id=self.id, parameters=layout.parameters)
-        self._session.send(asked)
 
     async def ready(self) -> AsyncIterator[Written]:
         """Yield what is to be sent, until all is answered."""
@@ -172,31 +129,6 @@ class InferStream:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 
-    def part(self, asked: BegunInfer, outcome: Any, release: Callable[[], object]) -> None:
-        """Send a part of an answer; `release` is called when the client has room for another."""
-        self._put(self._message(asked, outcome, is_final=False), release)
-
-    def answered(self, asked: BegunInfer, outcome: Outcome) -> None:
-        """Send an answer, or the end of one that came in parts."""
-        self._open.discard(asked)
-        self._call.answered_by(asked.plan.served.endpoint, asked)
-        self._call.release_message(asked.kept_bytes)
-        if asked in self._line:
-            self._put_in_line(asked, self._answer(asked, outcome))
-        elif type(outcome) is Failure:
-            self._put(_error(outcome.error, asked.name))
-        elif _wants_final(asked):
-            config = asked.plan.served.endpoint.config
-            told = InferResponse(
-                outputs=(), model=config.name, version=config.version, id=asked.name, parameters={_IS_FINAL: True}
-            )
-            last = response_bytes.response(told)
-            self._put(response_bytes.stream_response(last))
-        # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
-        asked.stream = asked.call = asked.on_part = None
-        self._wake()
-        self._make_room()
-
     def close(self) -> None:
         """Call off what is still inside: nobody waits for it any more."""
         self._has_all = True
@@ -216,6 +148,89 @@ class InferStream:
             if release is not None:
                 release()
 
+    async def _begin(self, message: Data) -> BegunInfer | None:
+        """Begin a request; None if it went to the session of the stream.
+
+        Raises:
+            ForebayError: Why it cannot be answered.
+        """
+        inference, call = self._inference, self._call
+        try:
+            layout = inference.layouts.of(message)
+        except InvalidRequest:
+            self._id = id_of(message)
+            raise
+        self._id = layout.id_in(message)
+        tensors = await inference.read(message, layout)
+        if inference.lending.may_lend(layout.model, layout.version):
+            async with inference.lending.lend(layout.model, layout.version, call, timeout_of(layout.parameters)):
+                return inference.begin(call, message, layout, tensors, self._enter)
+        if not self._has_begun:
+            served = inference.served(layout.model, layout.version)
+            self._has_begun = True
+            if served.session is not None:
+                self._join(served)
+        if self._joined is not None:
+            self._send(layout, tensors)
+            return None
+        return inference.begin(call, message, layout, tensors, self._enter)
+
+    def _enter(self, asked: BegunInfer) -> None:
+        """Register a request before it can be answered."""
+        asked.reply = self._answered
+        if asked.plan.served.contract.streams:
+            asked.on_part = partial(self._part, asked)
+        else:
+            self._line[asked] = None
+
+    def _join(self, served: Served) -> None:
+        """Let all requests of the stream go to one session."""
+        assert served.session is not None
+        self._joined = served
+        call = self._call
+        self._session = served.session(
+            self._said, self._ended, self._make_room, deadline=call.deadline, tenant=call.tenant
+        )
+
+    def _send(self, layout: RequestLayout, tensors: Sequence[Tensor]) -> None:
+        """Send a request to the session; raises the ForebayError that says what is wrong with it."""
+        assert self._joined is not None
+        assert self._session is not None
+        name = self._joined.endpoint.name
+        if layout.model != name:
+            msg = f"incorrect servable name: '{layout.model[:100]}' on a stream of '{name}'; open another stream for it"
+            raise InvalidRequest(msg)
+        if layout.version not in {"", "0", self._joined.endpoint.config.version}:
+            raise InvalidRequest(f"incorrect servable version: '{layout.version[:100]}' on a stream of '{name}'")
+        asked = InferRequest(model=name, inputs=tensors, id=self._id, parameters=layout.parameters)
+        self._session.send(asked)
+
+    def _part(self, asked: BegunInfer, outcome: Any, release: Callable[[], object]) -> None:
+        """Send a part of an answer; `release` is called when the client has room for another."""
+        self._put(self._message(asked, outcome, is_final=False), release)
+
+    def _answered(self, asked: Request, outcome: Outcome) -> None:
+        """Send an answer, or the end of one that came in parts."""
+        assert type(asked) is BegunInfer
+        self._open.discard(asked)
+        self._call.answered_by(asked.plan.served.endpoint, asked)
+        self._call.release_message(asked.kept_bytes)
+        if asked in self._line:
+            self._put_in_line(asked, self._answer(asked, outcome))
+        elif type(outcome) is Failure:
+            self._put(_error(outcome.error, asked.name))
+        elif _wants_final(asked):
+            config = asked.plan.served.endpoint.config
+            told = InferResponse(
+                outputs=(), model=config.name, version=config.version, id=asked.name, parameters={_IS_FINAL: True}
+            )
+            last = response_bytes.response(told)
+            self._put(response_bytes.stream_response(last))
+        # The collector does not look at requests, and a traceback may hold this one: no circle may go through it.
+        asked.reply, asked.call, asked.on_part = nothing, None, None
+        self._wake()
+        self._make_room()
+
     def _answer(self, asked: BegunInfer, outcome: Outcome) -> Written:
         """Return the message of a whole answer."""
         if type(outcome) is Failure:
@@ -226,7 +241,7 @@ class InferStream:
         """Return an answer or a part of one, and whether it was all if the client wants to know."""
         parameters = {_IS_FINAL: is_final} if _wants_final(asked) else EMPTY
         try:
-            message = self._response(asked, outcome, parameters)
+            message = self._inference.response(asked, outcome, parameters)
         except ForebayError as error:
             return _error(error, asked.name)
         return response_bytes.stream_response(message)
@@ -262,8 +277,8 @@ class InferStream:
 
     def _ended(self, request: Request | None, outcome: Outcome) -> None:
         """Take how the session ended; its error is that of the call."""
-        if request is not None and self.joined is not None:
-            self._call.answered_by(self.joined.endpoint, request)
+        if request is not None and self._joined is not None:
+            self._call.answered_by(self._joined.endpoint, request)
         self._has_ended = True
         if type(outcome) is Failure:
             self._failed = outcome.error
