@@ -35,7 +35,7 @@ for kind, address, statuses in (
     with kind.InferenceServerClient(address) as client:
         for inputs, status, told in (
             ([tensor(kind, name="lefft"), right], wrong, "no input 'lefft'; did you mean 'left'?"),
-            ([tensor(kind, ROWS.astype("i4"), datatype="INT32"), right], wrong, "input 'left': expected FP32, got INT32"),
+            ([tensor(kind, ROWS.astype("i4"), datatype="INT32"), right], wrong, "'left': expected FP32, got INT32"),
             ([tensor(kind, ROWS[:, :3]), right], wrong, "'left': expected the shape [-1, 4], got [2, 3]"),
             ([tensor(kind, ROWS[:1]), right], wrong, "first axis counts samples, and the other inputs have 1"),
             ([cut(kind), right], wrong, "'left' of FP32[2, 4]: expected 32 bytes of data, got 31"),
