@@ -207,7 +207,7 @@ def test_the_command_says_what_an_expected_load_needs(profile, cli, tmp_path):  
     assert rows[1] == ["bow", "2.000", "5.000", "1.000", "8.000", "2.00", "1"]
     assert rows[2] == ["combine", "1.000", "20.000", "1.000", "22.000", "1.00", "2"]
     assert "bottleneck: combine, which lets up to 90.91 requests/s through" in told.stdout
-    assert "takes 30 ms on the path bow, combine; pass --path if some of them run in parallel" in told.stdout
+    assert "takes 30 ms on the path bow, combine; give --path if some of them run in parallel" in told.stdout
     assert "workers needed for 50 requests/s: bow 1, combine 2" in told.stdout
     assert "more wait" not in told.stdout
     check(json.loads(trace.read_text()))
