@@ -26,8 +26,9 @@ from tests.models.spoken import tokens_of
 
 TARGET = Path(__file__).parents[1] / "models" / "spoken.py"
 ODD = (None, True, 0, -1, 1.5, 10**30, "", "x", [], [None], {}, {"x": 1})
-CHAT, COMPLETIONS, EMBEDDINGS = "chat/completions", "completions", "embeddings"
-MODELS = {CHAT: "spoken", COMPLETIONS: "written", EMBEDDINGS: "measured"}
+CHAT, COMPLETIONS, EMBEDDINGS, RERANK = "chat/completions", "completions", "embeddings", "rerank"
+MODELS = {CHAT: "spoken", COMPLETIONS: "written", EMBEDDINGS: "measured", RERANK: "ranked"}
+WHOLE = (EMBEDDINGS, RERANK)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -47,14 +48,22 @@ def asked(dice: random.Random, path: str) -> dict[str, Any]:
             body["logprobs"] = pick(dice, True, False, 1, "yes")
         if dice.random() < 0.2:
             body["max_completion_tokens"] = pick(dice, dice.randint(1, 9), None, 0, 1.5, "1")
+    elif path == RERANK:
+        body["query"] = pick(dice, text(dice), *ODD)
+        documents = [pick(dice, text(dice, 9), 3, None) for _ in range(dice.randint(1, 4))]
+        body["documents"] = pick(dice, documents, "x", [], 3)
+        if dice.random() < 0.5:
+            body["top_n"] = pick(dice, dice.randint(0, 5), None, -1, 1.5, "1")
+        if dice.random() < 0.3:
+            body["return_documents"] = pick(dice, True, False, None, 1)
     else:
         one = lambda: dice.choice((text(dice, 9), [dice.randrange(50) for _ in range(dice.randint(1, 4))]))  # noqa: E731
         several = lambda: [one() for _ in range(dice.randint(1, 4))]  # noqa: E731
         body["prompt" if path == COMPLETIONS else "input"] = pick(
             dice, one() if dice.random() < 0.5 else several(), *ODD
         )
-    if path == EMBEDDINGS:
-        if dice.random() < 0.4:
+    if path in WHOLE:
+        if path == EMBEDDINGS and dice.random() < 0.4:
             body["encoding_format"] = pick(dice, "float", "base64", "base64", "int8", *ODD[:4])
     else:
         if dice.random() < 0.4:
@@ -125,23 +134,32 @@ CHECKS = {
     "temperature": optional(lambda value: type(value) in (int, float) and 0 <= value <= 2),
 }
 CHECKS["input"] = CHECKS["prompt"]
+CHECKS["query"] = lambda value: isinstance(value, str)
+CHECKS["documents"] = lambda value: (
+    isinstance(value, str) or (isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value))
+)
+CHECKS["top_n"] = optional(lambda value: is_whole(value, 0))
+CHECKS["return_documents"] = CHECKS["stream"]
 TAKEN = {
     CHAT: {"messages", "logprobs", "max_completion_tokens"},
     COMPLETIONS: {"prompt"},
     EMBEDDINGS: {"input", "encoding_format"},
+    RERANK: {"query", "documents", "top_n", "return_documents"},
 }
 TEXTS = {"n", "stop", "stream", "stream_options", "max_tokens", "seed", "temperature"}
-NEEDED = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}
+NEEDED = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input", RERANK: "query"}
 
 
 def wrong_fields(path: str, body: dict[str, Any]) -> set[str]:
     """The names of the fields that are wrong."""
-    taken = TAKEN[path] | (TEXTS if path != EMBEDDINGS else set())
+    taken = TAKEN[path] | (TEXTS if path not in WHOLE else set())
     found = {name for name, value in body.items() if name in taken and not CHECKS[name](value)}
     # One that is not taken, and is null, says nothing.
     found |= {name for name, value in body.items() if name not in taken and name != "model" and value is not None}
     if NEEDED[path] not in body:
         found.add(NEEDED[path])
+    if path == RERANK and "documents" not in body:
+        found.add("documents")
     if not isinstance(body.get("model"), str):
         found.add("model")
     if body.get("stream_options") is not None and body.get("stream") is not True:
@@ -226,7 +244,7 @@ class Client:
     def round(self) -> None:
         """One request."""
         dice, differ = self._dice, self._findings.differ
-        path = dice.choice((CHAT, CHAT, COMPLETIONS, EMBEDDINGS))
+        path = dice.choice((CHAT, CHAT, COMPLETIONS, EMBEDDINGS, RERANK))
         body = asked(dice, path)
         sent = json.dumps(body, ensure_ascii=dice.random() < 0.5).encode()
         if dice.random() < 0.05:
@@ -288,6 +306,15 @@ class Client:
                 vectors = [[*struct.unpack("<2f", base64.b64decode(one))] for one in vectors]
             if vectors != wanted or found["usage"]["prompt_tokens"] != sum(map(len, inputs)):
                 differ("other vectors", data, wanted, body)
+            return
+        if path == RERANK:
+            documents = [body["documents"]] if isinstance(body["documents"], str) else body["documents"]
+            ranks = sorted(range(len(documents)), key=lambda at: -len(documents[at]))[: body.get("top_n") or None]
+            told = [{"index": at, "relevance_score": float(len(documents[at]))} for at in ranks]
+            if body.get("return_documents") is not False:
+                told = [{**one, "document": {"text": documents[at]}} for one, at in zip(told, ranks, strict=True)]
+            if json.loads(data)["results"] != told:
+                differ("other ranks", data, told, body)
             return
         choices, tokens = expected(path, body)
         if body.get("stream"):

@@ -2,7 +2,7 @@
 """Models in OpenAI's protocol whose answers follow from what they are asked, so that a fuzzer knows them."""
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, Embedding, EmbeddingRequest, Logprob, TextPart
+from forebay.openai import ChatRequest, CompletionRequest, Embedding, EmbeddingRequest, Logprob, RerankRequest, TextPart
 
 
 def tokens_of(text: str, seed: int) -> list[str]:
@@ -75,3 +75,12 @@ class Measured(forebay.Model):
             )
             for one in batch
         ]
+
+
+class Ranked(forebay.Model):
+    """The length of a document."""
+
+    max_queue = 5000
+
+    def predict(self, batch: list[RerankRequest]) -> list[float]:
+        return [float(len(one.document)) for one in batch]
