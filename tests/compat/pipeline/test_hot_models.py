@@ -533,7 +533,7 @@ def test_a_request_sees_one_model_from_start_to_end(hosted, folder, new, caplog,
         def change():
             assert op.asked.wait(PATIENCE_S)
             put(new, folder)
-            eventually(lambda: "was replaced" in caplog.text, "the new model")
+            eventually(lambda: "replaced the model" in caplog.text, "the new model")
             op.go_on.set()
 
         changing = asyncio.get_running_loop().run_in_executor(None, change)
