@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent.parent / "src" / "forebay"
 
-BOUNDARY = {"workers/user_calls/user_code.py", "types/caught.py", "types/failures.py"}
+BOUNDARY = {"workers/user_calls/user_code.py", "types/user_exceptions.py", "types/failures.py"}
 
 DEFECT = "a defect of ours must not leave others without an answer; what is the user's came through the boundary before"
 FOREIGN = "reads what somebody else sent, with a library that fails in any way; the sender is told, or it is logged"

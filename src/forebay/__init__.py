@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forebay.arrays.array_batch import Batch
     from forebay.arrays.compilers import jit
     from forebay.arrays.lazy import Lazy
-    from forebay.arrays.trees import to_host
+    from forebay.arrays.tree_rows import to_host
     from forebay.arrays.value_hooks import hook, print_value
     from forebay.errors import (
         BatchMismatch,
@@ -93,7 +93,7 @@ _HOMES = {
     "node": "forebay.graph.composition.node",
     "print_value": "forebay.arrays.value_hooks",
     "start": "forebay.surfaces.embedding.started_server",
-    "to_host": "forebay.arrays.trees",
+    "to_host": "forebay.arrays.tree_rows",
 }
 
 __all__ = [

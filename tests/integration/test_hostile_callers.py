@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import PATIENCE_S, eventually
 
 from forebay.errors import ConfigError
-from forebay.owners.apart import LinkReader
+from forebay.owners.detached_bodies import LinkReader
 from forebay.owners.model_description import read_description
 from forebay.workers.wire import frames
 

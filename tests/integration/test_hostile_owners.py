@@ -11,7 +11,7 @@ import pytest
 from tests.integration.test_hostile_callers import Caller
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.owners.apart import LinkReader, follow, set_apart
+from forebay.owners.detached_bodies import LinkReader, follow, set_apart
 from forebay.workers.wire import frames
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.waiting import PATIENCE_S, eventually
 
-from forebay.owners.apart import Apart, LinkReader, set_apart
+from forebay.owners.detached_bodies import Apart, LinkReader, set_apart
 from forebay.workers.memory.landing import Places, landed_in, placed
 from forebay.workers.memory.memory_file import make_file, open_file
 from forebay.workers.wire import frames

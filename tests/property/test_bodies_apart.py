@@ -11,7 +11,8 @@ import pytest
 
 from forebay.errors import InvalidRequest, Unavailable
 from forebay.owners.answer_frames import Answers
-from forebay.owners.apart import (
+from forebay.owners.caller_conversation import CallerConversation
+from forebay.owners.detached_bodies import (
     FOLLOWING_BYTES,
     FRAME_BYTES,
     LYING_BYTES,
@@ -21,7 +22,6 @@ from forebay.owners.apart import (
     refused,
     set_apart,
 )
-from forebay.owners.caller_conversation import CallerConversation
 from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.parts_ahead import FEW_PARTS, MAX_BYTES, MAX_PARTS, PartsAhead
 from forebay.owners.wire import EndedSeat, FromCaller, FromOwner, HandedRequests, bodies_of

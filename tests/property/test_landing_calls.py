@@ -22,8 +22,8 @@ from forebay.transports.grpc.hpack import literal
 from forebay.transports.grpc.messages import PREFIX_BYTES, prefix
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
+from forebay.transports.grpc.remembered_calls import UsualCalls
 from forebay.transports.grpc.service import GrpcService
-from forebay.transports.grpc.usual_calls import UsualCalls
 from forebay.workers.memory.landing import HERE, LANDING_BYTES, Landing, landed_in
 
 SIZES = st.sampled_from([0, 5, 20_000, LANDING_BYTES - 1, LANDING_BYTES + 1, 150_000, 150_000, 300_000, 300_000])

@@ -14,8 +14,8 @@ import pytest
 
 from forebay.errors import InvalidRequest
 from forebay.owners import caller_conversation, caller_link, owner_conversation, states
-from forebay.owners.apart import MAX_FRAME_ELEMENTS, follow
 from forebay.owners.caller_conversation import CallerConversation
+from forebay.owners.detached_bodies import MAX_FRAME_ELEMENTS, follow
 from forebay.owners.owner_conversation import MAX_ELEMENTS, OwnerConversation
 from forebay.owners.owner_pool import OwnerSlot
 from forebay.owners.request_form import require_form

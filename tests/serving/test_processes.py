@@ -17,7 +17,7 @@ from tests.serving import zoo
 from tests.serving.conftest import PATIENCE_S, abandon, cat, wait_until
 
 from forebay import Batch, ConfigError, Serving, ServingCrashed
-from forebay.arrays.structure import flatten
+from forebay.arrays.tree_structure import flatten
 from forebay.errors import BadOutcome, ModelError, RunnerFailed
 from forebay.serving.nx_serving.packed_trees import pack, unpack
 
@@ -206,7 +206,7 @@ def test_four_devices_are_four_partitions():
     code = (
         "import numpy as np, jax, threading\n"
         "from forebay import Batch, Serving\n"
-        "from forebay.arrays.trees import to_host\n"
+        "from forebay.arrays.tree_rows import to_host\n"
         "barrier = threading.Barrier(4)\n"
         "def meet(x): barrier.wait(30)\n"
         "def fn(options):\n"

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from forebay.arrays.lazy import Lazy
 from forebay.arrays.libraries import Piece, kind_of
-from forebay.arrays.structure import flatten, list_of_numbers, map_leaves
 from forebay.arrays.template import Template
+from forebay.arrays.tree_structure import flatten, list_of_numbers, map_leaves
 from forebay.errors import BatchMismatch, InvalidRequest
 
 if TYPE_CHECKING:

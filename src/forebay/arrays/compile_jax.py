@@ -20,7 +20,7 @@ from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata  # pyright: ignore[reportUnknownVariableType]
 
 from forebay.arrays.compilers import Function, Options, check_options
-from forebay.arrays.structure import Structure, flatten
+from forebay.arrays.tree_structure import Structure, flatten
 from forebay.arrays.value_hooks import Collector, collecting, collector
 from forebay.errors import ConfigError
 

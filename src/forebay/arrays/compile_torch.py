@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forebay.arrays.compilers import Function, Options, check_options, concurrent
-from forebay.arrays.structure import map_leaves
+from forebay.arrays.tree_structure import map_leaves
 from forebay.arrays.value_hooks import Sink, collecting, collector
 
 torch: Any = importlib.import_module("torch")  # it need not be installed where this file is type-checked

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Final, cast
 
 from forebay.arrays.libraries import kind_of
-from forebay.arrays.structure import map_leaves
+from forebay.arrays.tree_structure import map_leaves
 
 
 def taken_over(box: list[Any]) -> Any:

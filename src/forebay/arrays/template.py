@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.arrays.lazy import Lazy
 from forebay.arrays.libraries import Spec, kind_of
-from forebay.arrays.structure import Structure
+from forebay.arrays.tree_structure import Structure
 from forebay.errors import BatchMismatch
 
 

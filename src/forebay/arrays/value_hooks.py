@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forebay.arrays.structure import flatten
+from forebay.arrays.tree_structure import flatten
 from forebay.errors import ConfigError, InvalidRequest
 
 T = TypeVar("T")

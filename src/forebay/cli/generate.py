@@ -17,8 +17,8 @@ from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Override
 
 if TYPE_CHECKING:
     from forebay.server.setting_sources import Told
+    from forebay.surfaces.container.generate_options import SplitFlags, WireTls
     from forebay.surfaces.container.recipe import Recipe
-    from forebay.surfaces.container.wanted import SplitFlags, WireTls
     from forebay.surfaces.contract import Options
 
 DESCRIPTION = """\
@@ -107,8 +107,8 @@ def run(parsed: argparse.Namespace) -> int:
     from forebay.surfaces.container.bundled_wheel import bundled_wheel
     from forebay.surfaces.container.context_files import context_files
     from forebay.surfaces.container.files import files_of, next_commands, write
+    from forebay.surfaces.container.generate_options import Wanted
     from forebay.surfaces.container.project_check import checked
-    from forebay.surfaces.container.wanted import Wanted
     from forebay.surfaces.lookup import recipe as recipe_for
     from forebay.surfaces.native.config import read_config
 
@@ -166,7 +166,7 @@ def _split(told: Told, tls: WireTls) -> SplitFlags:
     Raises:
         ConfigError: If a flag is about the workers that a server starts.
     """
-    from forebay.surfaces.container.wanted import SplitFlags
+    from forebay.surfaces.container.generate_options import SplitFlags
 
     of_models = told.get(Overrides, {})
     for name in ("workers", "worker_kind", "python"):

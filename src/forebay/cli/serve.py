@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.cli.flags import add_flags, shown_by_flags, told_in
 
 if TYPE_CHECKING:
-    from forebay.machine.part import Part
+    from forebay.machine.node_part import Part
     from forebay.surfaces.contract import Options
 
 log = logging.getLogger("forebay")
@@ -93,7 +93,7 @@ def _served(parsed: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
     from forebay.machine.lifeline import BETWEEN_LINES, take_lifeline
-    from forebay.machine.part import take_part
+    from forebay.machine.node_part import take_part
     from forebay.observe.logs.log import configure, tell
     from forebay.observe.traces.otel import tracing
     from forebay.surfaces.lookup import build, surface_of
@@ -104,7 +104,7 @@ def _served(parsed: argparse.Namespace) -> int:
     lifeline, part = take_lifeline(), take_part()
     options = options_of(parsed)
     if part is not None:
-        from forebay.surfaces.parts import options_of_part
+        from forebay.surfaces.server_parts import options_of_part
 
         options = options_of_part(options, part)
     log_format = options.log_format or ("text" if sys.stderr.isatty() else "json")
@@ -121,7 +121,7 @@ def _served(parsed: argparse.Namespace) -> int:
     project = build(options.target, options)
     configure(options.log_level or project.log_level or "info", log_format)
     if part is not None and not part.is_owner:
-        from forebay.surfaces.parts import quieten_front
+        from forebay.surfaces.server_parts import quieten_front
 
         quieten_front()
     doubts = [*options.warnings, *project.warnings, *project.problems]
@@ -154,7 +154,7 @@ def _serve_divided(parsed: argparse.Namespace, options: Options, fronts: int) ->
     """Serve as one owner and several fronts."""
     from forebay.machine.fronts import DividedServer
     from forebay.surfaces.lookup import require_divisible
-    from forebay.surfaces.parts import lends
+    from forebay.surfaces.server_parts import lends
 
     require_divisible(options)
     http = options.http

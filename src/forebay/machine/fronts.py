@@ -13,8 +13,8 @@ import msgspec
 
 from forebay.machine.children import Child, ChildState
 from forebay.machine.lifeline import BETWEEN_LINES
+from forebay.machine.node_part import Part
 from forebay.machine.node_process import NodeProcess
-from forebay.machine.part import Part
 from forebay.transports.binding import reserved
 from forebay.transports.signals import LAST_S
 from forebay.workers.processes.private_folder import PrivateFolder

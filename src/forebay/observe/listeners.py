@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import ClassVar, Generic, TypeVar
 
-from forebay.types.caught import caught
 from forebay.types.failures import text_of, trace_of
+from forebay.types.user_exceptions import caught
 
 log = logging.getLogger("forebay")
 

@@ -9,7 +9,15 @@ from typing import Any, Protocol
 import msgspec
 
 from forebay.errors import TooLarge
-from forebay.owners.apart import FOLLOWING_BYTES, FRAME_BYTES, HEAD_BYTES, VALUE_BYTES, Laying, set_apart, weight
+from forebay.owners.detached_bodies import (
+    FOLLOWING_BYTES,
+    FRAME_BYTES,
+    HEAD_BYTES,
+    VALUE_BYTES,
+    Laying,
+    set_apart,
+    weight,
+)
 from forebay.owners.wire import EndedSeat, ModelAnswers, bytes_of
 from forebay.workers.wire import frames
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidRequest
-from forebay.owners.apart import MAX_FRAME_BYTES, MAX_SEATS, BodiesTaker, LinkReader
+from forebay.owners.detached_bodies import MAX_FRAME_BYTES, MAX_SEATS, BodiesTaker, LinkReader
 from forebay.owners.states import BEAT, CALLERS, DRAIN, GREETING, HANG_UP, HELLO, REQUESTS, SEES, SERVINGS
 from forebay.owners.wire import CallerHello, FromCaller, HandedRequests, LinkBeat, MemberServings, SeesMemory, bodies_of
 from forebay.types.first_use import known

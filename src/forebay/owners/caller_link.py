@@ -32,11 +32,11 @@ from forebay.observe.logs.noted_refusals import LastRefusals
 from forebay.observe.logs.request_ids import id_of
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.owners.answer_frames import Answers
-from forebay.owners.apart import Apart, refused
 from forebay.owners.caller_conversation import MAX_KEPT_BYTES, MAX_PARAMS, CallerConversation
-from forebay.owners.in_steps import InSteps, send
+from forebay.owners.detached_bodies import Apart, refused
 from forebay.owners.shared_files import SharedFiles
 from forebay.owners.states import CALL_OFF, END, PARTS, RUNNING, SEATS
+from forebay.owners.stepwise_reader import InSteps, send
 from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, ModelRequests, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES, ByteBudget
 from forebay.serving.tensor_face import TENSORS, TensorRequest

@@ -22,8 +22,8 @@ import msgspec
 
 from forebay.observe.logs.access_log import HANDED_ON, CallListeners, EndedCall
 from forebay.observe.logs.refusal_log import RefusalLog
-from forebay.owners.apart import follow
 from forebay.owners.caller_link import Callee, CallerLink, MemberEntry
+from forebay.owners.detached_bodies import follow
 from forebay.owners.model_description import ModelDescription, WeighedModel, description_of, problem_of
 from forebay.owners.owner_pool import OwnerPool
 from forebay.owners.request_form import require_form, require_params

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.owners import states
-from forebay.owners.apart import MAX_SEATS, BodiesTaker, LinkReader
+from forebay.owners.detached_bodies import MAX_SEATS, BodiesTaker, LinkReader
 from forebay.owners.states import LOSE, OWNERS
 from forebay.owners.wire import (
     FromOwner,

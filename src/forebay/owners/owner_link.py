@@ -15,7 +15,8 @@ import msgspec
 
 from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable, revive
 from forebay.observe.traces.trace_context import TraceContexts
-from forebay.owners.apart import (
+from forebay.owners.caller_conversation import MAX_PARAM_BYTES
+from forebay.owners.detached_bodies import (
     FOLLOWING_BYTES,
     FRAME_BYTES,
     HEAD_BYTES,
@@ -25,13 +26,12 @@ from forebay.owners.apart import (
     set_apart,
     weight,
 )
-from forebay.owners.caller_conversation import MAX_PARAM_BYTES
-from forebay.owners.in_steps import InSteps, send
 from forebay.owners.model_description import read_description
 from forebay.owners.owner_conversation import OwnerConversation
 from forebay.owners.owner_pool import LinkPool, OwnerSlot
 from forebay.owners.parts_ahead import PartsAhead
 from forebay.owners.shared_files import SharedFiles
+from forebay.owners.stepwise_reader import InSteps, send
 from forebay.owners.wire import (
     EndedSeat,
     ModelRequests,

@@ -2,7 +2,7 @@
 """What a front and an owner say to each other, as docs/reference/worker-protocol.md has it. Sans-I/O.
 
 Each message is one frame of the worker protocol. Bodies and results stand at the end of theirs; what is long of them
-is elsewhere, as `apart.py` has it.
+is elsewhere, as `detached_bodies.py` has it.
 """
 
 from __future__ import annotations

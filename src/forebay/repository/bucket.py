@@ -22,8 +22,8 @@ from forebay.errors import ConfigError, ForebayError
 from forebay.repository.bucket_listing import USUAL, BucketListing, ListingLimits, is_etag, tag_of
 from forebay.repository.listing import StoredFile, as_one_line
 from forebay.repository.source import SourceChanged, SourceFailed, SourceRefused
-from forebay.types.caught import answered
 from forebay.types.plurals import counted
+from forebay.types.user_exceptions import answered
 
 SILENT_S: Final = 30.0
 """How long a store may say nothing before a request is given up."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from forebay.errors import Unavailable
 from forebay.repository.shelf import Full, Shelf, ShelfStatistics
-from forebay.types.caught import caught
+from forebay.types.user_exceptions import caught
 
 V = TypeVar("V")
 

@@ -40,8 +40,8 @@ from forebay.repository.cache import Cache, Lease
 from forebay.repository.fetching import Progress, fetch
 from forebay.repository.listing import Revision
 from forebay.repository.tree_rules import misplaced
-from forebay.types.caught import caught
 from forebay.types.first_use import known
+from forebay.types.user_exceptions import caught
 
 if TYPE_CHECKING:
     from forebay.repository.shelf import ShelfStatistics

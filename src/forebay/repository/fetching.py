@@ -22,8 +22,8 @@ import msgspec
 
 from forebay.errors import ForebayError, Unavailable
 from forebay.repository.source import ModelSource, SourceFailed
-from forebay.types.caught import caught
 from forebay.types.failures import failure_of
+from forebay.types.user_exceptions import caught
 
 if TYPE_CHECKING:
     from forebay.repository.listing import Revision, StoredFile

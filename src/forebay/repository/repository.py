@@ -30,9 +30,9 @@ from forebay.repository.local_source import LocalFolder
 from forebay.repository.look_thread import MAX_PAUSE_S, SECOND_LOOK_S, Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.repository.source import ModelSource, SourceFailed
-from forebay.types.caught import caught
 from forebay.types.did_you_mean import nearest
 from forebay.types.failures import failure_of
+from forebay.types.user_exceptions import caught
 
 if TYPE_CHECKING:
     from forebay.repository.fetching import Progress

@@ -19,8 +19,8 @@ from forebay.runtimes.paddle import Paddle
 from forebay.runtimes.saved_model import folder_of, runtime_of
 from forebay.runtimes.signature import Feed, Signature, Value, Var, named
 from forebay.runtimes.tensorflow import TensorFlow
-from forebay.types.caught import answered
 from forebay.types.failures import failure_of, trace_of, words_of
+from forebay.types.user_exceptions import answered
 from forebay.workers.user_calls.user_code import caught
 
 _MAX_REASON: Final = 2000

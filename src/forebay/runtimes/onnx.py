@@ -11,7 +11,7 @@ from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
 from forebay.runtimes.onnx_file import read_onnx, weights_of
-from forebay.runtimes.operators import over_samples
+from forebay.runtimes.onnx_operators import over_samples
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_ONNX
 from forebay.types.devices import Device

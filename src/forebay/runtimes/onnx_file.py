@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.runtimes.operators import Operator, OperatorGraph, Program
+from forebay.runtimes.onnx_operators import Operator, OperatorGraph, Program
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -16,8 +16,8 @@ from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.library import OpenVinoOptions, RunOptions, library, ordinary
 from forebay.runtimes.onnx_file import read_onnx
+from forebay.runtimes.onnx_operators import over_samples
 from forebay.runtimes.openvino_operators import program_of
-from forebay.runtimes.operators import over_samples
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_OPENVINO
 from forebay.types.devices import Device

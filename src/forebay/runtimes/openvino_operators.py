@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.runtimes.operators import Operator, OperatorGraph, Program
+from forebay.runtimes.onnx_operators import Operator, OperatorGraph, Program
 
 _NAMES: Final = {"ShapeOf": "Shape", "MVN": "MeanVarianceNormalization", "NormalizeL2": "LpNormalization"}
 _AXES: Final = {

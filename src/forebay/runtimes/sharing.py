@@ -10,7 +10,7 @@ where zeros behind a sample leave what it was answered without them, samples of 
 How exact "the same" is: a library sums up in another order where there are more rows, so that a sample by itself and
 one among others may differ by a little. Among others like itself it is computed as among others unlike it: there it may
 differ by no more than two runs on the same values do. What no made-up value shows, because a rounded or chosen output
-hides it, operators tell that are known to compute over all samples (`operators.py`). A model that cannot be run on
+hides it, operators tell that are known to compute over all samples (`onnx_operators.py`). A model that cannot be run on
 made-up values runs one request at a time.
 """
 

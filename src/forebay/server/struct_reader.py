@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, cast
 import msgspec
 from msgspec import inspect as types
 
-from forebay.server.document import Document, Path
+from forebay.server.config_document import Document, Path
 from forebay.types.did_you_mean import meant, nearest
 from forebay.types.settings import Setting, declared, with_value
 

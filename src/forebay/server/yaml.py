@@ -18,7 +18,7 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent, Event
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from forebay.errors import ConfigError
-from forebay.server.document import Document, Mark, Path
+from forebay.server.config_document import Document, Mark, Path
 from forebay.types.did_you_mean import meant
 
 MAX_BYTES = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from forebay.graph.drawing.draw import Drawable
-from forebay.machine.part import Part
+from forebay.machine.node_part import Part
 from forebay.server.app import App
 from forebay.server.config import (
     AttachConfig,

@@ -63,7 +63,7 @@ def build(target: str | None, options: Options) -> Project:
 
         project.listeners.append(KServePort(project.app, project.http, options.grpc))
     if options.part is not None:
-        from forebay.surfaces.parts import take_part_in
+        from forebay.surfaces.server_parts import take_part_in
 
         take_part_in(project, options, options.part)
     return project

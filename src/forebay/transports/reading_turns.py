@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from forebay.types.caught import answered
+from forebay.types.user_exceptions import answered
 
 if TYPE_CHECKING:
     from forebay.types.element_limits import Steps

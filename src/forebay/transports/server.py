@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from forebay.transports import collector, forks
+from forebay.transports import forked_sockets, garbage_collection
 from forebay.transports.acceptor import ask_for_descriptors
 from forebay.transports.signals import LAST_S, Signals
 
@@ -126,8 +126,8 @@ class Server:
         if signals is not None and self._app.stock is not None:
             # Models come and go: to let the collector look at everything whenever one has left would hold up all
             # requests for a tenth of a second.
-            collector.freeze()
-            walks = collector.LongWalks()
+            garbage_collection.freeze()
+            walks = garbage_collection.LongWalks()
             walks.start()
             self._app.on_left = walks.left
         try:
@@ -139,8 +139,8 @@ class Server:
                 await asyncio.wait([starting])
             elif starting.exception() is None:
                 if signals is not None and self._app.stock is None:
-                    collector.freeze()
-                    self._app.on_left = collector.freeze
+                    garbage_collection.freeze()
+                    self._app.on_left = garbage_collection.freeze
                 self._is_ready = True
                 self._ready(host, port)
                 await self._stop.wait()
@@ -159,7 +159,7 @@ class Server:
         try:
             for listener in self._listeners:
                 addresses.append(await listener.start())
-                forks.keep_from_children(addresses[-1][1])
+                forked_sockets.keep_from_children(addresses[-1][1])
                 self._ports.append(addresses[-1][1])
         except BaseException:
             for listener in self._listeners[: len(addresses)]:
@@ -189,7 +189,7 @@ class Server:
             draining.result()
         hurried.cancel()
         for port in self._ports:
-            forks.give_free(port)
+            forked_sockets.give_free(port)
         self._is_over = True
 
     def _patience_s(self) -> float:

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from forebay.errors import ConfigError
-from forebay.types.caught import caught
 from forebay.types.failures import text_of
+from forebay.types.user_exceptions import caught
 
 
 def named_by(annotation: Any) -> Any | None:

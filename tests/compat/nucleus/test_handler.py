@@ -7,7 +7,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from forebay.errors import ModelError
-from forebay.surfaces.nucleus.payload import MAX_PARTS
+from forebay.surfaces.nucleus.handler_payload import MAX_PARTS
 
 ECHO = """
     import os, pickle, threading, time

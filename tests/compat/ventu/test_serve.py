@@ -18,7 +18,7 @@ import pytest
 from forebay.errors import ConfigError, ForebayError
 from forebay.server.config import HttpConfig
 from forebay.surfaces.contract import Options
-from forebay.surfaces.ventu.media import MsgPack
+from forebay.surfaces.ventu.media_codecs import MsgPack
 from forebay.surfaces.ventu.runner import build
 from forebay.surfaces.ventu.service_pages import Reply, ServicePages
 from forebay.surfaces.ventu.surface import VentuSurface

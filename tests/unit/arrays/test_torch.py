@@ -7,7 +7,7 @@ from tests.later import torch
 
 from forebay import Batch, BatchMismatch, Lazy, hook, jit
 from forebay.arrays.compilers import find_compiler
-from forebay.arrays.trees import concatenate, slice_rows, to_host
+from forebay.arrays.tree_rows import concatenate, slice_rows, to_host
 from forebay.arrays.value_hooks import collecting
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.later import jax, jnp
 
-from forebay.arrays.structure import MAX_DEPTH
-from forebay.arrays.trees import concatenate, flatten, map_leaves, rows, slice_rows, to_host
+from forebay.arrays.tree_rows import concatenate, flatten, map_leaves, rows, slice_rows, to_host
+from forebay.arrays.tree_structure import MAX_DEPTH
 from forebay.errors import BatchMismatch, InvalidRequest
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.waiting import reached
 
-from forebay.owners import caller_link, in_steps
+from forebay.owners import caller_link, stepwise_reader
 from forebay.owners.caller_link import Callee, CallerLink
-from forebay.owners.in_steps import InSteps
 from forebay.owners.owner_link import client_of
+from forebay.owners.stepwise_reader import InSteps
 from forebay.server.byte_budget import ByteBudget
 from forebay.testing import MemoryOrigin
 from forebay.workers.wire import frames
@@ -118,15 +118,15 @@ def test_what_has_come_is_read_in_steps_and_others_have_their_turns() -> None:
         transport: Any = Transport()
         reading = InSteps(transport, read)
         reading.take(b"a")
-        assert len(done) == in_steps.TURN
+        assert len(done) == stepwise_reader.TURN
         assert not transport.reads
         reading.take(b"b")  # a loop may have read it already
-        assert len(done) == in_steps.TURN
+        assert len(done) == stepwise_reader.TURN
         turns = 0
         while len(done) < 2000:
             before = len(done)
             await asyncio.sleep(0)
-            assert len(done) - before <= 2 * in_steps.TURN
+            assert len(done) - before <= 2 * stepwise_reader.TURN
             turns += 1
         assert turns >= 3
         await reached(lambda: transport.reads)

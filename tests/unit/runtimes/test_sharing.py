@@ -13,7 +13,7 @@ from tests.models import model_files
 from forebay.runtimes import load
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.onnx_file import read_onnx
-from forebay.runtimes.operators import over_samples
+from forebay.runtimes.onnx_operators import over_samples
 from forebay.runtimes.sharing import Sharing, sharing_of
 
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 from tests.waiting import reached
 
-from forebay.transports import collector
+from forebay.transports import garbage_collection
 
 
 class Model:
@@ -18,9 +18,9 @@ class Model:
 
 @pytest.fixture
 def walks(monkeypatch):
-    monkeypatch.setattr(collector, "LONG_S", 0.0)
-    monkeypatch.setattr(collector, "LOOK_S", 0.01)
-    found = collector.LongWalks()
+    monkeypatch.setattr(garbage_collection, "LONG_S", 0.0)
+    monkeypatch.setattr(garbage_collection, "LOOK_S", 0.01)
+    found = garbage_collection.LongWalks()
     found.start()
     yield found
     found.stop()
@@ -29,10 +29,10 @@ def walks(monkeypatch):
 
 
 def test_what_has_survived_a_long_walk_is_not_walked_over_again(walks, monkeypatch):
-    monkeypatch.setattr(collector, "LONG_S", 1e9)
+    monkeypatch.setattr(garbage_collection, "LONG_S", 1e9)
     gc.collect()
     before = gc.get_freeze_count()
-    monkeypatch.setattr(collector, "LONG_S", 0.0)
+    monkeypatch.setattr(garbage_collection, "LONG_S", 0.0)
     gc.collect(1)
     assert gc.get_freeze_count() == before  # it was short: there was little to walk over
     models = [Model() for _ in range(1000)]
@@ -42,8 +42,8 @@ def test_what_has_survived_a_long_walk_is_not_walked_over_again(walks, monkeypat
 
 @pytest.mark.parametrize("quiet", [1e9, -1.0], ids=["quiet", "busy"])
 def test_what_has_left_after_that_is_found_in_a_quiet_moment_or_when_there_was_none(walks, monkeypatch, quiet):
-    monkeypatch.setattr(collector, "QUIET", quiet)
-    monkeypatch.setattr(collector, "MAX_WAIT_S", 0.2)
+    monkeypatch.setattr(garbage_collection, "QUIET", quiet)
+    monkeypatch.setattr(garbage_collection, "MAX_WAIT_S", 0.2)
     model = Model()
     gc.collect()
     seen = weakref.ref(model)
@@ -61,6 +61,6 @@ def test_what_has_left_after_that_is_found_in_a_quiet_moment_or_when_there_was_n
 
 
 def test_a_server_looks_only_where_something_was_frozen(monkeypatch):
-    walks = collector.LongWalks()
+    walks = garbage_collection.LongWalks()
     walks.left()  # needs no loop, for it sets no timer
     assert walks._timer is None

@@ -5,7 +5,7 @@ Theory of operation. A worker sets `origin` around what it runs; a handler of th
 `sys.stdout` and `sys.stderr`, ask it who speaks. Where the worker is a thread of the server, or its loop, the line is
 written at once. A worker process sends it over its connection (workers/processes/child.py), and the server, who knows
 which requests are in the batch, adds their ids and writes it. What such a process writes past Python comes through its
-descriptors 1 and 2 (workers/user_calls/output.py), and is nobody's batch.
+descriptors 1 and 2 (workers/user_calls/captured_output.py), and is nobody's batch.
 
 All of them have the same bounds: a line is cut at some length, and beyond `LINES` lines or `CHARACTERS` characters in a
 second the rest are only counted, and a line tells how many. They hold where lines are made and where they arrive, for
@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
 import msgspec
 
 from forebay.observe.logs.request_ids import id_of
-from forebay.types.caught import answered, caught
 from forebay.types.failures import text_of, trace_of, words_of
 from forebay.types.log_line import LogLine
+from forebay.types.user_exceptions import answered, caught
 
 if TYPE_CHECKING:
     from forebay.types.batch import EntryBatch

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.types.caught import caught
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
 from forebay.types.server_state import PROCESS
+from forebay.types.user_exceptions import caught
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

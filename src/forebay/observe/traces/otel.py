@@ -25,9 +25,9 @@ from forebay.errors import ConfigError
 from forebay.observe.logs.access_log import HANDED_ON, CallListeners, EndedCall
 from forebay.observe.traces.timeline import BatchRecord, Step, Timeline
 from forebay.observe.traces.trace_context import TraceContexts
-from forebay.types.caught import caught
 from forebay.types.failures import text_of
 from forebay.types.server_state import here
+from forebay.types.user_exceptions import caught
 
 # The packages need not be installed where this file is type-checked, so what comes from them is `Any`.
 TracerProvider: TypeAlias = Any

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from forebay.types.caught import caught
+from forebay.types.user_exceptions import caught
 
 
 def with_place(cls: type[Any], message: str) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, cast
 
 from forebay.arrays.array_batch import Batch
-from forebay.arrays.trees import concatenate, copy_rows
+from forebay.arrays.tree_rows import concatenate, copy_rows
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.nx_serving import caller
 from forebay.serving.nx_serving.execution import Execution

@@ -23,7 +23,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.arrays.array_batch import Batch
-from forebay.arrays.trees import concatenate
+from forebay.arrays.tree_rows import concatenate
 from forebay.batching.queue import BatchConfig, BatchQueue
 from forebay.errors import ForebayError, QueueFull, ShareUsed
 from forebay.types.call import EMPTY, Origin

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.arrays.ownership import taken_over
-from forebay.arrays.trees import copy_rows, rows, slice_rows
+from forebay.arrays.tree_rows import copy_rows, rows, slice_rows
 from forebay.arrays.value_hooks import collecting
 from forebay.errors import BadOutcome, BatchMismatch, BatchResultMismatch, InvalidRequest
 from forebay.observe.spans import span

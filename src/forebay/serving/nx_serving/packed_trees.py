@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import msgspec
 
 from forebay.arrays.libraries import kind_of
-from forebay.arrays.structure import Structure, flatten
+from forebay.arrays.tree_structure import Structure, flatten
 from forebay.errors import BadOutcome
 from forebay.types.first_use import known
 from forebay_target import target_name

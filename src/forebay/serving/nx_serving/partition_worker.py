@@ -13,7 +13,7 @@ from queue import Queue
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.arrays.array_batch import Batch
-from forebay.arrays.trees import slice_rows
+from forebay.arrays.tree_rows import slice_rows
 from forebay.errors import ConfigError
 from forebay.serving.models.model import load_module
 from forebay.serving.nx_serving.definition import Serving

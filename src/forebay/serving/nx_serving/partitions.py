@@ -33,7 +33,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.arrays.trees import copy_rows
+from forebay.arrays.tree_rows import copy_rows
 from forebay.errors import (
     BadOutcome,
     BatchMismatch,

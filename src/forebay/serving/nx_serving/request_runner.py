@@ -19,8 +19,8 @@ import msgspec
 from forebay.arrays import json_numbers
 from forebay.arrays.array_batch import Batch
 from forebay.arrays.libraries import find_kind
-from forebay.arrays.structure import map_leaves
-from forebay.arrays.trees import concatenate, to_host
+from forebay.arrays.tree_rows import concatenate, to_host
+from forebay.arrays.tree_structure import map_leaves
 from forebay.batching.queue import BatchConfig
 from forebay.errors import BadOutcome, BatchMismatch, ForebayError, InvalidRequest, ServingCrashed
 from forebay.observe.logs.throttled_log import ThrottledLog

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 import msgspec
 
 from forebay.arrays.array_batch import Batch
-from forebay.arrays.trees import concatenate
+from forebay.arrays.tree_rows import concatenate
 from forebay.batching.queue import BatchConfig
 from forebay.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from forebay.observe.metrics.serving_metrics import KeyMetrics, ServingReading

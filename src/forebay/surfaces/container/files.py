@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from forebay.errors import ConfigError
 from forebay.surfaces.container.dockerfile import WHEELS, dockerfile
-from forebay.surfaces.container.filling import block, filled, shown
+from forebay.surfaces.container.generate_options import Wanted
 from forebay.surfaces.container.install_steps import steps
 from forebay.surfaces.container.manifests import MOST, kustomization, scrape, whole
 from forebay.surfaces.container.pod import (
@@ -30,7 +30,7 @@ from forebay.surfaces.container.pod import (
 from forebay.surfaces.container.ray_cluster import ray_cluster
 from forebay.surfaces.container.recipe import Recipe, Sidecar
 from forebay.surfaces.container.split import certificates_script, split
-from forebay.surfaces.container.wanted import Wanted
+from forebay.surfaces.container.template_filling import block, filled, shown
 
 CERTIFICATES: Final = "wire-certificates.sh"
 IGNORED: Final = "Dockerfile.dockerignore"

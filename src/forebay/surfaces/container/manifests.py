@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from forebay.surfaces.container.filling import block, filled, flow, inline, shown
+from forebay.surfaces.container.generate_options import Wanted
 from forebay.surfaces.container.pod import Role, pod, ports_of
 from forebay.surfaces.container.recipe import Recipe
-from forebay.surfaces.container.wanted import Wanted
+from forebay.surfaces.container.template_filling import block, filled, flow, inline, shown
 
 MOST: Final = 4
 """How many times as many pods there may be under load."""

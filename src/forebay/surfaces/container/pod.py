@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from forebay.surfaces.container.dockerfile import health
-from forebay.surfaces.container.filling import block, filled, flow, inline
 from forebay.surfaces.container.recipe import AFTER_DRAIN_S, PRE_STOP_S, Recipe, Sidecar
+from forebay.surfaces.container.template_filling import block, filled, flow, inline
 
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - what it is called
 KEYS: Final = "/run/secrets/api_keys"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.surfaces.container.dockerfile import health
-from forebay.surfaces.container.filling import block, filled, inline, shown
+from forebay.surfaces.container.generate_options import Wanted
 from forebay.surfaces.container.manifests import MOST, scrape, service
 from forebay.surfaces.container.pod import Role, given, ports_of, stop_s
 from forebay.surfaces.container.recipe import PRE_STOP_S, Recipe
-from forebay.surfaces.container.wanted import Wanted
+from forebay.surfaces.container.template_filling import block, filled, inline, shown
 
 if TYPE_CHECKING:
     from forebay.cluster.deployment import Unit

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final
 
 from forebay.errors import ConfigError
-from forebay.surfaces.container.filling import block, filled
+from forebay.surfaces.container.generate_options import SplitFlags, Wanted
 from forebay.surfaces.container.manifests import autoscaling, by_cpu, deployment, scrape, service
 from forebay.surfaces.container.pod import (
     HEALTH_FILE,
@@ -23,7 +23,7 @@ from forebay.surfaces.container.pod import (
     ports_of,
 )
 from forebay.surfaces.container.recipe import Recipe, SplitModel, called
-from forebay.surfaces.container.wanted import SplitFlags, Wanted
+from forebay.surfaces.container.template_filling import block, filled
 
 WIRE_PORT: Final = 9100
 TARGET_QUEUE_MS: Final = 20

@@ -37,8 +37,8 @@ from forebay.server.config import (
     ProcessConfig,
     RepositoryConfig,
 )
-from forebay.server.document import Document
-from forebay.server.document import Path as Place
+from forebay.server.config_document import Document
+from forebay.server.config_document import Path as Place
 from forebay.server.setting_sources import Told
 from forebay.server.struct_reader import StructReader
 from forebay.surfaces.contract import TargetEntry

@@ -29,9 +29,9 @@ from forebay.repository.look_thread import Looking, pause_after
 from forebay.repository.settling import Settling
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, ProcessConfig
 from forebay.server.version_loading import beside
+from forebay.surfaces.native.forwarded_models import wanted_owners
 from forebay.surfaces.native.fresh_modules import fresh_modules, python_files
 from forebay.surfaces.native.model_files import is_model_file
-from forebay.surfaces.native.owned import wanted_owners
 from forebay.surfaces.native.repositories import is_repository
 from forebay.types.did_you_mean import meant
 from forebay.types.settings import declared

@@ -14,10 +14,10 @@ from forebay.server.served import Served
 from forebay.server.versions import TWO_ALIKE
 from forebay.surfaces.contract import Options, Project, TargetEntry
 from forebay.surfaces.native.attached_models import Lobby
+from forebay.surfaces.native.forwarded_models import expected_models, serve_owners, wanted_owners
 from forebay.surfaces.native.model_endpoint import endpoint_of
 from forebay.surfaces.native.model_files import is_model_file
 from forebay.surfaces.native.model_options import seats_of, times_of
-from forebay.surfaces.native.owned import expected_models, serve_owners, wanted_owners
 from forebay.surfaces.native.reloading import Reloading
 from forebay.surfaces.native.repositories import is_repository
 from forebay.surfaces.native.target_file import split_target

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from forebay.server import yaml
-from forebay.server.document import Document
-from forebay.server.document import Path as Place
+from forebay.server.config_document import Document
+from forebay.server.config_document import Path as Place
 from forebay.server.struct_reader import StructReader, dotted
 from forebay.surfaces.nucleus.project_settings import (
     DEFAULT_MODEL,

@@ -26,14 +26,14 @@ from starlette.responses import Response
 
 from forebay.errors import RunnerFailed
 from forebay.types.call import After, Failure
-from forebay.types.caught import answered
 from forebay.types.failures import without_frames
+from forebay.types.user_exceptions import answered
 from forebay.workers.user_calls.cancel import is_cancelled
 from forebay.workers.user_calls.coroutines import ASK_S, Coroutines
 from forebay.workers.user_calls.user_code import aclose
 
 if TYPE_CHECKING:
-    from forebay.surfaces.nucleus.payload import BadPayload
+    from forebay.surfaces.nucleus.handler_payload import BadPayload
 
 Answer = list[Any]
 """`[status, headers, body]`"""

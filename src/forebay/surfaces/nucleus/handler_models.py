@@ -23,8 +23,8 @@ from forebay.repository.cache import Cache, Lease
 from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.project_settings import DEFAULT_MODEL
 from forebay.surfaces.nucleus.shim import UserRuntimeException
-from forebay.types.caught import answered
 from forebay.types.failures import text_of
+from forebay.types.user_exceptions import answered
 
 if TYPE_CHECKING:
     from forebay.surfaces.nucleus.worker_requests import DeskClient

@@ -14,7 +14,7 @@ import msgspec
 from forebay.errors import ForebayError, InvalidRequest, RunnerFailed
 from forebay.serving.models.tensor_codec import TensorCodec, TensorSide, plain_array
 from forebay.serving.tensor_face import TENSORS, tensors_of
-from forebay.surfaces.nucleus.payload import BadPayload
+from forebay.surfaces.nucleus.handler_payload import BadPayload
 from forebay.types.call import After, Failure, Item, Outcome
 
 _codec: Final = TensorCodec(TensorSide(), TensorSide())

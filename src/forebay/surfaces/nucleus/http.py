@@ -25,9 +25,9 @@ from forebay.errors import (
     WorkerLost,
 )
 from forebay.surfaces.nucleus import handler_answers
+from forebay.surfaces.nucleus.handler_payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.in_flight import TOO_MANY, InFlight
 from forebay.surfaces.nucleus.logs import log_access
-from forebay.surfaces.nucleus.payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.api_keys import NO_KEY, KeyHolders, lets_in
 from forebay.transports.http.asgi_calls import answered_by, failed

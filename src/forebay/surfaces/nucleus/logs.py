@@ -20,8 +20,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
-from forebay.types.caught import answered
 from forebay.types.failures import text_of, trace_of
+from forebay.types.user_exceptions import answered
 
 NAME = "cortex"
 

@@ -29,9 +29,9 @@ from forebay.surfaces.nucleus.logs import logger
 from forebay.surfaces.nucleus.proto import Rpc, UserService, generated
 from forebay.surfaces.nucleus.rpc_context import CANCELLED, INTERNAL, Aborted, Pairs, RpcContext
 from forebay.types.call_signature import Arguments
-from forebay.types.caught import answered
 from forebay.types.failures import text_of
 from forebay.types.first_use import known
+from forebay.types.user_exceptions import answered
 
 if TYPE_CHECKING:
     from forebay.types.call import Item, Outcome

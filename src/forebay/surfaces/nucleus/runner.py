@@ -21,12 +21,12 @@ from forebay.errors import ModelError, NotFound
 from forebay.surfaces.nucleus import handler_answers, handler_tensors
 from forebay.surfaces.nucleus.handler import HandlerHost, match, method_parameters, shown
 from forebay.surfaces.nucleus.handler_answers import Answer, Streamed
+from forebay.surfaces.nucleus.handler_payload import BadPayload, parse
 from forebay.surfaces.nucleus.logs import logger
-from forebay.surfaces.nucleus.payload import BadPayload, parse
 from forebay.types.call import After, Failure, Item, Outcome
 from forebay.types.call_signature import Arguments
-from forebay.types.caught import answered
 from forebay.types.failures import text_of, words_of
+from forebay.types.user_exceptions import answered
 
 VERBS: Final = ("post", "get", "put", "patch", "delete")
 ABOUT: Final = "about"

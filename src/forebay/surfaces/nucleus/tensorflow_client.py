@@ -22,7 +22,7 @@ from forebay.surfaces.nucleus.row_batches import Arrays, RowBatches, Run
 from forebay.surfaces.nucleus.shim import UserException
 from forebay.surfaces.nucleus.tensorflow_signatures import KeyedSignature, SignatureKeys, signature_of
 from forebay.surfaces.nucleus.tensorflow_values import arrays_of, flat
-from forebay.types.caught import answered
+from forebay.types.user_exceptions import answered
 
 if TYPE_CHECKING:
     from forebay.repository.cache import Lease

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from forebay.surfaces.nucleus.shim import UserException
-from forebay.types.caught import answered
 from forebay.types.did_you_mean import listed
+from forebay.types.user_exceptions import answered
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array, Signature, Var

@@ -16,8 +16,8 @@ from forebay.errors import ConfigError
 from forebay.repository.repository_address import SCHEMES, source_of
 from forebay.runtimes.library import OpenVinoOptions
 from forebay.server import yaml
-from forebay.server.document import Document
-from forebay.server.document import Path as Place
+from forebay.server.config_document import Document
+from forebay.server.config_document import Path as Place
 from forebay.server.struct_reader import StructReader, shown
 from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels, model_among
 from forebay.types.datatypes import DATATYPES

@@ -23,7 +23,7 @@ from forebay.surfaces.ovms.linked_graph import GraphLayout, InferenceNode
 from forebay.surfaces.ovms.linker import read_layout
 from forebay.surfaces.ovms.model_nodes import InferenceRunner, SharedModels
 from forebay.surfaces.ovms.model_versions import ModelEntry
-from forebay.surfaces.ovms.passing import PassingRunner
+from forebay.surfaces.ovms.pass_through_nodes import PassingRunner
 from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
 

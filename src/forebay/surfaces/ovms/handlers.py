@@ -27,8 +27,8 @@ from forebay.surfaces.ovms.linked_graph import PythonNode
 from forebay.surfaces.ovms.modules import HandlerFolder
 from forebay.surfaces.ovms.pyovms_tensor import PyTensor, check_numbers, check_writable, sealed, written
 from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_python, wants_in_json
-from forebay.types.caught import answered
 from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.types.user_exceptions import answered
 from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import attempt, caught, close
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import ConfigError
-from forebay.server.document import Document, Path
+from forebay.server.config_document import Document, Path
 from forebay.server.struct_reader import StructReader, dotted
 from forebay.server.yaml import load
 from forebay.server.yaml import read as read_file

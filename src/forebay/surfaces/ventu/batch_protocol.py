@@ -18,8 +18,8 @@ from collections.abc import Generator
 from typing import Final
 
 from forebay.errors import InvalidRequest
-from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, HookFailed, Inference, UnfitResult
+from forebay.surfaces.ventu.self_serving_files import hand_over
 from forebay.types.failures import without_frames
 from forebay.workers.wire.job_frames import READY, JobFrameReader, decode_jobs, encode_answer
 

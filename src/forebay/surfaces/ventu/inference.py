@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 import msgspec
 
 from forebay.errors import BadOutcome
-from forebay.surfaces.ventu.media import Serialisation, Unreadable
+from forebay.surfaces.ventu.media_codecs import Serialisation, Unreadable
 from forebay.surfaces.ventu.schema import Invalid, Schema
 from forebay.workers.user_calls.user_code import caught
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forebay.surfaces.ventu.batch_protocol import BatchProtocol
 from forebay.surfaces.ventu.config import Config
-from forebay.surfaces.ventu.handover import hand_over
 from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.schema import Invalid, NotPossible, Schema
+from forebay.surfaces.ventu.self_serving_files import hand_over
 from forebay.surfaces.ventu.service import Service
 from forebay.surfaces.ventu.wsgi import WsgiApp
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay.errors import ConfigError, ForebayError, ModelError
 from forebay.serving.models.model import load_module
-from forebay.surfaces.ventu import handover, shim
+from forebay.surfaces.ventu import self_serving_files, shim
 from forebay.surfaces.ventu.inference import HookFailed
 from forebay.surfaces.ventu.service_pages import reply_to
 from forebay.types.call_signature import signature_of
@@ -38,7 +38,7 @@ def build(*, path: str, name: str | None) -> VentuBatchRunner:
         ForebayError: If the file cannot be imported or there is no such object.
     """
     shim.install()
-    with handover.loading():
+    with self_serving_files.loading():
         runner, error = caught(_loaded, Path(path), name)
     if error is None:
         return runner
@@ -55,7 +55,7 @@ def build(*, path: str, name: str | None) -> VentuBatchRunner:
 def _loaded(path: Path, name: str | None) -> VentuBatchRunner:
     try:
         return VentuBatchRunner(find(load_module(path), name), path)
-    except handover.Handed as handed:
+    except self_serving_files.Handed as handed:
         module = handed.module
         if module is None:
             raise

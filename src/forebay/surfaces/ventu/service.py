@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from forebay.surfaces.ventu.inference import HookFailed, Inference, ModelHooks, Steps
-from forebay.surfaces.ventu.media import Json, MsgPack, Serialisation
+from forebay.surfaces.ventu.media_codecs import Json, MsgPack, Serialisation
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
 from forebay.surfaces.ventu.service_pages import Reply, reply_to

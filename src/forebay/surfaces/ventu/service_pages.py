@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Final, NamedTuple
 
 from forebay.surfaces.ventu.inference import Answered, BodyRefused, Garbled, Outcome, UnfitResult
-from forebay.surfaces.ventu.media import JSON, Serialisation
+from forebay.surfaces.ventu.media_codecs import JSON, Serialisation
 from forebay.transports.http.page_headers import API_PAGE, NOT_GUESSED
 
 

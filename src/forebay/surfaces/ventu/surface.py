@@ -18,7 +18,7 @@ from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.surfaces.contract import Options, Project
 from forebay.surfaces.imported_names import imported_in
 from forebay.surfaces.ventu.asgi_service import VentuHttp
-from forebay.surfaces.ventu.media import Json, MsgPack
+from forebay.surfaces.ventu.media_codecs import Json, MsgPack
 from forebay.surfaces.ventu.metrics import FOLDER, merged, shared_folder, write
 from forebay.surfaces.ventu.server import OPAQUE
 from forebay.surfaces.ventu.service_pages import Reply, ServicePages

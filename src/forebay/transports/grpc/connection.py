@@ -53,7 +53,7 @@ from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
     from forebay.errors import Unavailable
-    from forebay.transports.grpc.even_frames import FrameRooms
+    from forebay.transports.grpc.frame_guesses import FrameRooms
     from forebay.transports.grpc.port import GrpcPort
     from forebay.transports.grpc.service import Piece
 

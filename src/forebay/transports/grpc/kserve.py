@@ -26,9 +26,9 @@ from forebay.server.kserve_facts import (
     unchangeable,
 )
 from forebay.server.shared_regions import CudaRegions, Region, SharedRegions
-from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.model_infer import InferMethods
 from forebay.transports.grpc.model_stream_infer import infer_stream
+from forebay.transports.grpc.on_demand_models import Lending
 from forebay.transports.grpc.service import Call, Direct, GrpcService, Unary
 from forebay.transports.grpc.statuses import MayNotManage, NotOffered
 from forebay.transports.grpc.tensor_calls import STATUSES

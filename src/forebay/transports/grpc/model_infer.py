@@ -25,7 +25,7 @@ from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.kserve_facts import in_tritons_words
 from forebay.serving.tensor_face import TensorRequest
 from forebay.transports.grpc.call_tasks import run_beside
-from forebay.transports.grpc.lent_models import Lending
+from forebay.transports.grpc.on_demand_models import Lending
 from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete
 from forebay.types.call import EMPTY, Failure, Outcome, Request
 from forebay.types.tensor import Data, Tensor

@@ -16,7 +16,7 @@ from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.endpoint import EARLY_S
 from forebay.transports.grpc.calls import NEVER, OpenCall
-from forebay.transports.grpc.even_frames import FrameRooms
+from forebay.transports.grpc.frame_guesses import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.heads import MAX_GUESSES, HeadReader
 from forebay.transports.grpc.http1_refusals import NEEDS_TLS

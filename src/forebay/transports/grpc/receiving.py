@@ -18,15 +18,15 @@ from forebay.transports.grpc.heads import CallHead, Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
 from forebay.transports.grpc.http1_refusals import NEEDS_HTTP_2
 from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.remembered_calls import MAX_HEADS, UsualCalls
 from forebay.transports.grpc.states import HALF_CLOSED
 from forebay.transports.grpc.statuses import Status
-from forebay.transports.grpc.usual_calls import MAX_HEADS, UsualCalls
 from forebay.transports.grpc.windows import CONNECTION_WINDOW, STREAM_WINDOW
 
 if TYPE_CHECKING:
     from forebay.transports.grpc.abuse_limits import Manners
     from forebay.transports.grpc.connection import GrpcConnection
-    from forebay.transports.grpc.even_frames import FrameRooms
+    from forebay.transports.grpc.frame_guesses import FrameRooms
     from forebay.transports.grpc.sending import Sender
 
 MAX_PIECES: Final = 64

@@ -23,8 +23,8 @@ from forebay.server import tfserving_facts as facts
 from forebay.server.model_reload import WantedModel, reload
 from forebay.serving.tensor_face import MAX_EMPTY_ROWS, TensorFace, TensorRequest, tensors_of
 from forebay.transports.grpc.call_tasks import run_beside
-from forebay.transports.grpc.lent_models import Lending
 from forebay.transports.grpc.multi_inference import multi_inference
+from forebay.transports.grpc.on_demand_models import Lending
 from forebay.transports.grpc.service import Call, Direct, GrpcService
 from forebay.transports.grpc.statuses import MayNotManage
 from forebay.transports.grpc.tensor_calls import QUICK_BYTES, STATUSES, TensorReaders, complete

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final, TypeVar
 
-from forebay.types.caught import caught
+from forebay.types.user_exceptions import caught
 from forebay.workers.user_calls.os_threads import require_os_threads
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ import msgspec
 
 from forebay.errors import ForebayError, ModelError
 from forebay.workers.processes import working_folder
-from forebay.workers.user_calls import output
+from forebay.workers.user_calls import captured_output
 
 if TYPE_CHECKING:
     from forebay.observe.logs.model_log import Voice
@@ -249,7 +249,7 @@ class Supervisor:
         if self._load is not None:
             self._see_it_loaded(process, life, self._load)
         end = End(life, process.pid, process.wait())
-        output.join(process.pid, LAST_S)
+        captured_output.join(process.pid, LAST_S)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -337,4 +337,4 @@ def start_worker(  # noqa: PLR0913 - each is one plain fact about the process
             stderr=streams.get("stderr"),
         )
 
-    return start({}) if voice is None else output.started(start, voice)
+    return start({}) if voice is None else captured_output.started(start, voice)

@@ -21,9 +21,9 @@ from typing import Any, Final, cast
 
 from forebay.errors import BadOutcome, Unavailable
 from forebay.types.call import After, Failure, Outcome
-from forebay.types.caught import caught, is_ours
 from forebay.types.failures import failure_in, failure_of, words_of
 from forebay.types.plurals import counted
+from forebay.types.user_exceptions import caught, is_ours
 from forebay.workers.user_calls.cancel import is_cancelled
 
 log = logging.getLogger("forebay.workers")

@@ -33,8 +33,8 @@ from forebay.surfaces.pipeline.ops.channel import ChannelData
 from forebay.surfaces.pipeline.ops.op import REQUEST
 from forebay.surfaces.pipeline.store.store import Stored
 from forebay.types.call import Failure, Outcome, Request
-from forebay.types.caught import caught
 from forebay.types.failures import trace_of, without_frames, words_of
+from forebay.types.user_exceptions import caught
 from forebay.workers.user_calls.hanging_calls import Late, LoopThreads
 from forebay.workers.wire.objects import Packed
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from forebay.errors import ConfigError
-from forebay.server.document import Document
+from forebay.server.config_document import Document
 from forebay.server.struct_reader import StructReader
 from forebay.types.did_you_mean import either, meant
 from forebay.types.settings import Checked, Count, Workers, Written, declared, with_value

@@ -18,7 +18,7 @@ from forebay.types.tenant import ApiKeys
 from forebay.workers.wire.address import UnixAddress
 
 if TYPE_CHECKING:
-    from forebay.machine.part import Part
+    from forebay.machine.node_part import Part
     from forebay.surfaces.contract import Options, Project
 
 _FRAME_BYTES: Final = 1 << 24

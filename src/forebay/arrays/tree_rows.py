@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from forebay.arrays.libraries import Spec, find_kind, kind_of
-from forebay.arrays.structure import Structure, flatten, map_leaves
 from forebay.arrays.template import Template, common_rows
+from forebay.arrays.tree_structure import Structure, flatten, map_leaves
 from forebay.errors import BatchMismatch
 
 __all__ = ["Structure", "concatenate", "copy_rows", "flatten", "map_leaves", "rows", "slice_rows", "to_host"]
