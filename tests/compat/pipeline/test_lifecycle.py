@@ -691,8 +691,8 @@ def test_a_schema_of_ones_own_needs_none_of_the_usual_fields_but_those_of_errors
     "fields, said",
     [
         ("string out = 1;", "no int32 err_no and no string err_msg"),
-        ("string err_no = 1; string err_msg = 2;", "no int32 err_no, by"),
-        ("int32 err_no = 1; repeated string err_msg = 2;", "no string err_msg, by"),
+        ("string err_no = 1; string err_msg = 2;", "no int32 err_no, in"),
+        ("int32 err_no = 1; repeated string err_msg = 2;", "no string err_msg, in"),
     ],
 )
 def test_a_schema_whose_answers_cannot_tell_of_errors_is_refused(tmp_path, fields, said):
