@@ -189,12 +189,41 @@ def test_files_that_cannot_be_read_are_told_and_the_rest_is_checked(tmp_path):
     assert "model.py:2: imports loop, which requirements.txt does not name, and it is not installed here" in loop
 
 
-def test_requirements_that_are_a_link_in_a_circle_are_told(tmp_path):
-    lay(tmp_path, {"model.py": "import numpy\n" + MODEL})
-    (tmp_path / "requirements.txt").symlink_to("requirements.txt")
-    done = generate(tmp_path, "model.py")
+@pytest.mark.parametrize("target", ["requirements.txt", "../outside.txt"])
+def test_requirements_that_are_a_link_to_no_file_are_told(tmp_path, target):
+    project = lay(tmp_path / "project", {"model.py": "import numpy\n" + MODEL})
+    (project / "requirements.txt").symlink_to(target)
+    done = generate(project, "model.py")
     assert done.returncode == 2
-    assert "requirements.txt cannot be written: Too many levels of symbolic links" in done.stderr
+    assert f"{project / 'requirements.txt'} is a link to no file; remove it" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["project"]
+
+
+def test_requirements_lie_in_the_project_where_its_output_is_a_link(tmp_path):
+    project = lay(tmp_path / "project", {"model.py": "import numpy\n" + MODEL})
+    (tmp_path / "elsewhere/deploy").mkdir(parents=True)
+    (project / "deploy").symlink_to(tmp_path / "elsewhere/deploy")
+    assert told(generate(project, "model.py")) == []
+    assert NUMPY in (project / "requirements.txt").read_text()
+    assert not (tmp_path / "elsewhere/requirements.txt").exists()
+
+
+def test_a_requirement_whose_file_cannot_be_there_is_no_defect(tmp_path):
+    files = {"model.py": "import numpy\n" + MODEL, "requirements.txt": f"-r {'a' * 300}\nnumpy\n"}
+    assert told(generate(lay(tmp_path, files), "model.py")) == []
+
+
+def test_what_the_user_may_not_read_is_told(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, "private/data": "x", "requirements.txt": "numpy\n"})
+    command = [sys.executable, "-P", "-m", "forebay", "generate", "model.py"]
+    if os.geteuid() == 0:  # to whom nothing is closed otherwise
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    (tmp_path / "private").chmod(0)
+    assert told(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)) == []
+    (tmp_path / "requirements.txt").chmod(0)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"forebay: {tmp_path / 'requirements.txt'} cannot be read: Permission denied\n"
 
 
 def test_of_a_folder_with_very_many_files_a_part_is_looked_at(tmp_path):

@@ -537,6 +537,29 @@ def test_what_a_response_repeats_of_its_request_breaks_no_event():
     assert (told["metadata"], "top_p" in told, told["output"][0]["content"][0]["text"]) == ({"a": "b"}, False, "a")
 
 
+@pytest.mark.parametrize(
+    "said, status",
+    [
+        ('"input": [{"content": [{"type": {}}]}]', 200),
+        ('"input": [{"type": "function_call_output", "output": [{"type": []}]}]', 200),
+        ('"input": "hi", "include": 1e400', 400),
+        ('"input": "hi", "include": [ ]', 200),
+        ('"input": "hi", "tools": [{"type": "function", "name": "look", "more": 1e400}]', 200),
+    ],
+)
+def test_odd_fields_of_a_response_are_answered(said, status):
+    class Asked(ChatRequest, frozen=True):
+        tools: list[Tool] | None = None
+
+    class Chat(forebay.Model):
+        def predict(self, batch: list[Asked]) -> list[str]:
+            return [request.messages[-1].role for request in batch]
+
+    with client(Chat) as served:
+        answer = served.request("POST", "/v1/responses", b'{"model": "chat", %b}' % said.encode())
+        assert answer.status == status, answer.body
+
+
 def chat_of_bytes(self, batch: list[ChatRequest]) -> list[bytes]: ...
 def chat_of_media(self, batch: list[ChatRequest]) -> list[str | Media]: ...
 def completion_of_bytes(self, batch: list[CompletionRequest]) -> Iterator[list[bytes]]: ...

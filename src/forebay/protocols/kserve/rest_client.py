@@ -155,7 +155,7 @@ def _decoded(body: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.json.decode(body, type=known(kind))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValidationError(f"expected an answer of the KServe v2 protocol:  {error}") from None
+        raise ValidationError(f"expected an answer of the KServe v2 protocol: {error}") from None
 
 
 def _listed(tensor: Tensor) -> list[Any]:

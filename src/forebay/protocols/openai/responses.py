@@ -18,7 +18,7 @@ from forebay.types.first_use import known
 _TEXTS: Final = frozenset({"input_text", "output_text", "text"})
 _KEPT: Final = ("background", "conversation", "previous_response_id", "prompt")
 """Fields that ask for something that is kept."""
-_NOTHING: Final[Mapping[str, Any]] = {"include": [], "truncation": "disabled", "background": False, "tools": []}
+_NOTHING: Final = {"include": b"[]", "truncation": b'"disabled"', "background": b"false", "tools": b"[]"}
 """What says no more than its absence would."""
 _FOREIGN: Final = ("messages", "max_tokens", "max_completion_tokens", "n", "response_format")
 """Fields of chats that are said otherwise here."""
@@ -80,7 +80,7 @@ def chat_body(body: bytes) -> bytes:
 
 def _says_nothing(name: str, value: msgspec.Raw) -> bool:
     return bytes(value) == b"null" or (
-        name in _NOTHING and len(value) <= 16 and msgspec.json.decode(value) == _NOTHING[name]
+        name in _NOTHING and len(value) <= 16 and msgspec.json.format(value, indent=-1) == _NOTHING[name]
     )
 
 
@@ -132,7 +132,7 @@ def _pieces(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return texts as chats have them; other pieces stay as they were sent."""
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": one.get("text", "")} if one.get("type") in _TEXTS else one for one in content]
+    return [{"type": "text", "text": one.get("text", "")} if str(one.get("type")) in _TEXTS else one for one in content]
 
 
 class ResponseBlocks(BlockAnswer):
@@ -188,8 +188,12 @@ class ResponseBlocks(BlockAnswer):
 
     def _told(self, status: str, **more: Any) -> dict[str, Any]:
         said = {name: value for name, value in FIELDS.decode(self.body).items() if name in _ECHOED}
-        # Decoded, as an event has no line breaks, and what was sent may.
-        echoed = {name: msgspec.json.decode(value) for name, value in said.items() if not _says_nothing(name, value)}
+        # An event has no line breaks, and what was sent may. It is not decoded: a number in it may be out of range.
+        echoed = {
+            name: msgspec.Raw(msgspec.json.format(value, indent=-1))
+            for name, value in said.items()
+            if not _says_nothing(name, value)
+        }
         return {
             "id": f"resp_{self.id}",
             "object": "response",

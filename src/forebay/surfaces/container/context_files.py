@@ -51,20 +51,20 @@ def context_files(folder: Path, output: Path) -> ContextFiles:
                 return ContextFiles(names, environments, is_whole=False)
             name = f"{below}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
-                if Path(entry.path, "pyvenv.cfg").is_file():
+                if os.path.isfile(f"{entry.path}/pyvenv.cfg"):  # noqa: PTH113 - `Path.is_file` raises in a folder of others
                     environments.append(name)
                 elif entry.name not in _SKIPPED and entry.name[0] != "." and Path(entry.path) != output:
                     folders.append(f"{name}/")
-            elif Path(entry.path).is_file():
+            elif os.path.isfile(entry.path):  # noqa: PTH113 - as above
                 names.append(name)
     return ContextFiles(names, environments, is_whole=True)
 
 
 def read_small(path: Path) -> bytes | None:
     """Return what is in a file; None if it is no file, cannot be read or is too large."""
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError:

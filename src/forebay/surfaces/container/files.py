@@ -112,8 +112,10 @@ def write(files: Mapping[str, str | bytes], folder: Path, *, force: bool) -> lis
         ConfigError: If one of them is there with another text and nobody forces it, or they cannot be written; then
             none has changed, unless the disk is at fault.
     """
-    paths = {folder / name: text for name, text in files.items()}
+    paths = {Path(os.path.normpath(folder / name)): text for name, text in files.items()}
     try:
+        if dangling := next((path for path in paths if path.is_symlink() and not path.exists()), None):
+            raise ConfigError(f"{dangling} is a link to no file; remove it, or give it a target")
         others = [
             path
             for path, text in paths.items()

@@ -43,7 +43,7 @@ def steps(
         pins: Text of the file for pip, if that is not there yet.
 
     Raises:
-        ConfigError: If a file lies outside the project, where no image could have it.
+        ConfigError: If a file lies outside the project, where no image could have it, or cannot be read.
     """
     shell, conda, requirements = files
     add_channel = ("conda", "config", "--append", "channels", "conda-forge")
@@ -59,7 +59,10 @@ def steps(
             raise ConfigError(f"dependencies.{name}: {file} is outside of the project, {folder}")
         is_there = path.is_file()
         if is_there or (name == "pip" and pins):
-            text = path.read_text(encoding="utf-8", errors="replace") if is_there else pins
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace") if is_there else pins
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
             needs = name == "shell" or (name == "pip" and bool(_BESIDE.search(text)))
             found.append(InstallStep(name, file, run, needs, text))
     if not any(step.name == "pip" for step in found) and (folder / "setup.py").is_file():

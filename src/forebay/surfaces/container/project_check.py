@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.surfaces.container.context_files import MAX_FILES, ContextFiles
+from forebay.surfaces.container.context_files import MAX_FILES, ContextFiles, read_small
 from forebay.surfaces.container.project_imports import ProjectImport, project_imports
 from forebay.surfaces.container.recipe import Recipe
 from forebay.surfaces.container.requirements import (
@@ -94,8 +94,8 @@ def _lacking(recipe: Recipe, imports: Iterable[ProjectImport]) -> list[str]:
     shell, conda, pip = recipe.files
     listed = read_requirements(recipe.folder / pip)
     # What a script or conda installs cannot be known; a name in it is believed.
-    texts = [(recipe.folder / name) for name in (shell, conda, "setup.py")]
-    words = " ".join(path.read_text(errors="replace").lower() for path in texts if path.is_file())
+    texts = [read_small(recipe.folder / name) or b"" for name in (shell, conda, "setup.py")]
+    words = b" ".join(texts).decode(errors="replace").lower()
     ours = listed.extras.get("forebay", frozenset()) | {*recipe.extras}
     brought = installed_with({**listed.extras, "forebay": ours})
     unless = _unless(listed)
