@@ -301,7 +301,7 @@ def test_keys_in_plain_text_are_told_with_their_places_and_not_shown(tmp_path):
         ["model.py:1", "model.py:2", "forebay.yaml:2", "compose.yaml:4", "conf/settings.toml:1", "key.sh:2"]
     )
     names = {"API_KEY", "AWS_SECRET_ACCESS_KEY", "POSTGRES_PASSWORD", "auth_token", "a key"}
-    assert {said.partition(" stands")[0] for _, said in places} == names
+    assert {said.partition(" is in plain text")[0] for _, said in places} == names
     shown = "".join(lines)
     assert all(secret not in shown for secret in ("abcdef", "hunter", "a1a1", "0123"))
 
@@ -312,7 +312,7 @@ def test_a_variable_of_a_nucleus_project_is_in_its_image_and_told(tmp_path):
         "handler.py": "class Handler: ...\n",
     }
     lines = told(generate(lay(tmp_path, {**files, ".env": "API_KEY=abcdef123456\n", ".env.local": "B=1\n"}), "."))
-    assert [line.split(" stands")[0] for line in lines] == ["forebay: warning: .env:1: API_KEY"]
+    assert [line.split(" is in plain text")[0] for line in lines] == ["forebay: warning: .env:1: API_KEY"]
     ignored = (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
     assert ("**/.env" in ignored, "**/.env?*" in ignored) == (False, True)
 

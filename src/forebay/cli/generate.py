@@ -209,5 +209,5 @@ def _literal_keys(
 
     ignored = str(files[IGNORED]).splitlines()
     found = () if recipe.folder is None else literal_keys(recipe.folder, names, ignored)
-    more = "a key in plain text, which would be in the image; read it from the environment and pass it as a secret"
+    more = "in plain text and would be in the image; read it from the environment and pass it as a secret"
     return bounded([f"{key.place}: {key.name} is {more}" for key in found if key.name not in told])
