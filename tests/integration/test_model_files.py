@@ -8,8 +8,9 @@ import json
 
 import httpx
 import msgspec
+import pandas as pd
 import pytest
-from tests.models import model_files
+from tests.models import model_files, sklearn_files
 from tests.waiting import PATIENCE_S
 
 THREE = "idle: wait\n    max_wait_ms: 60000\n    max_batch_size: 3"
@@ -52,6 +53,9 @@ def server(launch, tmp_path_factory):
 
         openvino.save_model(openvino.Core().read_model(linear), folder / "ov.xml", compress_to_fp16=False)
         targets[folder / "ov.xml"] = ""
+    if importlib.util.find_spec("skops") is not None:
+        houses = sklearn_files.save(sklearn_files.houses(), folder / "houses.skops")
+        targets[houses] = f"worker_kind: process\n    trust_types: [{sklearn_files.DTYPE}]\n    {THREE}"
     listed = [
         f"  - target: {path.name}\n    {settings or 'workers: 1'}\n"
         + ("" if "worker_kind" in settings else "    worker_kind: thread\n")
@@ -144,6 +148,31 @@ def test_a_file_inside_a_model(server):
 def test_a_file_of_openvino(server):
     pytest.importorskip("openvino")
     assert ask(server, "ov", {"x": [1, 2, 3]}).json() == {"price": [321.0]}
+
+
+def test_rows_of_a_file_of_skops_are_typed_and_the_same_in_a_batch_and_alone(server, at_once):
+    pytest.importorskip("skops")
+    houses = [{"area": area, "city": "Köln", "zone": 3, "about": "dark"} for area in (50, 70.5, 90)]
+    answers, batches = ask_together(at_once, server, "houses", houses)
+    model = sklearn_files.houses()
+    prices = [model.predict(pd.DataFrame([house]))[0] for house in houses]
+    assert [answer.json()["predict"] for answer in answers] == pytest.approx(prices)
+    assert batches == 1
+    schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    types = {name: one["type"] for name, one in schemas["HousesInput"]["properties"].items()}
+    assert types == {"area": "number", "city": "string", "zone": "number", "about": "string"}
+    mixed, _ = ask_together(at_once, server, "houses", [*houses[:2], houses[2] | {"city": 5}])
+    assert [answer.status_code for answer in mixed] == [200, 200, 422]
+    assert mixed[2].json()["error"]["detail"]["path"] == "$.city"
+
+
+def test_a_file_that_may_run_code_is_refused_until_it_is_trusted(tmp_path, cli):
+    pytest.importorskip("skops")
+    for name, said in (("a.pkl", "--trust-pickle"), ("a.skops", f"--trust-types {sklearn_files.TREE}")):
+        done = cli("check", sklearn_files.save(sklearn_files.forest(), tmp_path / name))
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert said in done.stderr
+    assert cli("check", tmp_path / "a.pkl", "--trust-pickle").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,18 @@ class OpenVinoOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
 
 
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    """What files may hold although loading it can run code.
+
+    Attributes:
+        types: Types in files of skops, by their full names, beside those that skops trusts.
+        pickle: Whether pickles are loaded.
+    """
+
+    types: tuple[str, ...] = ()
+    pickle: bool = False
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model runs.
 
@@ -86,6 +98,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         precision: fp32, fp16, bf16 or int8, where the library can choose.
         signature: Which signature of a SavedModel; None takes the one that is meant where none is named, an empty one
             the first if that may be any of several.
+        trust: What the file may hold although loading it can run code.
         paddle: What only Paddle knows.
         openvino: What only OpenVINO knows; where it is said, OpenVINO runs whatever file it is.
     """
@@ -94,6 +107,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Device | None = None
     precision: str = "fp32"
     signature: str | None = None
+    trust: Trust = Trust()
     paddle: PaddleOptions = PaddleOptions()
     openvino: OpenVinoOptions | None = None
 

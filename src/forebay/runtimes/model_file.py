@@ -9,14 +9,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
-from forebay.runtimes.library import RunOptions, Runtime, accelerator
+from forebay.runtimes.library import RunOptions, Runtime, Trust, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
 from forebay.runtimes.saved_model import folder_of, runtime_of
+from forebay.runtimes.scikit_learn import ScikitLearn
 from forebay.runtimes.signature import Feed, Signature, Value, Var, named
 from forebay.runtimes.tensorflow import TensorFlow
 from forebay.types.failures import failure_of, trace_of, words_of
@@ -26,6 +27,29 @@ from forebay.workers.user_calls.user_code import caught
 _MAX_REASON: Final = 2000
 """Characters of what a library says: OpenVINO names a whole graph's worth of operators."""
 _VERDICT: Final = re.compile(r"^\(\w+\) |^\w*Error: ")
+
+
+class FileKind(NamedTuple):
+    """Files of one suffix.
+
+    Attributes:
+        runtime: What loads them.
+        extra: The extra that installs its library.
+        is_found: Whether such a file in a folder is the model there; a pickle may be anything.
+    """
+
+    runtime: Callable[[Path, RunOptions], Runtime]
+    extra: str
+    is_found: bool = True
+
+
+KINDS: Final = {
+    ".onnx": FileKind(OnnxRuntime, "onnx"),
+    ".xml": FileKind(OpenVino, "openvino"),
+    ".skops": FileKind(ScikitLearn, "sklearn"),
+    **dict.fromkeys((".joblib", ".pkl", ".pickle"), FileKind(ScikitLearn, "sklearn", is_found=False)),
+}
+"""Files that are a model by themselves, or with those of the same name beside them, by their suffixes."""
 
 
 class Backend(Protocol):
@@ -132,6 +156,8 @@ def load(
     device: str = "cpu",
     precision: str = "fp32",
     signature: str | None = None,
+    trust_types: Sequence[str] = (),
+    trust_pickle: bool = False,
 ) -> ModelFile:
     """Load a model, as inside `forebay.Model.load`.
 
@@ -141,11 +167,16 @@ def load(
         device: Where it runs: `cpu`, `gpu`, `cuda:1`.
         precision: fp32, fp16 or bf16, where the library can choose.
         signature: Which signature of a SavedModel; `serving_default`, or the only one, if it is not said.
+        trust_types: Full names of types that a `.skops` file may hold beside those that skops trusts.
+        trust_pickle: Whether to load a pickle, which can run any code.
 
     Raises:
         ConfigError: If there is no model, or nothing that runs it, with what to do.
     """
-    options = RunOptions(threads=threads, device=accelerator(device), precision=precision, signature=signature)
+    trust = Trust(types=tuple(trust_types), pickle=trust_pickle)
+    options = RunOptions(
+        threads=threads, device=accelerator(device), precision=precision, signature=signature, trust=trust
+    )
     return load_with(Path(path), options)
 
 
@@ -164,8 +195,8 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
     make, file = _loader(path, path if path.is_dir() else path.parent, named, options)
     if make is None:
         raise ConfigError(
-            f"{named} '{path}', which holds no model; expected an .onnx file, OpenVINO's .xml and .bin, TensorFlow's "
-            "saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters"
+            f"{named} '{path}', which holds no model; expected an .onnx or .skops file, OpenVINO's .xml and .bin, "
+            "TensorFlow's saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters"
         )
     runtime, problem = caught(make, options)
     if problem is None:
@@ -193,10 +224,9 @@ def _loader(
     """
     if options.openvino is not None:
         return partial(OpenVino, path), path.name
-    if found := _only(path, ".onnx", named):
-        return partial(OnnxRuntime, found), found.name
-    if found := _only(path, ".xml", named):
-        return partial(OpenVino, found), found.name
+    for suffix, kind in KINDS.items():
+        if (kind.is_found or path.is_file()) and (found := _only(path, suffix, named)):
+            return partial(kind.runtime, found), found.name
     if (found := folder_of(path)) is not None:
         try:
             return runtime_of(found, options), found.name

@@ -251,6 +251,10 @@ class _Try:
         return rows, *sizes
 
     def _values(self, var: Var, shape: tuple[int, ...], sign: int, scale: float) -> Array:
+        if var.examples:
+            return self._np.full(
+                shape, var.examples[0 if scale == 1.0 else -1], object if var.dtype == "str" else var.dtype
+            )
         if var.dtype == "str":
             return self._np.full(shape, "a" if scale == 1.0 else "b c", object)
         if self._np.dtype(var.dtype).kind == "f":

@@ -48,6 +48,7 @@ class Var(msgspec.Struct, frozen=True):
         type: What the file or the server calls its type, for messages.
         is_scalar: Whether it is known to have no axes at all.
         tensor: What a SavedModel's graph calls it.
+        examples: Elements that the model is known to take, where it does not take any.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Var(msgspec.Struct, frozen=True):
     type: str = ""
     is_scalar: bool = False
     tensor: str = ""
+    examples: tuple[str | float, ...] = ()
 
     @property
     def dtype(self) -> str | None:

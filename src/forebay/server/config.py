@@ -321,6 +321,9 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         single_flight: Which equal concurrent requests run only once: none, those of one tenant, or all.
         trial_s: Time limit for the trial run of a model file on generated values; a file that exceeds it serves one
             request at a time.
+        trust_types: Types that a `.skops` file may hold beside those that skops trusts, by their full names. Loading
+            them can run code.
+        trust_pickle: Load model files that are pickles (`.joblib`, `.pkl`, `.pickle`), which can run any code.
         max_trial_bytes: Memory of the process that first loads a model file; a file that needs more is rejected.
         ray: What each worker reserves in a Ray cluster (`--cluster`); elsewhere it has no meaning.
     """
@@ -356,6 +359,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     isolate_errors: Annotated[bool | None, Written("--isolate-errors")] = None
     single_flight: Annotated[Sharing | None, Written("--single-flight", usual="off")] = None
     trial_s: Annotated[SomeSeconds, Written("--trial-s", "S")] = 60.0
+    trust_types: Annotated[tuple[str, ...], Written("--trust-types", "TYPE,...")] = ()
+    trust_pickle: Annotated[bool, Written("--trust-pickle")] = False
     max_trial_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 26)] | None,
         Written("--max-trial-bytes", "N", "2 GiB, and five for each byte of its files"),

@@ -145,7 +145,7 @@ def test_bytes_that_are_no_text_reach_onnxruntime(tmp_path):  # F80
         ("none.onnx", None, "none.onnx', and there is no such file or folder"),
         ("bad.onnx", b"no model", "bad.onnx cannot be loaded: it is no ONNX file"),
         ("empty.onnx", b"", "empty.onnx cannot be loaded"),
-        ("text.bin", b"text", "holds no model; expected an .onnx file"),
+        ("text.bin", b"text", "holds no model; expected an .onnx or .skops file"),
         ("bad.xml", b"<net>", "bad.xml cannot be loaded"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
-from forebay.runtimes.library import OpenVinoOptions, RunOptions, accelerator
+from forebay.runtimes.library import OpenVinoOptions, RunOptions, Trust, accelerator
 from forebay.runtimes.model_file import ModelFile, load_with
 from forebay.runtimes.sharing import SignaturePlan
 from forebay.runtimes.signature import Signature, Value, Var
@@ -42,6 +42,7 @@ class FilePlan(msgspec.Struct, frozen=True):
         threads: Threads that compute one batch; None takes one for each processor that the worker has.
         name: What the file calls that; empty if there is no other.
         others: Its other signatures by name, each of which has a path below.
+        trust: What the file may hold although loading it can run code.
         openvino: What OpenVINO is told, where it is to run the file.
     """
 
@@ -50,6 +51,7 @@ class FilePlan(msgspec.Struct, frozen=True):
     threads: int | None = None
     name: str = ""
     others: dict[str, SignaturePlan] = {}
+    trust: Trust = Trust()
     openvino: OpenVinoOptions | None = None
 
 
@@ -68,7 +70,9 @@ class FileModel(Model):
         """Load the file, or take the model that is in memory."""
         threads = self.plan.threads or usable_cores()
         device, own = accelerator(self.device), self.plan.openvino
-        options = RunOptions(threads=threads, device=device, signature=self.plan.name, openvino=own)
+        options = RunOptions(
+            threads=threads, device=device, signature=self.plan.name, trust=self.plan.trust, openvino=own
+        )
         file: ModelFile = load_with(Path(self.plan.path), options) if self.loaded is None else self.loaded()
         others = file.signatures()[1] if self.plan.others else {}
         self._main = _Asked(file, self.plan.main)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that are model files: `forebay serve net.onnx`, `net.xml`, the folder of a SavedModel."""
+"""Targets that are model files: `forebay serve net.onnx`, `net.xml`, `net.skops`, the folder of a SavedModel."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.runtimes.library import OpenVinoOptions, RunOptions
+from forebay.runtimes.library import OpenVinoOptions, RunOptions, Trust
+from forebay.runtimes.model_file import KINDS
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
 from forebay.runtimes.trial import SharedFile, TrialLimits, tried
 from forebay.serving.models.file_model import FileModel, FilePlan, class_of, unserved
@@ -20,8 +21,6 @@ from forebay.workers.runner import RunnerSpec
 
 if TYPE_CHECKING:
     from forebay.server.config import Overrides
-
-SUFFIXES: Final = (".onnx", ".xml")
 
 
 class ModelTarget(NamedTuple):
@@ -34,7 +33,7 @@ class ModelTarget(NamedTuple):
 
 def is_model_file(target: str) -> bool:
     """Tell whether a target is a model file, by its name; one that is not there is told when it is loaded."""
-    return Path(target).suffix in SUFFIXES or folder_of(Path(target)) is not None
+    return Path(target).suffix in KINDS or folder_of(Path(target)) is not None
 
 
 def read_model_file(
@@ -52,14 +51,16 @@ def read_model_file(
         ConfigError: If it is not there or no model, nothing here runs it, or requests cannot carry what it takes.
     """
     path = folder_of(path) or path
-    if shared is None and not path.is_file() and path.suffix in SUFFIXES:
+    if shared is None and not path.is_file() and path.suffix in KINDS:
         raise ConfigError(f"the model is '{path}', and no file is there")
     devices = devices_of(str(path), overrides.devices, overrides.worker_kind)
     threads = max(1, usable_cores() // workers_of(overrides.workers, devices))
     wanted = [device for device in devices if device.kind != "cpu"]
+    trust = Trust(types=overrides.trust_types, pickle=overrides.trust_pickle)
     if shared is None:
         limits = TrialLimits(overrides.trial_s, overrides.max_trial_bytes)
-        trial = tried(path, RunOptions(threads=threads, signature="", openvino=openvino), wanted, limits)
+        options = RunOptions(threads=threads, signature="", trust=trust, openvino=openvino)
+        trial = tried(path, options, wanted, limits)
     else:
         trial = shared.trial(wanted)
     if trial.missing:
@@ -68,9 +69,8 @@ def read_model_file(
         )
     is_tied = any(device.cores for device in devices)
     others = {name: one for name, one in trial.others.items() if not unserved(one.signature)}
-    plan = FilePlan(
-        str(path.absolute()), trial.main, None if is_tied else threads, trial.name, others, openvino=openvino
-    )
+    own = None if is_tied else threads
+    plan = FilePlan(str(path.absolute()), trial.main, own, trial.name, others, trust=trust, openvino=openvino)
     model = class_of(plan, None if shared is None else shared.load)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
     why_not = trial.main.sharing.why_not

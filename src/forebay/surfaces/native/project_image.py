@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.repository.repository_address import is_address
+from forebay.runtimes.model_file import KINDS
 from forebay.serving.models.model import defined_models, settings_of
 from forebay.surfaces.container.project_recipe import recipe_of
 from forebay.surfaces.container.recipe import Recipe, SplitModel, inside
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 MODELS: Final = "/models"
 """Where copies of the models of a bucket are kept."""
 
-_EXTRAS: Final = {".onnx": ("onnx",), ".xml": ("openvino",), ".py": ()}
-"""What runs files of a kind; a place may have any of them."""
+_EXTRAS: Final = {".py": (), **{suffix: (kind.extra,) for suffix, kind in KINDS.items()}}
+"""What runs files of a kind."""
+_ANY: Final = ("onnx", "openvino")
+"""What a place may need that cannot be looked at."""
 
 
 def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recipe:
@@ -37,7 +40,7 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
     targets = [target] if target else [entry.target for entry in options.entries]
     if not targets:
         raise ConfigError("a container needs something to serve: give a TARGET, such as model.py")
-    extras = {extra for one in targets for extra in _EXTRAS.get(split_target(one)[0].suffix, ("onnx", "openvino"))}
+    extras = {extra for one in targets for extra in _extras_of(one)}
     extras |= {"buckets"} if any(map(is_address, targets)) else set()
     if is_address(target):
         kept = () if options.repository.folder else ("--repository-folder", MODELS)
@@ -70,6 +73,13 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
     if options.source is not None or options.overrides.python is not None or not is_plain:
         return made
     return msgspec.structs.replace(made, models=_split_models(target, below[0], project, options.overrides))
+
+
+def _extras_of(target: str) -> tuple[str, ...]:
+    """Return what runs a target; scikit-learn is large, and is added to a folder that has a model of it only."""
+    path = split_target(target)[0]
+    has_skops = path.is_dir() and any(path.rglob("*.skops"))
+    return _EXTRAS.get(path.suffix, (*_ANY, "sklearn") if has_skops else _ANY)
 
 
 def _split_models(target: str, file: str, project: Project, overrides: Overrides) -> tuple[SplitModel, ...]:

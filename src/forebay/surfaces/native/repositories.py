@@ -23,6 +23,7 @@ from forebay.repository.repository import FIRST_S, Repository
 from forebay.repository.repository_address import is_address, source_of
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
+from forebay.runtimes.model_file import KINDS
 from forebay.runtimes.saved_model import FILE, files_problem
 from forebay.server.stock import Stock
 from forebay.server.stock_offer import Stocked
@@ -120,7 +121,7 @@ def is_repository(target: str) -> bool:
     if not folder.is_dir() or any((folder / name).exists() for name in ("forebay.yaml", "nucleus.yaml", FILE)):
         return False
     for at, folders, files in os.walk(folder, followlinks=True):
-        if any(file.endswith((".onnx", ".xml", ".pdmodel", FILE)) and not model_problem(files) for file in files):
+        if not model_problem(files):
             return True
         folders[:] = [] if len(Path(at).relative_to(folder).parts) >= _DEPTH - 1 else folders
     return False
@@ -133,18 +134,20 @@ def model_problem(paths: Collection[str]) -> str:
         return files_problem(paths) if FILE in found else ""
     if found:
         return f"there are several models in it: {', '.join(sorted(found))}"
-    return "there is no .onnx, no .xml with its .bin, no saved_model.pb and no .pdmodel with its .pdiparams in it"
+    pairs = "no .xml with its .bin, no saved_model.pb and no .pdmodel with its .pdiparams"
+    return f"there is no .onnx, no .skops, {pairs} in it"
 
 
 def model_files(paths: Collection[str]) -> list[str]:
     """Return the files among these that are models a library runs."""
     stems = {PurePosixPath(path).stem for path in paths if path.endswith((".bin", ".pdiparams")) and "/" not in path}
-    suffixes = (".xml", ".pdmodel")
+    pairs = (".xml", ".pdmodel")
+    alone = tuple(suffix for suffix, kind in KINDS.items() if kind.is_found and suffix not in pairs)
     return [
         path
         for path in paths
         if "/" not in path
-        and (path == FILE or path.endswith(".onnx") or (path.endswith(suffixes) and PurePosixPath(path).stem in stems))
+        and (path == FILE or path.endswith(alone) or (path.endswith(pairs) and PurePosixPath(path).stem in stems))
     ]
 
 
