@@ -81,7 +81,7 @@ class ScikitLearn:
             if texts := _examples(self._model, [_ONE_INPUT]).get(_ONE_INPUT):
                 return _input(_ONE_INPUT, texts)
             raise ConfigError(
-                f"{self._file} does not say how many features it takes (n_features_in_); a fitted model is needed"
+                f"{self._file} does not say how many features it takes (n_features_in_); expected a fitted model"
             )
         known = _examples(self._model, range(features))
         if any(isinstance(one, str) for examples in known.values() for one in examples):
@@ -157,7 +157,7 @@ def _methods(model: Any, file: str) -> list[str]:
     if first is None:
         raise ConfigError(
             f"{file} holds a {type(model).__name__}, which has neither predict nor transform; "
-            "a fitted estimator or pipeline of scikit-learn is needed"
+            "expected a fitted estimator or pipeline of scikit-learn"
         )
     return [first, *(["predict_proba"] if hasattr(model, "predict_proba") else [])]
 
