@@ -234,6 +234,7 @@ FIRST_STEPS = """
 import typing
 import msgspec
 import forebay
+from forebay.openai import ChatRequest
 
 Kind = typing.Literal["cat", "dog"]
 
@@ -251,6 +252,10 @@ class Typed(forebay.Model):
 class Adult(forebay.Model):
     def predict(self, batch: list[typing.Annotated[float, msgspec.Meta(gt=18)]]) -> list[float]:
         return batch
+
+class Talk(forebay.Model):
+    def predict(self, batch: list[ChatRequest]) -> list[str]:
+        return [request.messages[-1].text for request in batch]
 
 class Rows(forebay.Model):
     batchable = True
@@ -270,15 +275,17 @@ def test_ready_is_said_once_every_model_is_loaded(serve, eventually):
     eventually(lambda: "POST /models/typed" in server.log)
 
 
-@pytest.mark.parametrize("name", ["typed", "adult", "rows", "echo"])
+@pytest.mark.parametrize("name", ["typed", "adult", "rows", "echo", "talk"])
 def test_a_server_that_is_ready_shows_its_pages_and_a_request_that_is_answered(serve, tmp_path, eventually, name):
     (tmp_path / "model.py").write_text(FIRST_STEPS)
     server = serve(f"{tmp_path}/model.py:{name.title()}", "--worker-kind", "thread")
     line = eventually(lambda: next((line for line in server.lines if "curl" in line), None))
     _, _, url, *rest = shlex.split(line)
-    assert (url, rest[:3]) == (f"{server.url}/models/{name}", ["-H", "content-type: application/json", "-d"])
-    headers = {"content-type": "application/json"}
-    assert server.client.post(url, content=rest[3], headers=headers).status_code == 200
+    where = "/v1/chat/completions" if name == "talk" else f"/models/{name}"
+    assert (url, rest[:3]) == (f"{server.url}{where}", ["-H", "content-type: application/json", "-d"])
+    answer = server.client.post(url, content=rest[3], headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+    assert name != "talk" or answer.json()["choices"][0]["message"]["content"] == "Hello"
     pages = next(line for line in server.lines if "dashboard" in line)
     for page in re.findall(r"http://\S+?(?=,|$)", pages.strip()):
         assert server.client.get(page, follow_redirects=True).status_code == 200

@@ -77,6 +77,25 @@ def test_a_bucket_of_model_files_in_the_tree_of_other_servers(buckets, serve, tm
     assert ask(server, "double/versions/3") == [30, 60]
 
 
+def test_a_server_whose_only_model_is_broken_is_not_ready_until_it_is_mended(serve, tmp_path, eventually):
+    file = tmp_path / "all" / "net" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"no model")
+    server = serve(tmp_path / "all", *options(tmp_path))
+    answer = server.client.get("/readyz")
+    assert answer.status_code == 503
+    (problem,) = answer.json()["problems"]
+    assert "version '1' of 'net' cannot be loaded: " in problem
+    assert server.client.get("/v2/health/ready").status_code == 503
+    eventually(lambda: f"not ready: {problem}" in server.log)
+    assert "no version of it is served" in server.log
+    assert "the served version stays" not in server.log
+    (tmp_path / "whole").write_bytes(times(2))
+    (tmp_path / "whole").rename(file)
+    eventually(lambda: server.client.get("/readyz").status_code == 200)
+    assert ask(server, "net") == [2, 4]
+
+
 def test_as_many_models_on_the_disk_as_in_memory_are_enough(buckets, serve, tmp_path, eventually):  # F98
     bucket = "two-and-two"
     buckets.make(bucket)

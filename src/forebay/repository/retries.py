@@ -6,7 +6,7 @@ No thread, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -65,6 +65,9 @@ class Refusals(Generic[K, V]):
     def forget(self, key: K) -> bool:
         """Forget what was refused; tells whether anything was."""
         return self._all.pop(key, None) is not None
+
+    def __iter__(self) -> Iterator[Refused[V]]:
+        return iter(self._all.values())
 
     @property
     def keys(self) -> list[K]:

@@ -121,10 +121,13 @@ class Stock:
 
     def problems(self) -> list[str]:
         """Return why the models are not there yet; empty if they are."""
+        failures = [] if self.is_lazy else self.offer.failures
         if self.is_ready and not self._had_models:
-            self._had_models = bool(self.offer.names or self._app.served)
+            self._had_models = bool(self._app.served or (self.offer.names and not failures))
         if self.is_ready and self._had_models:
             return []
+        if self.is_ready and failures:
+            return failures
         if self.is_ready:
             places = ", ".join(one.repository.place for one in self.stocked)
             return [f"no model is served yet: {places} has none, if it is called so"]
@@ -420,8 +423,10 @@ class Stock:
         told = f"version '{revision.number}' of '{revision.model}' cannot be loaded: {failure_of(error).error.message}"
         found = Unavailable(told) if isinstance(error, Unavailable) else ModelError(told)
         refusal = self.offer.refusals.refuse(key, revision, found, time.monotonic())
-        log.log(logging.WARNING if refusal.is_new else logging.DEBUG, "%s; the served version stays", told)
-        is_wanted = not self.is_lazy or self._memory.versions_of(revision.model)
+        others = self._memory.versions_of(revision.model)
+        then = "the served version stays" if others else "no version of it is served"
+        log.log(logging.WARNING if refusal.is_new else logging.DEBUG, "%s; %s", told, then)
+        is_wanted = not self.is_lazy or others
         if self._loop is not None and is_wanted:
             self._tend_at(refusal.again_s, revision.model)
         if revision.number not in self.offer.there(revision.model):  # it was removed while it was loaded

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,8 @@ MAX_TIMEOUT_S: Final = 3600.0
 """Longest time that a request may ask for where nothing else is said."""
 FIRST_PAUSE_S: Final = 1.0
 """Pause before something that could not be loaded is tried again."""
+SHOWN_FAILURES: Final = 5
+"""Versions of which `/readyz` says why they could not be loaded."""
 
 
 class Stocked(msgspec.Struct, frozen=True, eq=False):
@@ -187,6 +190,11 @@ class StockOffer:
     def refusal(self, revision: Revision) -> Refused[Revision] | None:
         """Return why a revision could not be loaded, if it could not."""
         return self.refusals.of((revision.model, revision.number), revision)
+
+    @property
+    def failures(self) -> list[str]:
+        """Why versions could not be loaded, of the first few."""
+        return [refused.error.message for refused in islice(self.refusals, SHOWN_FAILURES)]
 
     def is_resting(self, revision: Revision) -> bool:
         """Tell whether a revision could not be loaded, and is not to be tried again yet."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from forebay.protocols.openai.request_reading import CHAT
 from forebay.protocols.openapi_components import COMPONENTS
 from forebay.protocols.schema_example import example_of
 
@@ -21,24 +22,33 @@ _LONGEST: Final = 1000
 
 
 def first_steps(app: App, http: HttpConfig) -> list[str]:
-    """Return the pages of the server and a command that asks its first model, with `{address}` for its URL."""
+    """Return why no model of a repository is there, the pages of the server, and a command that asks its first model.
+
+    `{address}` stands for the server's URL.
+    """
     pages = ["API {address}/docs"]
     if http.dashboard:
         pages.insert(0, "dashboard {address}/ui")
-    return [", ".join(pages), *_curl(app, http)]
+    missing = [] if app.stock is None else app.stock.problems()
+    return [*(f"not ready: {problem}" for problem in missing), ", ".join(pages), *_curl(app, http)]
 
 
 def _curl(app: App, http: HttpConfig) -> list[str]:
     described = next((one.described for one in app.served.values()), None)
     if described is None:
         return []
-    words = ["curl", f"{{address}}/models/{quote(described.name, safe='')}"]
+    is_chat = described.input.openai == CHAT
+    path = "/v1/chat/completions" if is_chat else f"/models/{quote(described.name, safe='')}"
+    words = ["curl", f"{{address}}{path}"]
     if http.api_keys:
         words += ["-H", "'X-API-Key: KEY'"]
     if described.input.raw:
         return [" ".join([*words, "--data-binary", "@FILE"])]
-    sample = example_of(*described.input.json_schema(COMPONENTS + "{name}"))
-    body = msgspec.json.encode([sample] if described.batchable else sample).decode()
+    if is_chat:
+        sample = {"model": described.name, "messages": [{"role": "user", "content": "Hello"}]}
+    else:
+        sample = example_of(*described.input.json_schema(COMPONENTS + "{name}"))
+    body = msgspec.json.encode([sample] if described.batchable and not is_chat else sample).decode()
     return (
         [" ".join([*words, "-H", "'content-type: application/json'", "-d", shlex.quote(body)])]
         if len(body) <= _LONGEST

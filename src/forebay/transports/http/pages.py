@@ -152,7 +152,7 @@ class ServerPages:
         return _json({"status": "alive"}, 200 if self._app.is_live else 503)
 
     async def readyz(self, _request: HttpRequest) -> Response:
-        """Tell whether every model can be called now."""
+        """Tell whether the models can be called now; one of a repository may be broken while others are served."""
         problems = self._app.problems()
         if problems:
             return _json({"status": "not ready", "problems": problems}, 503)
