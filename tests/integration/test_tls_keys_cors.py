@@ -207,6 +207,8 @@ def test_without_a_known_key_nothing_is_told(guarded, headers):
         assert (answer.status, answer.headers["x-request-id"]) == (401, "mine"), path
         assert answer.headers["www-authenticate"] == "Bearer"
         assert "echo" not in answer.body.decode()
+        kind = "unknown" if any(headers.values()) else "missing"
+        assert f"API key {kind}; send it as X-API-Key" in answer.body.decode()
 
 
 @pytest.mark.parametrize("key", ["", " "])

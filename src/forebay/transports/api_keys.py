@@ -15,8 +15,10 @@ _HEADERS: Final = frozenset({b"x-api-key", b"authorization"})
 _CHILD: Final = re.compile(rb"[ -~]{0,%d}" % MAX_CHILD)
 
 
-NO_KEY: Final = "API key missing or unknown; send it as X-API-Key or as Authorization: Bearer"
-"""What a client is told whose key is not known."""
+def no_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return what is told to a client that shows no known key in its headers, which are in lower case."""
+    is_shown = any(name in _HEADERS and value.strip() for name, value in headers)
+    return f"API key {'unknown' if is_shown else 'missing'}; send it as X-API-Key or as Authorization: Bearer"
 
 
 def lets_in(known: Collection[bytes], headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -167,7 +167,10 @@ def test_a_key_is_asked_for():
     with KServed(api_keys=("secret",)) as port:
         channel = port.connect()
         made = request("mirror", np.zeros((1, 1), "f4"))
-        assert refusal(lambda: infer(channel, made))[0] == "UNAUTHENTICATED"
+        code, message = refusal(lambda: infer(channel, made))
+        assert (code, "API key missing" in message) == ("UNAUTHENTICATED", True)
+        code, message = refusal(lambda: infer(channel, made, metadata=[("x-api-key", "secrets")]))
+        assert (code, "API key unknown" in message) == ("UNAUTHENTICATED", True)
         assert infer(channel, made, metadata=[("x-api-key", "secret")]).model_name == "mirror"
         health = health_pb2.HealthCheckRequest(service="mirror").SerializeToString()
         assert channel.unary_unary("/grpc.health.v1.Health/Check")(health, timeout=PATIENCE_S)

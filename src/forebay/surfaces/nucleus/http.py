@@ -29,7 +29,7 @@ from forebay.surfaces.nucleus.handler_payload import BadPayload, check, counting
 from forebay.surfaces.nucleus.in_flight import TOO_MANY, InFlight
 from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
-from forebay.transports.api_keys import NO_KEY, KeyHolders, lets_in
+from forebay.transports.api_keys import KeyHolders, lets_in, no_key
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.error_answers import error_headers
@@ -130,7 +130,7 @@ class NucleusHttp:
         if path == "/":
             status = await self._root(scope, receive, send)
         elif not self._is_allowed(scope):
-            status = await _write(send, _unauthorized())
+            status = await _write(send, _unauthorized(scope))
         elif path == "/info":
             status = await self._info(scope, send)
         elif path == "/info/":
@@ -144,7 +144,7 @@ class NucleusHttp:
 
     async def _page(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if path not in _OPEN_PAGES and not self._is_allowed(scope):
-            await _write(send, _unauthorized())
+            await _write(send, _unauthorized(scope))
         elif scope["method"] not in {"GET", "HEAD"}:
             await _write(send, _not_allowed(["GET", "HEAD"]))
         else:
@@ -162,7 +162,7 @@ class NucleusHttp:
         if scope["method"] == "OPTIONS":
             return await _write(send, [204, PREFLIGHT, b""])
         if not self._is_allowed(scope):
-            return await _write(send, _unauthorized(), CORS)
+            return await _write(send, _unauthorized(scope), CORS)
         if self._in_flight.is_full:
             return await _write(send, _too_many(), CORS)
         self._in_flight.begin()
@@ -349,6 +349,6 @@ def _too_many() -> Answer:
     return _error(Unavailable(TOO_MANY))
 
 
-def _unauthorized() -> Answer:
-    status, headers, body = handler_answers.text(401, NO_KEY)
+def _unauthorized(scope: Scope) -> Answer:
+    status, headers, body = handler_answers.text(401, no_key(scope["headers"]))
     return [status, [*headers, [b"www-authenticate", b"Bearer"]], body]

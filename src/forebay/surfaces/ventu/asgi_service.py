@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, LimitReached, QueueFull, Unavailable
 from forebay.surfaces.ventu.service_pages import Action, Reply, ServicePages, broken, problem, too_large
-from forebay.transports.api_keys import NO_KEY, KeyHolders, lets_in
+from forebay.transports.api_keys import KeyHolders, lets_in, no_key
 from forebay.transports.http.asgi_calls import answered_by, failed
 from forebay.transports.http.bodies import BodyTooLong, left, read_body
 from forebay.transports.http.error_answers import error_headers
@@ -83,7 +83,7 @@ class VentuHttp:
         if path in self._more and method in {"GET", "HEAD"}:
             return await self._more[path]()
         if not lets_in(self._api_keys, scope["headers"]):
-            return problem(401, "Unauthorized", f"{NO_KEY}.")
+            return problem(401, "Unauthorized", f"{no_key(scope['headers'])}.")
         if self.pages is None:
             return problem(503, "Service Unavailable", "The model is loading; try again later.")
         wanted = self.pages.find(method, path)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRequest
-from forebay.transports.api_keys import NO_KEY, KeyHolders, lets_in
+from forebay.transports.api_keys import KeyHolders, lets_in, no_key
 from forebay.transports.grpc.messages import ENCODINGS
 from forebay.transports.grpc.statuses import ACCEPTED_ENCODINGS, HEADERS, Status, http_refusal, trailers
 from forebay.types.call import nothing
@@ -178,7 +178,7 @@ class HeadReader:
     def _read_call(self, head: CallHead, asked: Mapping[bytes, bytes], fields: Sequence[Field]) -> None:
         method = self._methods.get(asked[b":path"])
         if not (method is not None and method.is_public) and not lets_in(self._keys, fields):
-            head.refuse(Status.UNAUTHENTICATED, NO_KEY)
+            head.refuse(Status.UNAUTHENTICATED, no_key(fields))
             return
         if method is None:
             head.refuse(Status.UNIMPLEMENTED, self._not_found(head.path))

@@ -27,7 +27,7 @@ from starlette.routing import Route as PathRoute
 from forebay.errors import Cancelled, ForebayError, NotFound, Unavailable
 from forebay.protocols import openapi
 from forebay.protocols.openai.doors import DOORS
-from forebay.transports.api_keys import NO_KEY, lets_in
+from forebay.transports.api_keys import lets_in, no_key
 from forebay.transports.http import kserve_calls, tfserving
 from forebay.transports.http.asgi_calls import failed, id_of, path_as_sent, path_of
 from forebay.transports.http.asgi_inference import Methods, Predict, send_answer
@@ -376,7 +376,7 @@ class _KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
-            error = Unauthorized(NO_KEY)
+            error = Unauthorized(no_key(scope["headers"]))
             failed(scope, error)
             await send_answer(send, *self._answer_of(path_of(scope))(error, id_of(scope)))
             return

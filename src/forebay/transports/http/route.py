@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, InvalidRequest, NotFound, QueueFull, To
 from forebay.observe.logs.request_ids import next_id, request_id_of
 from forebay.protocols import native
 from forebay.protocols.samples import samples_in_steps, samples_of
-from forebay.transports.api_keys import NO_KEY, KeyHolders, key_is_known
+from forebay.transports.api_keys import KeyHolders, key_is_known, no_key
 from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.foreign_page import FORWARDED
 from forebay.transports.http.forms_and_gzip import PACKINGS, Staged, Staging
@@ -179,7 +179,7 @@ class Route:
                 elif wanted == _ENCODING:
                     packing = value.strip().lower()
         if self._api_keys and not any(key_is_known(self._api_keys, key) for key in keys):
-            head.problem = Unauthorized(NO_KEY)
+            head.problem = Unauthorized(no_key(headers))
         elif self._holders and (tenant := self._holders.of(keys)) is not None:
             if self._holders.has_children:
                 try:

@@ -20,7 +20,7 @@ from forebay.remote_servers.servers import PARENT
 from forebay.server.served import StandIn
 from forebay.serving.endpoint import EndpointConfig
 from forebay.surfaces.pipeline.protocol import rest
-from forebay.transports.api_keys import NO_KEY, lets_in
+from forebay.transports.api_keys import lets_in, no_key
 from forebay.transports.http.asgi_calls import failed
 from forebay.transports.http.asgi_inference import Peer, Predict, send_answer
 from forebay.transports.http.error_answers import error_headers
@@ -239,7 +239,8 @@ class PipelineHttp:
         is_service = len(segments) == 3 and segments[1] and segments[2]
         protocol = None if is_service or not is_inference_path(path) else self._protocol
         if not self._is_allowed(scope, path):
-            await send_answer(send, 401, [_JSON, (b"www-authenticate", b"Bearer")], rest.fault_json(16, NO_KEY))
+            told = rest.fault_json(16, no_key(scope["headers"]))
+            await send_answer(send, 401, [_JSON, (b"www-authenticate", b"Bearer")], told)
         elif protocol is not None:
             await protocol(scope, receive, send)
         elif not is_service and path not in self._pages:
