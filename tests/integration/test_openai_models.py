@@ -398,10 +398,12 @@ def test_what_leads_nowhere_is_told_in_the_same_form():
             error = answer.json()["error"]
             assert (answer.status, error["type"], error["param"]) == (status, "invalid_request_error", None)
             assert (error["code"], told in error["message"]) == (code, True)
-        for kind in ("text/csv", "application/msgpack"):
+        form = "application/x-www-form-urlencoded"
+        for kind in ("text/csv", "application/msgpack", "multipart/form-data; boundary=a", form):
             answer = served.request("POST", "/v1/chat/completions", b"{}", {"content-type": kind})
-            assert (answer.status, "json" in answer.json()["error"]["message"]) == (415, True)
-            assert "msgpack" not in answer.json()["error"]["message"]
+            hint = " (with curl, add -H 'content-type: application/json')" if kind == form else ""
+            told = f"the body's type is '{kind.split(';')[0]}', this endpoint reads application/json{hint}"
+            assert (answer.status, answer.json()["error"]["message"]) == (415, told)
 
 
 def test_a_full_queue_refuses_before_anything_is_made_of_a_body(monkeypatch):

@@ -191,21 +191,12 @@ def params_of(contract: Contract, content_type: str, accept: str, *, in_query: b
     if content_type and not in_query and contract.is_named and is_form(content_type):
         given = "form"
     elif not contract.raw_input and content_type and not in_query:
-        media = content_type.partition(";")[0].strip().lower()
+        media = _media_of(content_type)
         is_in_json = media.startswith("application/") and media.endswith("+json")  # RFC 6839
         found = "json" if is_in_json else _FORMATS.get(media)
         if found is None:
-            reads = (
-                f"{JSON_TYPE}, {MSGPACK_TYPE} and {FORM_TYPE}"
-                if contract.is_named
-                else f"{JSON_TYPE} and {MSGPACK_TYPE}"
-            )
-            msg = f"the body's type is '{media[:100]}', this endpoint reads {reads}"
-            if media == "application/x-www-form-urlencoded":
-                msg += " (with curl, add -H 'content-type: application/json')"
-            elif contract.is_named and media.startswith(_FILES):
-                msg += " (a file goes as a field of a form: with curl, -F FIELD=@FILE)"
-            raise UnsupportedMedia(msg)
+            named = (JSON_TYPE, MSGPACK_TYPE, FORM_TYPE) if contract.is_named else (JSON_TYPE, MSGPACK_TYPE)
+            raise unread_type(content_type, *named)
         given = found
     wanted = "json" if contract.raw_output or contract.streams else _wanted(accept)
     if not wanted:
@@ -221,9 +212,26 @@ def _params_of_call(call: str, given: str, wanted: str) -> Mapping[str, str]:
     return {**PARAMS[given, wanted], "call": call}
 
 
+def unread_type(content_type: str, *reads: str) -> UnsupportedMedia:
+    """Return the error for a body of another media type than those that an endpoint reads."""
+    media = _media_of(content_type)
+    *others, last = reads
+    shown = f"{', '.join(others)} and {last}" if others else last
+    msg = f"the body's type is '{media[:100]}', this endpoint reads {shown}"
+    if media == "application/x-www-form-urlencoded":
+        msg += " (with curl, add -H 'content-type: application/json')"
+    elif FORM_TYPE in reads and media.startswith(_FILES):
+        msg += " (a file goes as a field of a form: with curl, -F FIELD=@FILE)"
+    return UnsupportedMedia(msg)
+
+
 def is_form(content_type: str) -> bool:
     """Tell whether a body is a form with files."""
-    return content_type.partition(";")[0].strip().lower() == FORM_TYPE
+    return _media_of(content_type) == FORM_TYPE
+
+
+def _media_of(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def params_with_query(contract: Contract, params: Mapping[str, str], query: bytes) -> Mapping[str, str]:

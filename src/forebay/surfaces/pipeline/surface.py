@@ -93,5 +93,6 @@ def _told_what_to_install() -> Generator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in {"google", "grpc"}:
             raise
-        msg = f"pipelines need {error.name}, which is not installed here; run pip install 'forebay[pipeline]'"
-        raise ConfigError(msg) from error
+        from forebay.transports.grpc.listener import not_installed
+
+        raise not_installed(error, "a pipeline", "pipeline") from error

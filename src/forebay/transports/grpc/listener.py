@@ -29,6 +29,8 @@ CLOSING_S: Final = 1.0
 """How long the last answers, and methods that were called off, may take to leave."""
 WARNING_S: Final = 1.0
 """While draining, how long clients have to learn that the server is leaving: calls they send meanwhile are answered."""
+_PACKAGES: Final = {"google": "protobuf", "grpc": "grpcio"}
+"""What packages are called that are imported by another name."""
 
 
 class GrpcListener:
@@ -149,6 +151,7 @@ class GrpcListener:
                     await asyncio.sleep(0.02)
 
 
-def not_installed(error: ImportError) -> ConfigError:
-    """Return what is said if a package is not there."""
-    return ConfigError(f"the gRPC port needs {error.name}, which is not installed: pip install 'forebay[grpc]'")
+def not_installed(error: ImportError, what: str = "the gRPC port", extra: str = "grpc") -> ConfigError:
+    """Return what is said if a package is not there, by the name that pip knows."""
+    package = _PACKAGES.get((error.name or "").partition(".")[0], error.name)
+    return ConfigError(f"{what} needs {package}, which is not installed: pip install 'forebay[{extra}]'")

@@ -17,7 +17,7 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull
 from forebay.observe.logs.request_ids import next_id
 from forebay.observe.traces import timeline
-from forebay.protocols.native import PARAMS, Contract, UnsupportedMedia
+from forebay.protocols.native import JSON_TYPE, PARAMS, Contract, UnsupportedMedia, unread_type
 from forebay.protocols.openai import joined_scores, joined_vectors, openai_errors, request_reading
 from forebay.protocols.openai.answer_blocks import BlockAnswer
 from forebay.protocols.openai.doors import DOORS, WHOLE, Door
@@ -397,7 +397,8 @@ class _OpenAiRoute(Route):
         head = super().read_head(headers, query, in_query=in_query)
         is_other = head.params["in"] != "json" and head.problem is None
         if is_other or type(head.problem) is UnsupportedMedia:
-            head.problem = UnsupportedMedia("the body is an object in JSON: application/json")
+            content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
+            head.problem = unread_type(content_type, JSON_TYPE)
             head.is_simple = False
         head.params = PARAMS["json", "json"]  # so are answers
         return head

@@ -11,7 +11,7 @@ from forebay.server.config import GrpcConfig
 from forebay.transports.grpc import frames
 from forebay.transports.grpc.connection import LARGE_READ_BYTES, GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
-from forebay.transports.grpc.listener import GrpcListener
+from forebay.transports.grpc.listener import GrpcListener, not_installed
 from forebay.transports.grpc.messages import Unpacking, prefix
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
@@ -92,6 +92,12 @@ def test_a_long_name_before_what_is_packed_gives_nothing_and_is_passed_over():
     packed[3] |= 8  # the name of a file comes behind the head
     packed[10:10] = b"n" * 100_000 + b"\0"
     assert Unpacking(bytes(packed), b"gzip", 1000).step(1000) == b"message"
+
+
+async def test_a_missing_package_is_named_as_pip_knows_it():
+    for module, package in (("google", "protobuf"), ("google.protobuf", "protobuf"), ("grpc", "grpcio"), ("h", "h")):
+        told = not_installed(ModuleNotFoundError(f"No module named '{module}'", name=module)).message
+        assert told == f"the gRPC port needs {package}, which is not installed: pip install 'forebay[grpc]'"
 
 
 async def test_a_listener_that_never_listened_can_be_stopped():
