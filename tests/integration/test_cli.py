@@ -3,6 +3,7 @@
 
 import hashlib
 import http.server
+import json
 import os
 import re
 import socket
@@ -135,6 +136,9 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
         (["pkg/sub"], ["pkg/sub is a folder without a project file; did you mean pkg/sub/nets.py?"]),
         (["{model}", "-p", "80"], ["did you mean --port?"]),
         (["pkg/nul.py"], ["pkg/nul.py", "null bytes"]),
+        (["pkg/sub/forest.joblib"], ["pkg/sub/forest.joblib is a pickle", "joblib.load", "pandas-and-scikit-learn.md"]),
+        (["triton"], ["a model of Triton's Python backend", "docs/how-to/coming-from/triton.md"]),
+        (["triton/add/1"], ["a model of Triton's Python backend"]),
         ([""], ["TARGET: expected a file or a folder, got ''"]),
         (["x" * 5000 + ".py"], ["x" * 200 + "... cannot be looked at: File name too long"]),
         (["{model}:"], ["no name follows the colon of '{model}:'", "{model} alone"]),
@@ -164,9 +168,25 @@ def test_a_wrong_target_or_option_is_named(cli, write, tmp_path, arguments, word
         (tmp_path / folder).mkdir()
     write(MODEL, "pkg/sub/nets.py")
     write("a = 1\0", "pkg/nul.py")
+    write("", "pkg/sub/forest.joblib")
+    (tmp_path / "triton/add/1").mkdir(parents=True)
+    write("class TritonPythonModel: ...\n", "triton/add/1/model.py")
     said = sentence(cli("check", *[argument.format(**names) for argument in arguments], cwd=tmp_path))
     for word in words:
         assert word.format(**names) in said
+
+
+def test_a_tenant_that_no_key_names_is_a_warning(cli, write):
+    write(MODEL)
+    config = {
+        "target": "model.py",
+        "http": {"api_keys": {"team-b": ["k1"], "shop": ["k2"]}},
+        "tenants": {"team-c": {"weight": 2}, "shop": {"weight": 1}, "*": {"weight": 1}},
+    }
+    told = cli("check", write(json.dumps(config), "forebay.yaml"))
+    assert told.returncode == 0
+    (warning,) = told.stderr.splitlines()
+    assert warning.endswith("tenants: no API key has the name 'team-c'; did you mean 'team-b'?")
 
 
 def test_a_zero_in_a_text_of_a_file_is_told_with_its_line(cli, write):
@@ -615,10 +635,10 @@ def test_a_name_and_a_password_in_a_url_are_not_left_out_in_silence(cli, command
 @pytest.mark.parametrize(
     "url, word",
     [
-        ("iris", "such as http://127.0.0.1:8080"),
+        ("titanic", "is not a URL, such as http://127.0.0.1:8080/models/titanic"),
         ("http://[::1/models/x", "Invalid IPv6 URL"),
         ("http://..a/models/x", "its host"),
-        ("http://no such host/", "has no space"),
+        ("http://no such host/", "a URL has no space"),
         ("http://127.0.0.1:port/", "port"),
         ("http://:80/", "expected a host"),
     ],
@@ -628,6 +648,7 @@ def test_what_is_no_url_is_told_by_all_that_ask_a_server(cli, command, url, word
     said = sentence(cli(command, url))
     assert f"{url!r} is not a URL" in said
     assert word in said
+    assert ("no space" in said) is (" " in url)
 
 
 def test_a_url_and_a_key_that_are_not_ascii_are_sent_as_utf_8(cli, launch, tmp_path):

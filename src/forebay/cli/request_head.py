@@ -41,7 +41,9 @@ def url_of(text: str) -> SplitResult:
     """
     whole = f"http://{text}" if _BARE.fullmatch(text) else text
     if _URL.fullmatch(whole) is None:
-        raise ConfigError(f"{text!r} is not a URL, such as http://127.0.0.1:8080/models/iris; it has no space")
+        model = text if _TOKEN.fullmatch(text) else "iris"
+        why = "; a URL has no space" if re.search(r"\s", text) else ""
+        raise ConfigError(f"{text!r} is not a URL, such as http://127.0.0.1:8080/models/{model}{why}")
     try:
         parts = urlsplit(whole)
         port = parts.port

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ConfigError
 
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from forebay.server.served import Served
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options, Project, Surface
+
+_PICKLES: Final = frozenset({".joblib", ".pkl", ".pickle"})
+_DEPTHS_OF_TRITON: Final = ("model.py", "*/model.py", "*/*/model.py")
+"""Where a version, a model or a repository of Triton has the Python file of a model."""
+_LOOKS: Final = 20
+_READ_BYTES: Final = 1 << 20
 
 
 def surfaces() -> list[Surface]:
@@ -160,6 +168,11 @@ def _why_unknown(target: str) -> str:
     path = Path(target)
     found = "is no project file"
     if path.is_dir():
+        if any(_is_of_triton(file) for depth in _DEPTHS_OF_TRITON for file in islice(path.glob(depth), _LOOKS)):
+            return (
+                f"{target} has a model of Triton's Python backend, which is rewritten as a forebay.Model; see "
+                "docs/how-to/coming-from/triton.md"
+            )
         found = "is a folder without a project file"
         files = [file for file in path.glob("*.py") if not file.name.startswith(("test_", "__", "setup"))]
         if len(files) == 1:
@@ -173,12 +186,25 @@ def _why_unknown(target: str) -> str:
             f"{target} is a model of TensorFlow Lite, which nothing here runs; serve the SavedModel that it was made "
             "of, or an .onnx file (python -m tf2onnx.convert --tflite)"
         )
+    elif path.suffix in _PICKLES:
+        return (
+            f"{target} is a pickle, which is served by a class: load it in __init__ of a forebay.Model (with "
+            "joblib.load or pickle.load) and serve that Python file; see docs/how-to/pandas-and-scikit-learn.md"
+        )
     elif path.suffix in (".yaml", ".yml"):
         return f"{target} {found}; settings in a file of that name are given as --config {target}"
     return (
         f"{target} {found}; give a Python file with a forebay.Model or a Ventu, file.py:Name, "
         "a model.onnx, a graph.pbtxt, or a folder with a forebay.yaml, a nucleus.yaml or a config.json"
     )
+
+
+def _is_of_triton(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with suppress(OSError), file.open("rb") as opened:
+        return b"TritonPythonModel" in opened.read(_READ_BYTES)
+    return False
 
 
 def _file_of_module(target: str) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from forebay.errors import ConfigError
@@ -19,8 +19,9 @@ from forebay.server.config import (
 from forebay.server.setting_sources import Told, merged, named_keys
 from forebay.surfaces.contract import Options, TargetEntry
 from forebay.surfaces.native.config import entries_of, find_config, read_config
+from forebay.types.did_you_mean import meant
 from forebay.types.settings import Setting, declared
-from forebay.types.tenant import ApiKeys, Tenants
+from forebay.types.tenant import ALL, ApiKeys, Tenants
 from forebay.workers.wire.shared_secret import read_secret
 
 
@@ -75,6 +76,8 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         teller(HttpConfig, "api_key_files"),
     )
     tenants = Tenants(told[ProcessConfig].get("tenants"), are_named=any(name for name, _ in keys))
+    nameless = _without_key(told[ProcessConfig].get("tenants", {}), keys, teller)
+    told_more: dict[str, Any] = more | {"warnings": [*more.get("warnings", ()), *nameless]}
     header = http.get("tenant_header")
     if header and not any(name for name, _ in keys):
         where = teller(HttpConfig, "tenant_header")
@@ -102,5 +105,15 @@ def options_of(target: str | None, *sides: Side, **more: Any) -> Options:
         source=path,
         again=lambda: options_of(target, *sides, **more),
         **told[ProcessConfig],
-        **more,
+        **told_more,
     )
+
+
+def _without_key(
+    tenants: Collection[str], keys: Sequence[tuple[str, str]], teller: Callable[[type, str], str]
+) -> Iterator[str]:
+    """Warn of tenants that no key names; without named keys it is another server that knows them."""
+    names = sorted({name for name, _ in keys if name})
+    for tenant in tenants if names else ():
+        if tenant != ALL and tenant not in names:
+            yield f"{teller(ProcessConfig, 'tenants')}: no API key has the name '{tenant}'{meant(tenant, names)}"
