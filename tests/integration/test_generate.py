@@ -358,6 +358,69 @@ def test_keys_are_secrets_and_in_no_file(tmp_path):
     assert "secrets" in documents(tmp_path, "compose.yaml")[0]
 
 
+@pytest.mark.parametrize("kind", ["flag", "file"])
+def test_key_files_of_tenants_are_secrets_where_the_server_looks_for_them(tmp_path, kind, checker):  # F133
+    files = {"model.py": MODEL, "team-a.txt": "very-secret\n", "keys/b.txt": "hidden\n"}
+    lay(tmp_path, files)
+    arguments = ["model.py", "--api-key-file", "team-a=team-a.txt", "--api-key-file", "team-b=keys/b.txt"]
+    if kind == "file":
+        keys = '{api_keys: {team-a: "@team-a.txt", team-b: ["@keys/b.txt"]}}'
+        (tmp_path / "forebay.yaml").write_text(f"target: model.py\nhttp: {keys}\n")
+        arguments = ["."]
+    done = generate(tmp_path, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    sources = "--from-file=team-a-1=team-a.txt --from-file=team-b-2=keys/b.txt"
+    secret = f"{tmp_path.name.replace('_', '-')}-keys"
+    assert f"  kubectl create secret generic {secret} {sources}\n" in done.stdout
+    assert {"team-a.txt", "keys/b.txt"} <= {*(tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()}
+    targets = {"team-a-1": "/app/team-a.txt", "team-b-2": "/app/keys/b.txt"}
+    for spec in (
+        documents(tmp_path, "kubernetes/deployment.yaml")[0]["spec"]["template"]["spec"],
+        documents(tmp_path, "kserve.yaml")[0]["spec"]["predictor"],
+    ):
+        (container,) = spec["containers"]
+        assert {one["subPath"]: one["mountPath"] for one in container["volumeMounts"] if "subPath" in one} == targets
+        assert {"name": "keys", "secret": {"secretName": secret}} in spec["volumes"]
+        assert "FOREBAY_API_KEY" not in str(container["env"])  # it would replace keys that have names
+    compose = documents(tmp_path, "compose.yaml")[0]
+    assert {one["source"]: one["target"] for one in compose["services"]["model"]["secrets"]} == targets
+    assert {name: one["file"] for name, one in compose["secrets"].items()} == {
+        "team-a-1": "../team-a.txt",
+        "team-b-2": "../keys/b.txt",
+    }
+    result = run(checker("kubernetes-validate"), "--strict", tmp_path / "deploy/kubernetes/deployment.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_compose_names_the_file_of_keys_or_the_output_says_to_make_one(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, "team.txt": "a\n", "more.txt": "b\n"})
+    done = generate(tmp_path, "model.py", "--api-key", "@team.txt")
+    assert documents(tmp_path, "compose.yaml")[0]["secrets"] == {"api_keys": {"file": "../team.txt"}}
+    assert "--from-file=api_keys=team.txt\n" in done.stdout
+    assert "write the API keys" not in done.stdout
+    done = generate(tmp_path, "model.py", "--api-key", "@team.txt", "--api-key", "@more.txt", "--force")
+    assert documents(tmp_path, "compose.yaml")[0]["secrets"] == {"api_keys": {"file": "keys.txt"}}
+    _, _, told, compose, secret, *rest = done.stdout.splitlines()[1:]
+    assert told == "  # write the API keys to deploy/keys.txt, one in each line"
+    assert compose.startswith("  docker compose ")
+    assert secret.endswith(" --from-file=api_keys=deploy/keys.txt")
+    either = ["  kubectl apply -k deploy/kubernetes", "  # or, with KServe:", "  kubectl apply -f deploy/kserve.yaml"]
+    assert rest == either
+
+
+@pytest.mark.parametrize("name", ["2024", "on", "null"])
+def test_names_begin_with_a_letter_and_are_texts(tmp_path, name):
+    folder = lay(tmp_path / name, {"model.py": MODEL})
+    assert generate(folder, "model.py", "--image", "12:30").returncode == 0
+    pod, compose = documents(folder, "kubernetes/deployment.yaml")[0], documents(folder, "compose.yaml")[0]
+    assert compose["name"] == pod["metadata"]["name"] == f"model-{name}"
+    assert compose["services"]["model"]["image"] == "12:30"
+    assert pod["spec"]["template"]["spec"]["containers"][0]["image"] == "12:30"
+    assert documents(folder, "kubernetes/kustomization.yaml")[0]["images"] == [
+        {"name": "12", "newName": "12", "newTag": "30"}
+    ]
+
+
 CREDENTIALS = (
     *(".env", ".env.production", "sub/.env", "tls.pem", "sub/tls.key", "id_rsa", "sub/id_ed25519", ".netrc", ".npmrc"),
     *(".pypirc", ".git-credentials", ".aws/credentials", ".ssh/known_hosts", ".docker/config.json", ".kube/config"),

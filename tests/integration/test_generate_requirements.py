@@ -110,6 +110,16 @@ node {
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [HEAD, NUMPY]
 
 
+@pytest.mark.parametrize("required", ["", "numpy", "Scikit_Learn>=1", "xgboost"])
+def test_code_that_unpickles_is_told_unless_a_library_of_pickles_is_required(tmp_path, required):
+    loads = "import pickle as p\nfrom pickle import loads\n\ndef restore(file):\n    return p.load(file), loads(b'')\n"
+    files = {"model.py": loads + MODEL, **({"requirements.txt": f"{required}\n"} if required else {})}
+    lines = told(generate(lay(tmp_path, files), "model.py"))
+    add = "unpickles; add the libraries that made the pickle, such as scikit-learn, to requirements.txt"
+    expected = [f"forebay: warning: model.py:5: {add}"]
+    assert lines == (expected if required in {"", "numpy"} else [])
+
+
 def test_what_is_not_installed_here_has_no_version_and_is_told(tmp_path):
     text = MODEL + "\ndef later():\n    import nowhere.inner\n    import nowhere\n"
     lines = told(generate(lay(tmp_path, {"model.py": text}), "model.py"))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.cli.numbers import reading
@@ -72,7 +72,7 @@ def secrets_in(told: Told) -> list[tuple[Setting, str]]:
         for struct, values in told.items()
         for setting in map(declared(struct).__getitem__, values)
         if setting.written.is_secret
-        for text in _listed_values(values[setting.name])
+        for text in _texts(values[setting.name])
     ]
 
 
@@ -90,6 +90,12 @@ def flags_for(told: Told, leave_out: Collection[str]) -> list[str]:
             else:
                 flags += [word for one in _listed_values(value) for word in (setting.written.flag, str(one))]
     return flags
+
+
+def _texts(value: Any) -> Sequence[str]:
+    """Return the texts of a setting; a mapping has those of each name."""
+    named = cast("Mapping[str, Sequence[str]]", value) if isinstance(value, Mapping) else {"": _listed_values(value)}
+    return [text for texts in named.values() for text in texts]
 
 
 def _listed_values(value: Any) -> Sequence[Any]:

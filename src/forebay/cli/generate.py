@@ -104,6 +104,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Write the files and say so."""
     import msgspec
 
+    from forebay.server.setting_sources import merged
     from forebay.surfaces.container.bundled_wheel import bundled_wheel
     from forebay.surfaces.container.context_files import context_files
     from forebay.surfaces.container.files import files_of, next_commands, write
@@ -123,18 +124,20 @@ def run(parsed: argparse.Namespace) -> int:
     present = context_files(recipe.folder or output, output.absolute())
     recipe = checked(msgspec.structs.replace(recipe, wheel=None if recipe.forebay else bundled_wheel()), present)
     in_file = {} if options.source is None else read_config(options.source).told
-    keys = [(setting, text) for told in (told_in(parsed), in_file) for setting, text in secrets_in(told)]
-    # FOREBAY_API_KEY says in the container where the keys are; for other secrets nothing does.
-    secrets = [text[1:] for setting, text in keys if setting.name == "api_keys" and text.startswith("@")]
+    sides = (told_in(parsed), in_file)
+    recipe = _with_keys(recipe, options, merged(*sides))
     if parsed.ray:
         recipe = _on_ray(recipe, options, parsed)
     split = _split(told_in(parsed), parsed.wire_tls) if parsed.split else None
     image = _image(parsed.image or recipe.name)
     only = parsed.kubernetes or parsed.ray
-    wanted = Wanted(output, image, parsed.replicas, secrets, split, parsed.ray, only, present.environments)
+    keys_file = _keys_file(merged(*sides)) or output / "keys.txt"
+    wanted = Wanted(
+        output, image, parsed.replicas, _secrets(sides), keys_file, split, parsed.ray, only, present.environments
+    )
     files = files_of(recipe, wanted)
     write(files, output, force=parsed.force)
-    plain = [setting.key for setting, text in secrets_in(in_file) if not text.startswith("@")]
+    plain = dict.fromkeys(setting.key for setting, text in secrets_in(in_file) if not text.startswith("@"))
     told = [
         f"{options.source}: {key} is plain text in this file and would be in the image; write @FILE" for key in plain
     ]
@@ -143,6 +146,40 @@ def run(parsed: argparse.Namespace) -> int:
     sys.stdout.write(f"{output}: {', '.join(files)}\n\n")
     sys.stdout.writelines(f"  {command}\n" for command in next_commands(recipe, wanted))
     return 0
+
+
+def _with_keys(recipe: Recipe, options: Options, told: Told) -> Recipe:
+    """Return a recipe with the files of tenants' keys that its server reads."""
+    import msgspec
+
+    from forebay.surfaces.container.key_files import key_files
+    from forebay.types.tenant import ApiKeys
+
+    files = key_files(told[HttpConfig], options.source, recipe.folder or Path.cwd(), recipe.home)
+    keys = options.http.api_keys
+    # FOREBAY_API_KEY would replace keys that have names.
+    has_keys = recipe.has_keys and not (isinstance(keys, ApiKeys) and all(keys.names))
+    return msgspec.structs.replace(recipe, has_keys=has_keys, key_files=files)
+
+
+def _secrets(sides: Sequence[Told]) -> list[str]:
+    """Return all files of keys, also those that another side overrides: no image may have them."""
+    found: list[str] = []
+    for side in sides:
+        found += [key[1:] for key in _keys(side) if key.startswith("@")]
+        found += [one.partition("=")[2] for one in side.get(HttpConfig, {}).get("api_key_files", ())]
+    return found
+
+
+def _keys_file(told: Told) -> Path | None:
+    """Return the file that has all keys, if there is one."""
+    keys = _keys(told)
+    return Path(keys[0][1:]) if len(keys) == 1 and keys[0].startswith("@") else None
+
+
+def _keys(told: Told) -> list[str]:
+    """Return the API keys as they are written: a container is told where they are, and of other secrets nothing."""
+    return [text for setting, text in secrets_in(told) if setting.name == "api_keys"]
 
 
 def _on_ray(recipe: Recipe, options: Options, parsed: argparse.Namespace) -> Recipe:

@@ -30,7 +30,7 @@ from forebay.surfaces.container.pod import (
 from forebay.surfaces.container.ray_cluster import ray_cluster
 from forebay.surfaces.container.recipe import Recipe, Sidecar
 from forebay.surfaces.container.split import certificates_script, split
-from forebay.surfaces.container.template_filling import block, filled, shown
+from forebay.surfaces.container.template_filling import block, filled, scalar, shown
 
 CERTIFICATES: Final = "wire-certificates.sh"
 IGNORED: Final = "Dockerfile.dockerignore"
@@ -46,7 +46,7 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str | bytes]:
     context = output if recipe.folder is None else recipe.folder
     common = {
         "name": recipe.name,
-        "image": image,
+        "image": scalar(image),
         "replicas": str(replicas),
         "most_replicas": str(MOST * replicas),
         "stop_s": f"{stop_s(recipe):.0f}",
@@ -133,11 +133,17 @@ def write(files: Mapping[str, str | bytes], folder: Path, *, force: bool) -> lis
 
 
 def next_commands(recipe: Recipe, wanted: Wanted) -> list[str]:
-    """Return what may be run next, in its order."""
+    """Return what may be run next, in its order; comments say what no command does."""
     context = wanted.output if recipe.folder is None else recipe.folder
     index = "" if recipe.index is None else f" --secret id=pip.conf,src={shown(recipe.index)}"
     wheels = "" if recipe.wheel is None else f" --build-context {WHEELS}={shown(wanted.output / WHEELS)}"
-    secrets = [f"generic {recipe.name}-keys --from-file={Path(KEYS).name}=keys.txt"] if recipe.has_keys else []
+    keys = {Path(KEYS).name: wanted.keys_file} if recipe.has_keys else {}
+    missing = [
+        f"# write the API keys to {shown(file)}, one in each line" for file in keys.values() if not file.exists()
+    ]
+    keys |= {one.name: Path(one.path) for one in recipe.key_files}
+    sources = [f"--from-file={name}={shown(file)}" for name, file in keys.items()]
+    secrets = [f"generic {recipe.name}-keys {' '.join(sources)}"] if keys else []
     secrets += [f"generic {recipe.name}-bucket --from-env-file={BUCKET}"] if recipe.reads_bucket else []
     if recipe.tls is not None:
         certificate, key = (shown(Path(file)) for file in recipe.tls)
@@ -148,11 +154,12 @@ def next_commands(recipe: Recipe, wanted: Wanted) -> list[str]:
     compose, kserve = (shown(wanted.output / name) for name in ("compose.yaml", "kserve.yaml"))
     return [
         f"docker build -f {shown(wanted.output / 'Dockerfile')} -t {wanted.image}{wheels}{index} {shown(context)}",
+        *missing,
         *([] if wanted.is_kubernetes_only else [f"docker compose -f {compose} up --build --wait"]),
         *(f"kubectl create secret {secret}" for secret in secrets),
         *([f"sh {shown(wanted.output / CERTIFICATES)} ~/{recipe.name}-wire"] if makes_certificates else []),
         f"kubectl apply -k {shown(wanted.output / 'kubernetes')}",
-        *([] if wanted.is_kubernetes_only else [f"kubectl apply -f {kserve}"]),
+        *([] if wanted.is_kubernetes_only else ["# or, with KServe:", f"kubectl apply -f {kserve}"]),
     ]
 
 
@@ -169,7 +176,10 @@ def _compose(recipe: Recipe, wanted: Wanted, context: Path) -> dict[str, str | S
     if recipe.has_keys:
         environment["FOREBAY_API_KEY"] = f"@{KEYS}"
         secrets.append("api_keys")
-        files["api_keys"] = "./keys.txt"
+        files["api_keys"] = os.path.relpath(wanted.keys_file, output)
+    for one in recipe.key_files:
+        secrets.append({"source": one.name, "target": one.target})
+        files[one.name] = os.path.relpath(one.path, output)
     for (name, target), file in zip(TLS.items(), recipe.tls or (), strict=False):
         environment[name] = target
         secrets.append({"source": Path(target).name, "target": target})

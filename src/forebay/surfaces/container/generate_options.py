@@ -28,6 +28,7 @@ class Wanted(NamedTuple):
         image: What the image is called, with its tag.
         replicas: How many pods there are at least.
         secrets: Files of keys, which no image may have.
+        keys_file: The file with the keys without a name, which may still be missing.
         split: How fronts, owners and workers are started as pods of their own; None puts all into each pod.
         has_ray: Whether pods are nodes of a cluster of Ray.
         is_kubernetes_only: Whether only the image and the Kubernetes manifests are written.
@@ -37,7 +38,8 @@ class Wanted(NamedTuple):
     output: Path
     image: str
     replicas: int
-    secrets: Sequence[str] = ()
+    secrets: Sequence[str]
+    keys_file: Path
     split: SplitFlags | None = None
     has_ray: bool = False
     is_kubernetes_only: bool = False

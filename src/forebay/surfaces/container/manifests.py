@@ -9,7 +9,7 @@ from typing import Any, Final
 from forebay.surfaces.container.generate_options import Wanted
 from forebay.surfaces.container.pod import Role, pod, ports_of
 from forebay.surfaces.container.recipe import Recipe
-from forebay.surfaces.container.template_filling import block, filled, flow, inline, shown
+from forebay.surfaces.container.template_filling import block, filled, flow, inline, scalar, shown
 
 MOST: Final = 4
 """How many times as many pods there may be under load."""
@@ -34,7 +34,7 @@ def kustomization(wanted: Wanted, names: Sequence[str]) -> str:
     """Return the base that has all manifests."""
     repository, _, tag = wanted.image.rpartition(":")
     resources = [f"- {name}" for name in names]
-    values = {"folder": shown(wanted.output / "kubernetes"), "repository": repository, "tag": tag}
+    values = {"folder": shown(wanted.output / "kubernetes"), "repository": scalar(repository), "tag": tag}
     return filled("kustomization.yaml", values, {"resources": resources})
 
 

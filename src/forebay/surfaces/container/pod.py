@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from forebay.surfaces.container.dockerfile import health
 from forebay.surfaces.container.recipe import AFTER_DRAIN_S, PRE_STOP_S, Recipe, Sidecar
-from forebay.surfaces.container.template_filling import block, filled, flow, inline
+from forebay.surfaces.container.template_filling import block, filled, flow, inline, scalar
 
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - what it is called
 KEYS: Final = "/run/secrets/api_keys"
@@ -75,6 +75,10 @@ def given(recipe: Recipe, role: Role) -> Given:
     if recipe.has_keys and role.has_port:
         environment.append({"name": "FOREBAY_API_KEY", "value": f"@{KEYS}"})
         mounts.append({"name": "keys", "mountPath": str(Path(KEYS).parent), "readOnly": True})
+    if (recipe.has_keys or recipe.key_files) and role.has_port:
+        mounts += [
+            {"name": "keys", "mountPath": one.target, "subPath": one.name, "readOnly": True} for one in recipe.key_files
+        ]
         kinds.append({"name": "keys", "secret": {"secretName": f"{recipe.name}-keys"}})
     if recipe.tls is not None and role.has_port:
         environment += [{"name": name, "value": path} for name, path in TLS.items()]
@@ -105,7 +109,7 @@ def pod(recipe: Recipe, image: str, role: Role) -> list[str]:
         "pod.yaml",
         {
             "container": role.container,
-            "image": image,
+            "image": scalar(image),
             "user": str(recipe.user),
             "grace": _grace(recipe, role),
             "command": [f"command: {_listed(role.command)}"] if role.command else [],

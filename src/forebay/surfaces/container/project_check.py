@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from forebay.surfaces.container.context_files import MAX_FILES, ContextFiles, read_small
-from forebay.surfaces.container.project_imports import ProjectImport, project_imports
+from forebay.surfaces.container.project_imports import ProjectImport, read_project
 from forebay.surfaces.container.recipe import Recipe
 from forebay.surfaces.container.requirements import (
     Requirements,
@@ -22,6 +22,7 @@ from forebay.surfaces.container.requirements import (
     pin,
     read_requirements,
 )
+from forebay.surfaces.container.unpickling import LIBRARIES
 
 MAX_WARNINGS: Final = 20
 """Warnings of a kind; more are counted."""
@@ -35,14 +36,20 @@ def checked(recipe: Recipe, files: ContextFiles) -> Recipe:
     """Return a recipe with the requirements that its project lacks, if there are none, and with warnings."""
     if recipe.folder is None or recipe.is_repository:
         return recipe
-    imports, warnings = project_imports(recipe.folder, files.names, recipe.serve)
-    imports = [one for one in imports if not _is_ours(one.top)]
+    found, unpickling, warnings = read_project(recipe.folder, files.names, recipe.serve)
+    imports = [one for one in found if not _is_ours(one.top)]
     if not files.is_whole:
         warnings.append(f"{recipe.folder} has more than {MAX_FILES:,} files; what the others import is not checked")
     has_any = any((recipe.folder / name).is_file() for name in (*recipe.files, "setup.py"))
     told = _lacking(recipe, imports) if has_any else _uninstalled(imports)
+    imported = {canonical(owner) for one in imports for owner in owners_of(one.name)}
     text = "" if has_any else _pinned(imports)
     more = [*warnings, *(_unpinnable(imports) if text else ()), *bounded(told)]
+    named = read_requirements(recipe.folder / recipe.files[2]).extras.keys() | imported
+    words = _words(recipe)
+    if not any(name in named or _has_word(words, name) for name in LIBRARIES):
+        add = "unpickles; add the libraries that made the pickle, such as scikit-learn, to requirements.txt"
+        more += bounded([f"{place}: {add}" for place in dict.fromkeys(unpickling)])
     return msgspec.structs.replace(recipe, requirements=text, warnings=(*recipe.warnings, *more))
 
 
@@ -91,11 +98,8 @@ def _uninstalled(imports: Iterable[ProjectImport]) -> list[str]:
 def _lacking(recipe: Recipe, imports: Iterable[ProjectImport]) -> list[str]:
     """Say what is imported, and neither required by the project nor brought by forebay."""
     assert recipe.folder is not None
-    shell, conda, pip = recipe.files
-    listed = read_requirements(recipe.folder / pip)
-    # What a script or conda installs cannot be known; a name in it is believed.
-    texts = [read_small(recipe.folder / name) or b"" for name in (shell, conda, "setup.py")]
-    words = b" ".join(texts).decode(errors="replace").lower()
+    listed = read_requirements(recipe.folder / recipe.files[2])
+    words = _words(recipe)
     ours = listed.extras.get("forebay", frozenset()) | {*recipe.extras}
     brought = installed_with({**listed.extras, "forebay": ours})
     unless = _unless(listed)
@@ -110,6 +114,14 @@ def _lacking(recipe: Recipe, imports: Iterable[ProjectImport]) -> list[str]:
         add = f"; add {pin(first)}" if owners else ", and it is not installed here"
         found.setdefault(first, f"{one.place}: imports {package}, which {_sources(recipe)} does not name{add}{unless}")
     return list(found.values())
+
+
+def _words(recipe: Recipe) -> str:
+    """Return what a script or conda installs: it cannot be known, and a name in it is believed."""
+    assert recipe.folder is not None
+    shell, conda, _ = recipe.files
+    texts = [read_small(recipe.folder / name) or b"" for name in (shell, conda, "setup.py")]
+    return b" ".join(texts).decode(errors="replace").lower()
 
 
 def _has_word(words: str, name: str) -> bool:

@@ -14,6 +14,7 @@ from warnings import catch_warnings
 
 from forebay.surfaces.container.context_files import MAX_FILE_BYTES, read_small
 from forebay.surfaces.container.requirements import installed_packages
+from forebay.surfaces.container.unpickling import unpickling_lines
 from forebay.surfaces.imported_names import UNREADABLE, ImportedName, imports_of
 
 _CONFIGURATIONS: Final = frozenset({"forebay.yaml", "nucleus.yaml", "config.json"})
@@ -57,8 +58,22 @@ class ProjectImport(NamedTuple):
         return self.name.partition(".")[0]
 
 
-def project_imports(folder: Path, names: Sequence[str], served: Sequence[str]) -> tuple[list[ProjectImport], list[str]]:
-    """Return what a project imports from outside of its files, and warnings of files that cannot be read.
+class ReadProject(NamedTuple):
+    """What the files of a project show.
+
+    Attributes:
+        imports: Of something outside of its files.
+        unpickling: Files and lines that unpickle.
+        warnings: Of files that cannot be read.
+    """
+
+    imports: list[ProjectImport]
+    unpickling: list[str]
+    warnings: list[str]
+
+
+def read_project(folder: Path, names: Sequence[str], served: Sequence[str]) -> ReadProject:
+    """Read the Python files that a project serves, and those of its files that they import.
 
     Args:
         folder: The project's.
@@ -69,6 +84,7 @@ def project_imports(folder: Path, names: Sequence[str], served: Sequence[str]) -
     files = list(_served_files(folder, names, served, modules.files))
     seen = set(files)
     imports: list[ProjectImport] = []
+    unpickling: list[str] = []
     warnings: list[str] = []
     while files:
         file = files.pop(0)
@@ -83,13 +99,14 @@ def project_imports(folder: Path, names: Sequence[str], served: Sequence[str]) -
             line = getattr(error, "lineno", None) or 1
             warnings.append(f"{file}:{line}: not valid Python, so its imports are not checked: {_reason(error)}")
             continue
+        unpickling += [f"{file}:{line}" for line in unpickling_lines(tree)]
         for one in imports_of(tree):
             own = _own_files(one, file, modules)
             files += [each for each in own or () if each not in seen]
             seen.update(own or ())
             if own is None:
                 imports.append(ProjectImport(f"{file}:{one.line}", one.name, one.is_optional))
-    return _longest(imports), warnings
+    return ReadProject(_longest(imports), unpickling, warnings)
 
 
 def _reason(error: BaseException) -> str:

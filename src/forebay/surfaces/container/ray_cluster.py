@@ -15,7 +15,7 @@ from forebay.surfaces.container.generate_options import Wanted
 from forebay.surfaces.container.manifests import MOST, scrape, service
 from forebay.surfaces.container.pod import Role, given, ports_of, stop_s
 from forebay.surfaces.container.recipe import PRE_STOP_S, Recipe
-from forebay.surfaces.container.template_filling import block, filled, inline, shown
+from forebay.surfaces.container.template_filling import block, filled, inline, scalar, shown
 
 if TYPE_CHECKING:
     from forebay.cluster.deployment import Unit
@@ -76,7 +76,7 @@ def ray_cluster(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
     annotations = scrape(recipe)
     cluster = {
         "name": recipe.name,
-        "image": wanted.image,
+        "image": scalar(wanted.image),
         "ray": RAY,
         "replicas": str(wanted.replicas),
         "most_replicas": str(MOST * wanted.replicas),

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import yaml
 
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.server.config import HttpConfig
     from forebay.surfaces.container.bundled_wheel import BundledWheel
+    from forebay.surfaces.container.key_files import KeyFile
 
 OLDEST_PYTHON: Final = (3, 11)
 """What forebay itself runs on."""
@@ -76,7 +78,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         tls: Where the certificate and its key lie here, if both speak TLS.
         protocol: What of KServe's protocols it speaks.
         ready: A command that tells whether the server is ready; none asks its port.
-        has_keys: Whether a request needs a key.
+        has_keys: Whether a request needs a key, and there are some without a name.
+        key_files: Files with the keys of tenants.
         user: Who it runs as; any but the usual one is a user of the base.
         writes: Folders that it writes to, beside /tmp.
         capacity: How many requests the endpoint that has room for the fewest answers at a time.
@@ -104,6 +107,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = "v2"
     ready: tuple[str, ...] = ()
     has_keys: bool = False
+    key_files: tuple[KeyFile, ...] = ()
     user: int = USER
     writes: tuple[str, ...] = ()
     gpus: int = 0
@@ -132,8 +136,12 @@ def tls_of(http: HttpConfig) -> tuple[str, str] | None:
 
 
 def called(name: str) -> str:
-    """Return a name in the letters that images and clusters allow, which is never empty."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:50].strip("-") or "model"
+    """Return a name in the letters that images and clusters allow: not empty, and a text in YAML."""
+    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    # Names of Services begin with a letter; `on` and `null` are no texts in YAML.
+    if found and (found[0].isdigit() or not isinstance(yaml.safe_load(found), str)):
+        found = f"model-{found}"
+    return found[:50].strip("-") or "model"
 
 
 def inside(path: str | Path, folder: Path) -> str:

@@ -47,6 +47,11 @@ def inline(data: Mapping[str, Any] | Sequence[Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=True, allow_unicode=True, width=10_000).strip()
 
 
+def scalar(text: str) -> str:
+    """Return a text as it is written in YAML: in quotes if it would be a number, such as the image 12:30."""
+    return text if isinstance(yaml.safe_load(text), str) else f'"{text}"'
+
+
 def shown(path: Path) -> str:
     """Return a path as it is called from where the person is, for a shell."""
     return shlex.quote(Path(os.path.relpath(path)).as_posix())
