@@ -136,7 +136,6 @@ def test_a_command_ends_silently_when_nobody_reads_on(zoo, models, arguments):  
         (["pkg/sub"], ["pkg/sub is a folder without a project file; did you mean pkg/sub/nets.py?"]),
         (["{model}", "-p", "80"], ["did you mean --port?"]),
         (["pkg/nul.py"], ["pkg/nul.py", "null bytes"]),
-        (["pkg/sub/forest.joblib"], ["pkg/sub/forest.joblib is a pickle", "joblib.load", "pandas-and-scikit-learn.md"]),
         (["triton"], ["a model of Triton's Python backend", "docs/how-to/coming-from/triton.md"]),
         (["triton/add/1"], ["a model of Triton's Python backend"]),
         ([""], ["TARGET: expected a file or a folder, got ''"]),
@@ -168,7 +167,6 @@ def test_a_wrong_target_or_option_is_named(cli, write, tmp_path, arguments, word
         (tmp_path / folder).mkdir()
     write(MODEL, "pkg/sub/nets.py")
     write("a = 1\0", "pkg/nul.py")
-    write("", "pkg/sub/forest.joblib")
     (tmp_path / "triton/add/1").mkdir(parents=True)
     write("class TritonPythonModel: ...\n", "triton/add/1/model.py")
     said = sentence(cli("check", *[argument.format(**names) for argument in arguments], cwd=tmp_path))

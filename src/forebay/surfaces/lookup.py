@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options, Project, Surface
 
-_PICKLES: Final = frozenset({".joblib", ".pkl", ".pickle"})
 _DEPTHS_OF_TRITON: Final = ("model.py", "*/model.py", "*/*/model.py")
 """Where a version, a model or a repository of Triton has the Python file of a model."""
 _LOOKS: Final = 20
@@ -185,11 +184,6 @@ def _why_unknown(target: str) -> str:
         return (
             f"{target} is a model of TensorFlow Lite, which nothing here runs; serve the SavedModel that it was made "
             "of, or an .onnx file (python -m tf2onnx.convert --tflite)"
-        )
-    elif path.suffix in _PICKLES:
-        return (
-            f"{target} is a pickle, which is served by a class: load it in __init__ of a forebay.Model (with "
-            "joblib.load or pickle.load) and serve that Python file; see docs/how-to/pandas-and-scikit-learn.md"
         )
     elif path.suffix in (".yaml", ".yml"):
         return f"{target} {found}; settings in a file of that name are given as --config {target}"
