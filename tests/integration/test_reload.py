@@ -341,7 +341,8 @@ def test_a_terminal_that_is_closed_ends_the_server(tmp_path):
     terminal, inside = os.openpty()
     # The leader of a session of its own, as the program in a terminal's window is.
     command = ["setsid", "--ctty", *FOREBAY, "serve", str(path), "--http-port", "0"]
-    server = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside)
+    plain = {**os.environ, "NO_COLOR": "1"}  # colours would stand around the URL
+    server = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=plain)
     os.close(inside)
     said = b""
     while b"ready at" not in said:
