@@ -824,7 +824,7 @@ def test_a_server_follows_its_store_and_outlives_it(buckets, bucket, serve):
     answers("'wine' model wasn't found in the list of available models", "wine")
     assert list(server.request(path="/info").json()["model_metadata"]) == ["iris"]
     faults.fault = lambda _method, _path: ("cut", 0)
-    eventually(lambda: "it is tried again" in server.out.read_text() + server.err.read_text())
+    eventually(lambda: "retrying" in server.out.read_text() + server.err.read_text())
     assert server.request("POST", json=["iris"]).text == "one"
     faults.close()
 

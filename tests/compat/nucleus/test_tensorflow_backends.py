@@ -58,7 +58,7 @@ def test_texts_and_other_signatures(embedded):  # N128, N131
     assert found == {"length": [1, 1], "upper": ["QQ==", "Qg=="]}
     assert ask(embedded, {"x": [ROW]}, "total") == {"total": [10.0]}
     assert ask(embedded, {"x": [ROW]}, "two")["class_ids"] == ["2"]
-    assert 'key "texts": expected shape [-1]: texts or bytes' in text_of(embedded, {"texts": [1]}, "texts")
+    assert 'key "texts": expected shape [-1]: expected strings or bytes' in text_of(embedded, {"texts": [1]}, "texts")
 
 
 @pytest.fixture

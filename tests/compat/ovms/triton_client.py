@@ -189,7 +189,7 @@ def sizes_that_are_not_those_of_the_shape_are_refused():  # O33
     for name, dtype in DTYPES.items():
         size = np.dtype(dtype).itemsize
         for length in (3 * size - 1, 3 * size + 1, 0):
-            refusal("INVALID_ARGUMENT", f"needs {3 * size} bytes", "echo", raw(b"x" * length, name, [3]))
+            refusal("INVALID_ARGUMENT", f"expected {3 * size} bytes", "echo", raw(b"x" * length, name, [3]))
     for shape in ([10**7] * 4, [2**62, 5], [2**63 - 1, 1]):
         refusal("INVALID_ARGUMENT", "shape|bytes", "echo", raw(b"", "FP32", shape))
         refusal("INVALID_ARGUMENT", "shape|elements", "echo", typed("FP32", shape, fp32=[1.0]))
@@ -370,7 +370,7 @@ def faults_of_a_request_leave_its_stream_open():  # O71, O80, O81
         stream.say(b"1", name="inptu")
         assert "did you mean 'input'" in stream.error().message()
         stream.send(raw(b"1", "FP32", [1]))
-        assert "needs 4 bytes" in stream.error().message()
+        assert "expected 4 bytes" in stream.error().message()
         stream.say(b"1", stamp="text")
         assert STAMP in stream.error().message()
         stream.say(b"1", model="count")

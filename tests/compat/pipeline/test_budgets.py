@@ -197,4 +197,4 @@ def test_large_requests_that_are_wrong_are_told_so():
     with Fronts(Echo()) as fronts:
         answer = fronts.post("/svc/inference", b'{"key": [' + b" " * 100_000)
         assert answer.status_code == 400
-        assert "no Request" in answer.json()["error"]
+        assert "expected a Request in JSON" in answer.json()["error"]

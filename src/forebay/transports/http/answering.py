@@ -375,7 +375,10 @@ class AnsweringConnection(HttpToolsProtocol):
             request.on_bundle = stream.bundle
         if len(body) > SMALL_BYTES and not self._active_bytes:
             self.work(len(body))
-        route.endpoint.submit(request)
+        try:
+            route.endpoint.submit(request)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.reply(request, Failure(error if isinstance(error, ForebayError) else self._lane.defect(error)))
 
     def work(self, size: int) -> None:
         """Count the body of what is answered now."""

@@ -755,6 +755,24 @@ def test_a_request_that_we_fail_to_make_is_answered_and_the_connection_freed(doo
         assert clients[0].send(whole).statuses == [500, 200]
 
 
+@pytest.mark.parametrize("more", [(), ("connection: close",), ("x-request-id: a",)])
+def test_a_request_that_its_endpoint_fails_to_take_is_answered_and_the_connection_freed(doors, caplog, more):  # G8
+    door = doors()
+    submit = door.alpha.submit
+
+    def fail(*_):
+        raise ZeroDivisionError("a defect")
+
+    door.alpha.submit = fail
+    client = door.connect().send(request("alpha", b"1", *more))
+    assert client.statuses == [500]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    assert client.connection.request is None
+    door.alpha.submit = submit
+    if "connection: close" not in more:
+        assert client.send(request("alpha", b"1", *more)).statuses == [500, 200]
+
+
 def test_a_target_with_a_fragment_is_none(doors):  # some would read it as the path before it
     door = doors()
     for target in ("/#models/alpha", "/models/alpha#", "/models/alpha?x#y"):
