@@ -152,7 +152,7 @@ def run(folder: Path) -> int:
         server = start(sys.executable, "-m", "forebay", "serve", "--attach", address, "--http-port", "0")
         url = server.find(r"ready at http://(\S+)")
         doomed = attach(old)
-        server.find(r"(model 'summary' is served)")
+        server.find(r"(serving model 'summary')")
         load = Load(url)
         show("one worker", load.until(VERSIONS[0]))
         attach(new)
