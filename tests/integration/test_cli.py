@@ -274,6 +274,8 @@ def test_a_class_of_whose_name_no_endpoint_can_have_one_is_said_with_its_line(cl
 
 def test_a_name_that_is_nowhere_is_told_those_that_are(cli, write):
     assert "has no forebay.Model named Q; there is Iris" in sentence(cli("check", f"{write(MODEL)}:Q"))
+    target = write(MODEL + "\n\ndef plain(text):\n    return text\n")
+    assert "has no forebay.Model named plain, but a function; call it in" in sentence(cli("check", f"{target}:plain"))
 
 
 @pytest.mark.parametrize(

@@ -417,6 +417,8 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
         hint = nearest(name, known)
         others = ", ".join(known.values())
         did_you_mean = f"; did you mean {known[hint]}?" if hint else f"; there is {others}" if others else ""
+        if inspect.isfunction(value):
+            did_you_mean = ", but a function; call it in the method `predict` of a class"
         raise ConfigError(f"{where} has no forebay.Model named {name}{did_you_mean}")
     return [value]
 
