@@ -156,7 +156,7 @@ def test_so_are_rows_that_go_as_samples(value, name, layout):
     for sizes in (contextlib.nullcontext, short_steps):
         with sizes():
             samples = at_once(as_samples(at_once(read_predict(body, MAX_SAMPLES)), name))
-            with pytest.raises(TooLarge, match="more than"):
+            with pytest.raises(TooLarge, match="expected at most"):
                 at_once(read_predict(body, len(rows) - 1))
         is_bare = [not isinstance(row, dict) or next(iter(row), "") == "b64" for row in rows]
         expected = [{name: row} if name and bare else row for row, bare in zip(rows, is_bare, strict=True)]

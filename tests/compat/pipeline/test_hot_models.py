@@ -644,7 +644,7 @@ def test_no_request_notices_that_the_model_is_replaced(  # P109, P111, P113, P15
         copy_slowly(old, folder)
         wait_for(OLD)
         shutil.rmtree(folder)
-        eventually(lambda: "is not taken" in server.log, "the warning")
+        eventually(lambda: "is rejected" in server.log, "the warning")
         load.more(eventually)
         shutil.copytree(new, folder)
         wait_for(NEW)
