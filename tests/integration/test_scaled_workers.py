@@ -13,7 +13,7 @@ def workers(server):
 
 
 def lines(server):
-    return [line["message"] for line in server.records if line["message"].startswith("workers of 'sleepy'")]
+    return [line["message"] for line in server.records if line["message"].startswith("scaling 'sleepy'")]
 
 
 def test_workers_come_with_the_load_are_replaced_when_killed_and_leave_one_by_one(serve, eventually, tmp_path):
@@ -32,7 +32,7 @@ def test_workers_come_with_the_load_are_replaced_when_killed_and_leave_one_by_on
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()[1] for answer in answers}) > 1
     eventually(lambda: workers(server) == (1, 1))
-    assert lines(server)[-2:] == ["workers of 'sleepy': 2 instead of 3", "workers of 'sleepy': 1 instead of 2"]
+    assert lines(server)[-2:] == ["scaling 'sleepy' to 2 workers from 3", "scaling 'sleepy' to 1 workers from 2"]
     assert server.metric("forebay_worker_restarts_total") == 1  # those that left are no loss
     assert server.call("sleepy", 0.0).status_code == 200
 
@@ -48,7 +48,7 @@ def test_without_workers_a_request_waits_for_one_or_is_told_how_long_that_takes(
     assert hurried.json()["error"]["detail"] == {"retry_after_s": int(hurried.headers["retry-after"])}
     assert "'sleepy' has no worker; one is being started, which takes about" in hurried.json()["error"]["message"]
     # The worker comes all the same, for whoever tries again, and leaves when nobody does.
-    eventually(lambda: lines(server)[-1] == "workers of 'sleepy': 0 instead of 1" and len(lines(server)) == 2)
+    eventually(lambda: lines(server)[-1] == "scaling 'sleepy' to 0 workers from 1" and len(lines(server)) == 2)
     answer = server.call("sleepy", 0.0)
     assert answer.status_code == 200
     eventually(lambda: workers(server) == (0, 0))
