@@ -12,7 +12,7 @@ import pytest
 from tests.generated import generate, lay
 from tests.waiting import PATIENCE_S
 
-HEAD = "# The packages that this project imports, in the versions that were installed where it was checked."
+HEAD = "# The packages that this project imports, in the versions installed where `forebay generate` ran."
 MODEL = """
 import forebay
 

@@ -73,7 +73,7 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
     ]
     if found and not (is_named and not recipe.extras):
         lines += [
-            "# Whatever the steps above replaced or removed, forebay has what it needs.",
+            "# Restores what forebay needs, whatever the steps above replaced or removed.",
             "# hadolint ignore=DL3059",
         ]
         lines += _forebay(recipe, is_named=is_named)[-1:]
@@ -110,7 +110,7 @@ def _base(python: str, *, with_conda: bool) -> list[str]:
         return conda_base(python, f"FROM {CONDA_IMAGE}")
     image = f"python:{python}-slim"
     return [
-        f"# Has security updates at each build. To pin it: --build-arg BASE={image}@sha256:...",
+        f"# Gets security updates at each build. To pin it: --build-arg BASE={image}@sha256:...",
         f"ARG BASE={image}",
         "FROM $BASE",
         f"RUN python3 -m venv {ENVIRONMENT}",

@@ -102,7 +102,7 @@ def _own_ignored(context: Path) -> list[str]:
         text = (context / ".dockerignore").read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return []
-    return ["# As .dockerignore says:", *text.splitlines(), "# Beside that:"]
+    return ["# From .dockerignore:", *text.splitlines(), "# In addition:"]
 
 
 def write(files: Mapping[str, str | bytes], folder: Path, *, force: bool) -> list[Path]:

@@ -25,7 +25,7 @@ def whole(recipe: Recipe, wanted: Wanted) -> dict[str, str]:
             recipe.name,
             wanted.replicas,
             _metrics(recipe),
-            "Loading a model costs more than keeping one for five minutes.",
+            "Loading a model costs more than keeping it for five minutes.",
         ),
     }
 
@@ -87,7 +87,7 @@ def _metrics(recipe: Recipe) -> list[str]:
     if recipe.http_port is None:
         return by_cpu()
     return [
-        "# In the cluster by the rule in prometheus-adapter.yaml. So many fill the batches of all workers of a pod.",
+        "# By the rule in prometheus-adapter.yaml. This number fills the batches of all workers of a pod.",
         "- type: Pods",
         "  pods:",
         "    metric: {name: forebay_in_flight}",

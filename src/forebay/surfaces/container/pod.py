@@ -155,10 +155,10 @@ def slug(path: str) -> str:
 
 def _grace(recipe: Recipe, role: Role) -> list[str]:
     if role.has_clients:
-        comment, seconds = "preStop, then the drain, then a little more", PRE_STOP_S + stop_s(recipe)
+        comment, seconds = "preStop, --drain-s and some seconds more", PRE_STOP_S + stop_s(recipe)
     else:
-        comment, seconds = "The drain, then a little more", stop_s(recipe)
-    return [f"# {comment}; after it the kubelet kills.", f"terminationGracePeriodSeconds: {seconds:.0f}"]
+        comment, seconds = "--drain-s and some seconds more", stop_s(recipe)
+    return [f"# {comment}; then the kubelet kills.", f"terminationGracePeriodSeconds: {seconds:.0f}"]
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -185,7 +185,7 @@ def _probes(recipe: Recipe, role: Role) -> list[str]:
         ready = {"grpc": {"port": recipe.grpc_port}}
     if recipe.ready:
         ready = {"exec": {"command": list(recipe.ready)}}
-    starts = "Loading may take long, and nothing else is asked until it is done."
+    starts = "Loading may take long; the other probes wait for it."
     values = {"why": role.startup or starts, "started": block(alive if role.startup else ready)}
     return _lines("probes.yaml", {**values, "ready": block(ready), "alive": block(alive)})
 

@@ -29,7 +29,7 @@ MAX_WARNINGS: Final = 20
 _OURS: Final = frozenset({"forebay", "forebay_target", "cortex_internal", "pyovms", "ventu"})
 _OUR_PREFIX: Final = "paddle_serving_"
 """Packages that forebay has itself, or offers to projects that were written for another server."""
-_HEAD: Final = "# The packages that this project imports, in the versions that were installed where it was checked.\n"
+_HEAD: Final = "# The packages that this project imports, in the versions installed where `forebay generate` ran.\n"
 
 
 def checked(recipe: Recipe, files: ContextFiles) -> Recipe:

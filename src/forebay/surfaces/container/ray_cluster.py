@@ -49,7 +49,7 @@ def on_ray(recipe: Recipe, units: Sequence[Unit], nodes: int) -> Recipe:
     return msgspec.structs.replace(
         recipe,
         base=(
-            f"# Ray's own image, in which KubeRay begins Ray. To pin it: --build-arg BASE={image}@sha256:...",
+            f"# Ray's own image, in which KubeRay starts Ray. To pin it: --build-arg BASE={image}@sha256:...",
             f"ARG BASE={image}",
             "FROM $BASE",
             "USER root",

@@ -129,7 +129,7 @@ def _model(recipe: Recipe, wanted: Wanted, model: SplitModel, app: str, front: s
             workers,
             wanted.replicas,
             _queue_time(owner),
-            "Loading a model costs more than keeping one for five minutes.",
+            "Loading a model costs more than keeping it for five minutes.",
         ),
         filled("worker-network.yaml", {"app": workers}),
     )
@@ -145,7 +145,7 @@ def _tls_flags(flags: SplitFlags, prefix: str) -> tuple[str, ...]:
 
 def _queue_time(owner: str) -> list[str]:
     return [
-        "# In the cluster by the rule in prometheus-adapter.yaml: how long requests wait in the owner's queue.",
+        "# By the rule in prometheus-adapter.yaml: how long requests wait in the owner's queue.",
         "- type: Object",
         "  object:",
         f"    describedObject: {{apiVersion: v1, kind: Pod, name: {owner}-0}}",

@@ -1,7 +1,7 @@
 # Makes the certificates of fronts, owners and workers, and puts them into the cluster:
 #   sh $file FOLDER
-# FOLDER keeps the authority. Whoever has its key can make pods believe anything, so keep it away from the project.
-# Run it again before the certificates end, after a year: running pods take the new ones up.
+# FOLDER keeps the authority. With its key anyone can pose as any pod, so keep it out of the project.
+# Run it again before the certificates expire, after a year: running pods use the new ones.
 set -eu
 umask 077
 mkdir -p "$${1:?say in which folder the authority is kept}"
@@ -17,7 +17,7 @@ if [ ! -e ca.key ]; then
     mv ca.new ca.key
 fi
 
-# issue NAME USAGE MORE: a certificate, and the secret of it.
+# issue NAME USAGE MORE: a certificate and its secret.
 issue() {
     make_key "$$1.key"
     openssl req -new -key "$$1.key" -subj "/CN=$name-wire-$$1" -out "$$1.csr"
