@@ -12,13 +12,12 @@ PAGE = Path(__file__).parents[2] / "docs/reference/misbehaving-models.md"
 INTRO = """\
 # Misbehaving models
 
-What becomes of a request, of those beside it and of the worker when user code misbehaves. Cells are tried by
-`tests/misbehave`, together with a request in the same batch (where there are batches) and two that follow: whoever is
-not named here is answered, and the pool comes back to full strength. This page is written by
-`python -m tests.misbehave.page`.
+What happens to a request, to the others of its batch and to the worker when user code misbehaves. `tests/misbehave`
+tries each cell, with another request in the same batch (where there are batches) and two later ones. Requests that a
+cell does not name are answered, and lost workers are replaced. `python -m tests.misbehave.page` writes this page.
 
-Each cell says who is hurt for the kinds of workers in this order: inline, thread, process, attached; once if it is the
-same for all that are possible.
+Each cell says who is hurt for each kind of worker, in this order: inline, thread, process, attached. A single entry
+holds for all possible kinds.
 
 """
 SECTIONS = {

@@ -35,9 +35,9 @@ LETTERS: Final = {
     "-": "nobody",
     "R": "the request alone",
     "B": "its batch",
-    "w": "and a worker, which is replaced (an attached one by whoever started it); a thread that hangs is left behind",
-    "t": "and a worker, until the code ends or the worker is ended by hand, as with the original",
-    "S": "the server; not tried by the tests, but for Nucleus, where the original ends as well",
+    "w": "and a worker, which is replaced (an attached one by whoever started it); a thread that hangs is abandoned",
+    "t": "and a worker, until the code ends or the worker is killed by hand, as with the original",
+    "S": "the server; tried only for Nucleus, where the original exits as well",
     "E": "the server does not start, and says why",
     "x": "not possible there",
 }

@@ -27,24 +27,23 @@ FILE_PAGE = PAGE.with_name("forebay-yaml.md")
 INTRO = """\
 # Settings
 
-Every setting of a server can be told in three ways, and `forebay check` says what comes of them:
+Settings of a server can be given in three ways; `forebay check` shows the result:
 
     forebay serve iris.py --http-port 9000          a flag
     FOREBAY_HTTP_PORT=9000 forebay serve iris.py    a variable of the environment
     forebay serve iris.py --config prod.yaml        a key of a file, here `http: {port: 9000}`
 
-A flag wins over a variable, that over the file, and that over what the class of a model says; then come the defaults
-below. A project of another server (`nucleus.yaml`, the file of a pipeline) stands where the class stands; a flag or a
-variable that it does not follow is a warning. A value outside its range, and a key or flag that there is not, end the
-start with one sentence; a `FOREBAY_` variable that nothing reads is a warning. An empty variable counts as none.
-Several values of a variable are separated by commas. A size or a duration may have a unit everywhere: `10MB`, `64MiB`,
-`500ms`, `10s`, `5m`, `1h`. Without one, the end of the name says it (`_bytes`, `_ms`, `_s`). `--port` is short for
-`--http-port`.
+A flag overrides a variable, a variable the file, and the file the attributes of a model's class. What none of them sets
+has the default below. For a project of another server, its own file (`nucleus.yaml`, that of a pipeline) takes the place
+of the class; flags and variables that it ignores are warnings. A value out of range, or an unknown key or flag, ends the
+start with an error; an unknown `FOREBAY_` variable is a warning. An empty variable counts as unset.
+Separate several values of a variable by commas. A size or a duration may have a unit: `10MB`, `64MiB`, `500ms`, `10s`,
+`5m`, `1h`. Without one, the end of the name says it (`_bytes`, `_ms`, `_s`). `--port` is short for `--http-port`.
 
 ## The file
 
-`forebay.yaml` in the folder that is served, or a file of any name behind `--config`. It says what is served, unless
-TARGET does; paths are relative to it.
+`forebay.yaml` in the served folder, or any file after `--config`. It names what is served, unless TARGET does; its paths
+are relative to it.
 
 ```yaml
 models:
@@ -65,11 +64,11 @@ log: {level: info, format: json}
 drain: 20
 ```
 
-A single one may stand at the top: `target: iris.py`. The keys under "Models" below go beside a target, or at the top
-for all of them. `env` is the environment of the worker processes, set before they import anything; the server itself
-imports the file without it, unless `python` names another interpreter. `attach` is an address, or a mapping of the keys
-below. `owner` is the address of another server: its models are served here as well, all of them or the one of `name`,
-also where a target has a model of that name (see [more than one machine](../how-to/more-than-one-machine.md)).
+A single target may stand at the top: `target: iris.py`. The keys under "Models" below go beside a target, or at the top
+for all of them. Worker processes have the variables of `env` before they import anything. The server imports the file
+without them, unless `python` names another interpreter. `attach` is an address, or a mapping of the keys below. `owner`
+is the address of [another server](../how-to/more-than-one-machine.md) whose models are served here as well. With `name`
+it is that model alone, even if a target has one of the same name.
 
 """
 TITLES = {
@@ -84,9 +83,9 @@ TITLES = {
 CLASS = """\
 ## Attributes of a model's class
 
-`class Iris(forebay.Model): max_batch_size = 16`. They are read from the class, before a model is made: what `__init__`
-or `load` sets on `self` changes nothing, and is warned of. `batch_key` and `pad` are told about in
-[Buckets and padding](../how-to/buckets-and-padding.md).
+`class Iris(forebay.Model): max_batch_size = 16`. They are read from the class, before a model is made: setting them on
+`self` in `__init__` or `load` has no effect but a warning. [Buckets and padding](../how-to/buckets-and-padding.md) explains
+`batch_key` and `pad`.
 
 """
 
@@ -119,10 +118,9 @@ def page() -> str:
 FILE_INTRO = """\
 # forebay.yaml
 
-Every key there is, with its default; those in a comment have none, or that of the model. Which flag and variable
-say the same, and what wins, is told with the [settings](settings.md). Nothing but a target has to stand in the file.
-What is misspelt or out of its range ends the start with file, line, key and what is allowed; `forebay check` says what
-comes of it.
+Every key, with its default. Keys in a comment have no default, or that of the model. Only a target is required.
+[Settings](settings.md) lists the flag and the variable of each key, and which wins. A misspelt key or a value out of range
+ends the start with file, line, key and what is allowed; `forebay check` shows the result.
 
 """
 WRITTEN = ("name", "version", "env", "python")

@@ -226,7 +226,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The gRPC port; what has no flag here is as for HTTP, or comes from the configuration of a pipeline.
+    """The gRPC port; other limits are those of HTTP, or come from the configuration of a pipeline.
 
     Attributes:
         host: Address to bind.
@@ -286,13 +286,12 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said about models from outside; None leaves the model's own setting.
+    """Settings that override those of models; None leaves the model's own.
 
     Attributes:
         name: Name of the endpoint, for a target that is one model.
         version: Version reported in answers and metrics; several under one name are served side by side.
-        weight: Its part of the requests that name no version, where there are several; without any weights the first
-            one gets all.
+        weight: Share of the requests that name no version; without any weights the first version gets all.
         env: Variables of the environment of its worker processes, beside those of the server.
         worker_kind: Where models run: in worker processes, in threads of the server, or on its event loop (inline).
         workers: Workers of each model, at most 1024. A range such as 1:8, or {min: 1, max: 8} in a file, follows the
@@ -400,7 +399,7 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Workers started elsewhere that attach to this server, and other servers that have models for it.
 
     Attributes:
-        address: Where they dial in, `unix:PATH` or `tcp:HOST:PORT`.
+        address: Address at which they connect, `unix:PATH` or `tcp:HOST:PORT`.
         secret: Shared secret of server and workers, or @FILE; required if other machines can connect without `cafile`.
         certfile: TLS certificate chain in PEM; with it workers must speak TLS.
         keyfile: Its private key, if it is not in the same file.
@@ -445,7 +444,7 @@ class AttachConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A Ray cluster that runs what is served, instead of this process.
+    """A Ray cluster that serves the models, instead of this process.
 
     Attributes:
         address: The cluster: auto finds the one that this machine is a node of, HOST:PORT is that of its head, and

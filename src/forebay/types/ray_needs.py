@@ -27,7 +27,7 @@ class RayNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_cpus: Processors.
-        num_gpus: GPUs, of which the worker sees no others; a part of one is shared.
+        num_gpus: GPUs; the worker sees no others. A part of one is shared.
         memory: Bytes.
         resources: Resources that were named when nodes were started.
         labels: Labels that the node must have.

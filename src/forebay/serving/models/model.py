@@ -83,37 +83,37 @@ class Model:
     Attributes:
         name: Name of the endpoint; the class's name in kebab-case if None.
         version: Version reported in answers and metrics.
-        max_batch_size: Samples in a batch at most.
-        max_wait_ms: Wait this long for a batch to fill while a worker is free. None, the default, needs no number: a
-            free worker takes what is there and waits only for clients it has just answered, while that pays.
-        policy: "auto" learns the sizes of batches and the waits for them that hold `latency_objective_ms` and make the
-            most of the workers within it. None leaves both to the settings above.
-        latency_objective_ms: The time that 95 of 100 requests are to be answered in.
-        timeout_ms: Time a request has if it names none itself (`X-Request-Timeout-Ms`); of a streamed answer, until its
+        max_batch_size: Most samples in a batch.
+        max_wait_ms: Time a free worker waits for a batch to fill. None, the default, needs no number: a free worker
+            takes the waiting requests, and waits only for clients it has just answered, while that pays.
+        policy: "auto" learns batch sizes and waits that keep `latency_objective_ms` at the highest throughput. None
+            leaves both to the settings above.
+        latency_objective_ms: Latency that 95 of 100 requests must meet.
+        timeout_ms: Time limit of a request that states none (`X-Request-Timeout-Ms`); of a streamed answer, until its
             first part.
-        deadline_ms: How long a request may take that names no time itself; one that would take longer is refused at
-            once. `timeout_ms` refuses none.
+        deadline_ms: Deadline of a request that states none; one that cannot meet it is refused at once. `timeout_ms`
+            refuses none.
         stream_idle_ms: Longest pause between two parts of a streamed answer; a longer one ends it. 0 sets no limit.
-        max_queue: Samples that may wait; one more is refused with 429.
+        max_queue: Most samples that wait; further requests get 429.
         batchable: Whether a request's body is an array of samples, and its answer the array of their results.
-        split: Whether a request of more samples than a batch takes is cut and joined again; otherwise it is refused.
+        split: Whether a request larger than a batch is split and its results joined again; otherwise it is refused.
         batch_key: A function of one decoded sample, as a rule a `staticmethod`; only samples with equal keys share a
             batch. It runs in the server, before the sample is queued and without the model: keep it quick.
-        pad: A `forebay.Pad`: samples of unlike length get an equal shape before `predict`, which is then given a
+        pad: A `forebay.Pad`: samples of different lengths get an equal shape before `predict`, which then gets a
             `forebay.Padded` list.
-        isolate_errors: Whether a batch that fails as a whole is halved and run again until the sample that fails it
-            stands alone. For models that may run a sample more than once.
+        isolate_errors: Whether a batch that fails as a whole is halved and run again until the failing sample is alone.
+            For models that may run a sample more than once.
         single_flight: Whether equal requests that are open at the same time run once: "off", those of one "tenant", or
             "all". For models whose answer depends on the request alone.
-        borrows_input: A promise that nothing refers to a sample any more once `predict` has returned. It saves a copy
-            of large samples in worker processes, for types that can refer to the body they came in: `memoryview` and
-            `msgspec.Raw`. Without it, what the model keeps of a sample is its own.
-        check_outputs: Whether a result that is not of the declared type fails its sample; False sends it as it is.
-        devices: What its workers run on, one after the other: `["cuda:0", "cuda:1"]`, or sets of processors,
-            `["cpu:0-3", "cpu:4-7"]`. There is a worker for each of them unless the number is told.
-        repository: A folder or a bucket (`s3://bucket/models`) with any number of models and versions, for all of which
-            the class answers: `load(self, path)` is given the folder of one of them.
-        device: What libraries call the device of this worker: `net.to(self.device)`. "cpu" if nobody said any.
+        borrows_input: A promise to keep nothing of a sample once `predict` has returned. It saves a copy of large
+            samples in worker processes, for types that can refer to the body they came in: `memoryview` and
+            `msgspec.Raw`. Without it, the model owns what it keeps of a sample.
+        check_outputs: Whether a result that is not of the declared type fails its sample; False sends it unchecked.
+        devices: Devices of the workers, assigned in turn: `["cuda:0", "cuda:1"]`, or sets of processors,
+            `["cpu:0-3", "cpu:4-7"]`. Without a number of workers, there is one for each.
+        repository: A folder or a bucket (`s3://bucket/models`) with any number of models and versions. The class serves
+            them all: `load(self, path)` gets the folder of one of them.
+        device: The name by which libraries know this worker's device: `net.to(self.device)`. The default is "cpu".
     """
 
     name: ClassVar[str | None] = None
