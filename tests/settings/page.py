@@ -33,17 +33,17 @@ Settings of a server can be given in three ways; `forebay check` shows the resul
     FOREBAY_HTTP_PORT=9000 forebay serve iris.py    a variable of the environment
     forebay serve iris.py --config prod.yaml        a key of a file, here `http: {port: 9000}`
 
-A flag overrides a variable, a variable the file, and the file the attributes of a model's class. What none of them sets
-has the default below. For a project of another server, its own file (`nucleus.yaml`, that of a pipeline) takes the place
-of the class; flags and variables that it ignores are warnings. A value out of range, or an unknown key or flag, ends the
-start with an error; an unknown `FOREBAY_` variable is a warning. An empty variable counts as unset.
+A flag overrides a variable, a variable the file, and the file the attributes of a model's class. What none of them
+sets has the default below. For a project of another server, its own file (`nucleus.yaml`, that of a pipeline) takes
+the place of the class; flags and variables that it ignores are warnings. A value out of range, or an unknown key or
+flag, ends the start with an error; an unknown `FOREBAY_` variable is a warning. An empty variable counts as unset.
 Separate several values of a variable by commas. A size or a duration may have a unit: `10MB`, `64MiB`, `500ms`, `10s`,
 `5m`, `1h`. Without one, the end of the name says it (`_bytes`, `_ms`, `_s`). `--port` is short for `--http-port`.
 
 ## The file
 
-`forebay.yaml` in the served folder, or any file after `--config`. It names what is served, unless TARGET does; its paths
-are relative to it.
+`forebay.yaml` in the served folder, or any file after `--config`. It names what is served, unless TARGET does; its
+paths are relative to it.
 
 ```yaml
 models:
@@ -84,8 +84,8 @@ CLASS = """\
 ## Attributes of a model's class
 
 `class Iris(forebay.Model): max_batch_size = 16`. They are read from the class, before a model is made: setting them on
-`self` in `__init__` or `load` has no effect but a warning. [Buckets and padding](../how-to/buckets-and-padding.md) explains
-`batch_key` and `pad`.
+`self` in `__init__` or `load` has no effect but a warning. [Buckets and padding](../how-to/buckets-and-padding.md)
+explains `batch_key` and `pad`.
 
 """
 
@@ -119,8 +119,8 @@ FILE_INTRO = """\
 # forebay.yaml
 
 Every key, with its default. Keys in a comment have no default, or that of the model. Only a target is required.
-[Settings](settings.md) lists the flag and the variable of each key, and which wins. A misspelt key or a value out of range
-ends the start with file, line, key and what is allowed; `forebay check` shows the result.
+[Settings](settings.md) lists the flag and the variable of each key, and which wins. A misspelt key or a value out of
+range ends the start with file, line, key and what is allowed; `forebay check` shows the result.
 
 """
 WRITTEN = ("name", "version", "env", "python")
