@@ -459,7 +459,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepositoryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Models that lie in a folder or a bucket.
+    """Models in a folder or a bucket.
 
     Attributes:
         poll_s: Time between two listings of the repository; 0 lists it at the start and on SIGHUP only.
