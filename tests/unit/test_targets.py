@@ -4,7 +4,9 @@
 import pytest
 
 from forebay.surfaces.lookup import _why_unknown
-from forebay.surfaces.native.repositories import name_of
+from forebay.surfaces.native.model_files import is_model_file
+from forebay.surfaces.native.project_image import _extras_of
+from forebay.surfaces.native.repositories import is_repository, model_files, model_problem, name_of
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,32 @@ def test_a_folder_that_is_a_version_is_called_as_the_one_above(address, name):  
 def test_a_model_of_tensorflow_lite_is_told_what_to_do(tmp_path):  # F89
     (tmp_path / "m.tflite").touch()
     assert "is a model of TensorFlow Lite, which nothing here runs" in _why_unknown(str(tmp_path / "m.tflite"))
+
+
+def lay(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return str(folder)
+
+
+@pytest.mark.parametrize("network", ["model.onnx", "onnx/model.onnx"])
+def test_the_folder_of_an_encoder_is_a_file_and_one_of_such_folders_a_repository(tmp_path, network):
+    files = ("config.json", "tokenizer.json", "1_Pooling/config.json", network)
+    one = lay(tmp_path / "models/mini/1", *files)
+    assert is_model_file(one)
+    assert not is_repository(one)
+    assert is_repository(str(tmp_path / "models"))
+    assert not is_model_file(str(tmp_path / "models"))
+    assert (model_files(files), model_problem(files)) == ([""], "")
+    assert _extras_of(one) == _extras_of(str(tmp_path / "models")) == ("onnx", "openvino", "tokenizers")
+
+
+def test_a_folder_is_no_encoder_for_one_of_its_files_alone(tmp_path):
+    net = lay(tmp_path / "net", "tokenizer.json", "model.onnx")
+    assert is_repository(net)
+    assert not is_model_file(net)
+    project = lay(tmp_path / "project", "model.py", "weights/config.json", "weights/tokenizer.json")
+    assert not is_repository(project)
+    assert "did you mean" in _why_unknown(project)
+    assert _extras_of(lay(tmp_path / "other", "model.onnx")) == ("onnx", "openvino")

@@ -24,8 +24,8 @@ Holds = Callable[[Collection[str]], str]
 
 NOT_READ: Final = frozenset({"config.pbtxt", "config.json", "graph.pbtxt"})
 """Files in repositories of other servers that tell these servers what to do."""
-WHOLE: Final = "saved_model.pb"
-"""A file that makes one model of the folder it lies in, with all that is below it."""
+WHOLE: Final = frozenset({"saved_model.pb", "tokenizer.json"})
+"""Files that make one model of the folder they lie in, with all that is below it."""
 
 
 def any_files(_paths: Collection[str]) -> str:
@@ -67,7 +67,7 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
         taken_for = kind or self.kind
         is_one = taken_for == "model"
         if taken_for == "any":
-            is_whole = any(file.path == WHOLE for file in loose)
+            is_whole = any(file.path in WHOLE for file in loose)
             is_one = is_whole or self._has_only_versions(folders) or (bool(loose) and not folders)
         models: dict[str, dict[int, Revision]] = {}
         if is_one:

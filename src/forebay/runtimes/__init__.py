@@ -4,10 +4,6 @@
     net = forebay.runtimes.load("net.onnx")
     net({"x": rows})["y"]
 
-signature   names, types and shapes of inputs and outputs, and the checks of a call against them
-contract    what a library is told and offers: onnx, openvino and paddle are one each
-model_file  which library runs what is there, and what is asked of it
-
 Nothing here knows requests, and nothing here is imported by a worker that has no model file.
 """
 

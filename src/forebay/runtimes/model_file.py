@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
+from forebay.runtimes.encoder import Encoder
+from forebay.runtimes.encoder_folder import is_encoder_folder
 from forebay.runtimes.library import RunOptions, Runtime, Trust, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
@@ -224,6 +226,8 @@ def _loader(
     """
     if options.openvino is not None:
         return partial(OpenVino, path), path.name
+    if is_encoder_folder(path):
+        return partial(Encoder, path), "it"
     for suffix, kind in KINDS.items():
         if (kind.is_found or path.is_file()) and (found := _only(path, suffix, named)):
             return partial(kind.runtime, found), found.name

@@ -50,7 +50,8 @@ class OnnxRuntime:
         self.file = model
         feeds, fetches = self._session.get_inputs(), self._session.get_outputs()
         scalars = _scalars(model) if any(not port.shape for port in (*feeds, *fetches)) else frozenset[str]()
-        self.signature = Signature(*(tuple(_var(port, scalars) for port in side) for side in (feeds, fetches)))
+        feeds, fetches = (tuple(_var(port, scalars) for port in side) for side in (feeds, fetches))
+        self.signature = Signature(feeds, fetches)
 
     @property
     def threads(self) -> int:

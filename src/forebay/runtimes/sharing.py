@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ForebayError
+from forebay.runtimes.encoder import Encoder
 from forebay.runtimes.signature import Signature, Value, Var
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class _Try:
         """Return how an answer changes with what is beside a sample; empty if none does."""
         samples = [self._made(1, scale=scale) for scale in scales]
         together = self._beside(samples)
+        exact = _SAME if isinstance(self._model.runtime, Encoder) else 0.0  # which pads what is shorter
         if together is None:
             return f"it cannot be run on {_ROWS} samples: {self.problem}"
         for name, array in together.items():
@@ -153,7 +155,7 @@ class _Try:
                 here = slice(row, row + 1)
                 if alone is None or alike is None or array.shape != alike[name].shape:
                     return f"it cannot be run on copies of a sample: {self.problem or 'they have another shape'}"
-                if self._equal(array[here], alike[name][here], 0.0) and self._equal(alone[name], array[here], _ALIKE):
+                if self._equal(array[here], alike[name][here], exact) and self._equal(alone[name], array[here], _ALIKE):
                     continue
                 if not self._wavers(name, sample, array[here], alike[name][here], alone[name]):
                     return f"its output '{name}' is another one for a sample that has others beside it"

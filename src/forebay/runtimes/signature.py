@@ -49,6 +49,7 @@ class Var(msgspec.Struct, frozen=True):
         is_scalar: Whether it is known to have no axes at all.
         tensor: What a SavedModel's graph calls it.
         examples: Elements that the model is known to take, where it does not take any.
+        max_characters: The longest text; 0 where the model takes any, and bytes that are no text.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Var(msgspec.Struct, frozen=True):
     is_scalar: bool = False
     tensor: str = ""
     examples: tuple[str | float, ...] = ()
+    max_characters: int = 0
 
     @property
     def dtype(self) -> str | None:
@@ -75,10 +77,11 @@ Feed = Sequence[tuple[Var, Value]]
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a model takes and gives."""
+    """What a model takes and gives; `speaks` is the path of OpenAI's protocol that asks for this, if there is one."""
 
     feeds: tuple[Var, ...]
     fetches: tuple[Var, ...]
+    speaks: str = ""
 
     def bound(self, file: Signature) -> Signature:
         """Return this with the names that a model file has: by its names, else by the aliases, else by position.

@@ -27,7 +27,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO, Final, Protocol, overload
+from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
@@ -137,15 +137,11 @@ def tried(path: Path, options: RunOptions, devices: Sequence[Device], limits: Tr
     kept = _idle.take()
     found = None if kept is None else _asked(kept, path, order, limits, max_bytes, is_kept=True)
     # What a library has kept of another file may end a process, or it was gone before it was asked.
-    return _asked(_Process(), path, order, limits, max_bytes) if found is None else found
+    found = _asked(_Process(), path, order, limits, max_bytes) if found is None else found
+    assert found is not None
+    return found
 
 
-@overload
-def _asked(process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int) -> Trial: ...
-@overload
-def _asked(
-    process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int, *, is_kept: bool
-) -> Trial | None: ...
 def _asked(
     process: _Process, path: Path, order: bytes, limits: TrialLimits, max_bytes: int, *, is_kept: bool = False
 ) -> Trial | None:

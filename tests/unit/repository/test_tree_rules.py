@@ -166,11 +166,17 @@ def test_a_folder_of_models_agrees_with_a_rule_in_one_line(paths, is_strict):
     assert set(found.models) == {path.split("/")[0] for path in paths if "/" in path}
 
 
-def test_a_saved_model_is_all_that_lies_in_its_folder():
-    whole = ("saved_model.pb", "variables/variables.index", "assets/words.txt")
+@pytest.mark.parametrize(
+    "whole",
+    [
+        ("saved_model.pb", "variables/variables.index", "assets/words.txt"),
+        ("config.json", "tokenizer.json", "1_Pooling/config.json", "onnx/model.onnx"),
+    ],
+)
+def test_a_saved_model_or_an_encoder_is_all_that_lies_in_its_folder(whole):
     found = TreeRules(kind="any", name="iris").read(files(*whole))
     assert [file.path for file in found.models["iris"][1].files] == sorted(whole)
-    found = TreeRules(kind="any").read(files(*(f"iris/{path}" for path in whole), "wine/2/saved_model.pb"))
+    found = TreeRules(kind="any").read(files(*(f"iris/{path}" for path in whole), f"wine/2/{whole[0]}"))
     assert [file.path for file in found.models["iris"][1].files] == sorted(whole)
     assert list(found.models["wine"]) == [2]
 

@@ -16,8 +16,9 @@ from typing import Annotated, Any, ClassVar, Final, TypedDict, cast
 import msgspec
 
 from forebay.errors import BadOutcome, ConfigError, ValidationError
+from forebay.openai import Embedding, EmbeddingRequest, RerankRequest, Score
 from forebay.runtimes.library import OpenVinoOptions, RunOptions, Trust, accelerator
-from forebay.runtimes.model_file import ModelFile, load_with
+from forebay.runtimes.model_file import KINDS, ModelFile, load_with
 from forebay.runtimes.sharing import SignaturePlan
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.serving.models.array_types import SCALARS, ArrayType, array_of, objects_of
@@ -32,6 +33,15 @@ from forebay.workers.user_calls.user_code import caught
 
 _BOUNDED: Final = 32
 """Whole numbers of more bits are not bounded in the type: JSON schemas and msgspec end there."""
+
+
+class TextRequest(EmbeddingRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text whose vector is wanted; encoders take no tokens, which clients number otherwise."""
+
+    input: str
+
+
+_SPOKEN: Final = {"embeddings": (TextRequest, Embedding), "rerank": (RerankRequest, Score)}
 
 
 class FilePlan(msgspec.Struct, frozen=True):
@@ -130,7 +140,9 @@ class _Asked:
         for name, array in found.items():
             if array.shape[:1] != (count,):
                 raise BadOutcome(f"the output '{name}' has the shape {list(array.shape)} for {count} samples")
-        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        spoken = _SPOKEN.get(self.plan.signature.speaks)
+        return [spoken[1](**row) for row in rows] if spoken else rows
 
     def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         signature = self.plan.signature
@@ -140,7 +152,8 @@ class _Asked:
 
 
 def _arrays(plan: SignaturePlan, sample: Any) -> dict[str, Any]:
-    return {var.alias: _array(var, sample[var.alias]) for var in plan.signature.feeds}
+    given: Mapping[str, Any] = msgspec.structs.asdict(sample) if isinstance(sample, msgspec.Struct) else sample
+    return {var.alias: _array(var, given[var.alias]) for var in plan.signature.feeds}
 
 
 def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> type[FileModel]:
@@ -155,8 +168,7 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
     path, sharing = Path(plan.path), plan.main.sharing
     if problem := unserved(plan.main.signature):
         raise ConfigError(f"the model is '{path}', and its {problem}")
-    # A folder that is called by its version lies in one that is called like the model.
-    stem = path.parent.name if path.name.isdigit() else path.stem
+    stem = stem_of(path)
     title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^A-Za-z0-9]+", stem)) or "Model"
     given, answer = _types(title, plan.main)
 
@@ -193,6 +205,11 @@ def class_of(plan: FilePlan, loaded: Callable[[], ModelFile] | None = None) -> t
     return made
 
 
+def stem_of(path: Path) -> str:
+    """Return what a model is called: like its file or folder, or like the folder of its versions."""
+    return path.parent.name if path.name.isdigit() else path.stem if path.suffix in KINDS else path.name
+
+
 def runner_of(plan: Any, *, isolate_errors: bool = True) -> ModelRunner | MethodsRunner:
     """Build the runner of a model file; the reference that worker processes are given."""
     return runner_for(class_of(msgspec.convert(plan, known(FilePlan))), isolate_errors=isolate_errors)
@@ -225,6 +242,8 @@ def _method(name: str, given: Any, answer: Any, module: str) -> Callable[..., An
 
 def _types(title: str, plan: SignaturePlan) -> tuple[Any, Any]:
     """Return the types of a sample and of a result."""
+    if plan.signature.speaks:
+        return _SPOKEN[plan.signature.speaks]
     sides = {"Input": plan.signature.feeds, "Output": plan.signature.fetches}
     given, answer = (_record(title + what, side, has_rows=plan.sharing.has_rows) for what, side in sides.items())
     return given, answer
@@ -311,6 +330,10 @@ def _texts(var: Var, value: Any) -> Any:
         array = objects_of(value)
         if var.rows is None and not all(isinstance(one, str | bytes) for one in array.flat):
             raise ValueError("each element must be a string")
+        for one in array.flat if var.max_characters else ():
+            if isinstance(one, bytes) or len(one) > var.max_characters:
+                found = f"{len(one):,} {'bytes' if isinstance(one, bytes) else 'characters'}"
+                raise ValueError(f"up to {var.max_characters:,} characters of UTF-8 each, got {found}")
     except ValueError as problem:
         msg = f"'{var.alias}': expected an array of strings: {problem}"
         raise ValidationError(msg, detail={"path": f"$.{var.alias}"}) from None

@@ -19,6 +19,7 @@ from forebay.cluster.deployment import PROJECT, TLS_FILES, Deployment, Unit
 from forebay.errors import ConfigError
 from forebay.repository.repository_address import is_address
 from forebay.server.config import AttachConfig, GrpcConfig, HttpConfig, Overrides, ProcessConfig, RepositoryConfig
+from forebay.serving.models.file_model import stem_of
 from forebay.serving.models.model import models_in, settings_of
 from forebay.surfaces.native.compositions import compositions_of
 from forebay.surfaces.native.describe import describe_in
@@ -153,7 +154,7 @@ def _parts(entry: TargetEntry) -> Iterator[_Part]:
         yield _Part(target, overrides.name or name_of(target), ())
         return
     if is_model_file(target):
-        yield _Part(target, overrides.name or path.stem, (overrides.name or path.stem,))
+        yield _Part(target, name := overrides.name or stem_of(path), (name,))
         return
     if overrides.python is not None:
         for class_name, described in describe_in(overrides.python, target, overrides.env):

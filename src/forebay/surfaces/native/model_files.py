@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that are model files: `forebay serve net.onnx`, `net.xml`, `net.skops`, the folder of a SavedModel."""
+"""Targets that are model files: `forebay serve net.onnx`, `net.xml`, `net.skops`, a SavedModel, an encoder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.runtimes.encoder_folder import is_encoder_folder
 from forebay.runtimes.library import OpenVinoOptions, RunOptions, Trust
 from forebay.runtimes.model_file import KINDS
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
@@ -33,7 +34,8 @@ class ModelTarget(NamedTuple):
 
 def is_model_file(target: str) -> bool:
     """Tell whether a target is a model file, by its name; one that is not there is told when it is loaded."""
-    return Path(target).suffix in KINDS or folder_of(Path(target)) is not None
+    path = Path(target)
+    return path.suffix in KINDS or folder_of(path) is not None or is_encoder_folder(path)
 
 
 def read_model_file(

@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.repository.repository_address import is_address
+from forebay.runtimes.encoder_folder import TOKENIZER
 from forebay.runtimes.model_file import KINDS
 from forebay.serving.models.model import defined_models, settings_of
 from forebay.surfaces.container.project_recipe import recipe_of
@@ -29,6 +30,7 @@ _EXTRAS: Final = {".py": (), **{suffix: (kind.extra,) for suffix, kind in KINDS.
 """What runs files of a kind."""
 _ANY: Final = ("onnx", "openvino")
 """What a place may need that cannot be looked at."""
+_IF_FOUND: Final = {"*.skops": "sklearn", TOKENIZER: "tokenizers"}
 
 
 def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recipe:
@@ -76,10 +78,9 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
 
 
 def _extras_of(target: str) -> tuple[str, ...]:
-    """Return what runs a target; scikit-learn is large, and is added to a folder that has a model of it only."""
+    """Return what runs a target."""
     path = split_target(target)[0]
-    has_skops = path.is_dir() and any(path.rglob("*.skops"))
-    return _EXTRAS.get(path.suffix, (*_ANY, "sklearn") if has_skops else _ANY)
+    return _EXTRAS.get(path.suffix, (*_ANY, *(extra for files, extra in _IF_FOUND.items() if any(path.rglob(files)))))
 
 
 def _split_models(target: str, file: str, project: Project, overrides: Overrides) -> tuple[SplitModel, ...]:

@@ -23,6 +23,7 @@ from forebay.repository.repository import FIRST_S, Repository
 from forebay.repository.repository_address import is_address, source_of
 from forebay.repository.tree_rules import TreeRules
 from forebay.repository.version_policy import VersionPolicy
+from forebay.runtimes.encoder_folder import is_encoder, is_encoder_folder
 from forebay.runtimes.model_file import KINDS
 from forebay.runtimes.saved_model import FILE, files_problem
 from forebay.server.stock import Stock
@@ -118,10 +119,11 @@ def is_repository(target: str) -> bool:
     if is_address(target):
         return True
     folder = Path(target)
-    if not folder.is_dir() or any((folder / name).exists() for name in ("forebay.yaml", "nucleus.yaml", FILE)):
+    others = ("forebay.yaml", "nucleus.yaml", FILE)
+    if not folder.is_dir() or is_encoder_folder(folder) or any((folder / name).exists() for name in others):
         return False
     for at, folders, files in os.walk(folder, followlinks=True):
-        if not model_problem(files):
+        if not model_problem([*files, *folders]):
             return True
         folders[:] = [] if len(Path(at).relative_to(folder).parts) >= _DEPTH - 1 else folders
     return False
@@ -139,7 +141,9 @@ def model_problem(paths: Collection[str]) -> str:
 
 
 def model_files(paths: Collection[str]) -> list[str]:
-    """Return the files among these that are models a library runs."""
+    """Return the files among these that are models a library runs; "" is all of them as one."""
+    if is_encoder(paths.__contains__) and any("onnx" in path for path in paths):
+        return [""]
     stems = {PurePosixPath(path).stem for path in paths if path.endswith((".bin", ".pdiparams")) and "/" not in path}
     pairs = (".xml", ".pdmodel")
     alone = tuple(suffix for suffix, kind in KINDS.items() if kind.is_found and suffix not in pairs)
