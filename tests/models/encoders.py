@@ -31,7 +31,7 @@ def folder(path, architecture="TinyModel", labels=0, network="model.onnx", outpu
         (path / network).parent.mkdir(exist_ok=True)
         save(path / network, labels, output or ("logits" if labels else "last_hidden_state"), types=types)
     names = {str(at): f"L{at}" for at in range(labels)}
-    write(path / "config.json", architectures=[architecture], pad_token_id=0, **{"id2label": names, **config})
+    write(path / "config.json", **{"architectures": [architecture], "pad_token_id": 0, "id2label": names, **config})
     write(path / "tokenizer_config.json", model_max_length=TOKENS)
     return path
 

@@ -14,7 +14,7 @@ import msgspec
 
 from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError
-from forebay.runtimes.encoder_folder import FILES, TOKENIZER, Told, network_of, read, task_of
+from forebay.runtimes.encoder_folder import FILES, TOKENIZER, EncoderConfig, network_of, read, task_of
 from forebay.runtimes.library import RunOptions, library, ordinary
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.signature import Signature, Value, Var
@@ -46,7 +46,7 @@ class Encoder:
         self.can_run_on, self.over_samples = self._network.can_run_on, self._network.over_samples
         if unknown := {var.name for var in self._network.signature.feeds} - _INPUTS.keys():
             raise ConfigError(f"{file.name} takes {', '.join(sorted(unknown))}; expected {', '.join(_INPUTS)}")
-        self._model, tokenizer, transformer, sentences = (read(folder / name, Told) for name in FILES)
+        self._model, tokenizer, transformer, sentences = (read(folder / name, EncoderConfig) for name in FILES)
         self._task = task_of(folder, self._model, [var.name for var in self._network.signature.fetches])
         limits = [one for one in (tokenizer.model_max_length, self._model.max_position_embeddings) if one and one > 0]
         limit = transformer.max_seq_length or int(min(limits, default=512))

@@ -20,7 +20,7 @@ _FLAG: Final = "pooling_mode_"
 """Before the name of a pooling in older files, which say of each whether it is meant."""
 
 
-class Told(msgspec.Struct):
+class EncoderConfig(msgspec.Struct):
     """What is read of a file; each says some of it."""
 
     architectures: list[str] | None = None
@@ -72,7 +72,7 @@ def network_of(folder: Path) -> Path:
     return (named or found)[0]
 
 
-def task_of(folder: Path, model: Told, outputs: Collection[str]) -> Task:
+def task_of(folder: Path, model: EncoderConfig, outputs: Collection[str]) -> Task:
     """Return what an encoder does; raises a `ConfigError` if it is nothing that is served."""
     kind = (model.architectures or ["unknown"])[0]
     modules = read(folder / "modules.json", list[dict[str, Any]])

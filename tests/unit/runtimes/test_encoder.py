@@ -113,20 +113,21 @@ def test_prompts_limits_and_lower_case_are_those_of_the_folder(tmp_path):
 
 
 def test_long_texts_run_apart_from_others(tmp_path, monkeypatch):
-    path = pooled(folder(tmp_path / "net"))
+    path = pooled(folder(tmp_path / "net", pad_token_id=1))
     net = forebay.runtimes.load(path)
-    shapes = []
+    shapes, padded = [], []
     run = OnnxRuntime.run
 
     def noted(self, feed, fetch):
         shapes.append(feed["input_ids"].array.shape)
+        padded.extend(feed["input_ids"].array[feed["attention_mask"].array == 0])
         return run(self, feed, fetch)
 
     monkeypatch.setattr(OnnxRuntime, "run", noted)
     monkeypatch.setattr(encoder, "_RUN_TOKENS", 16)
     asked_texts = ["sun " * 11, "a", "it is", "rain " * 10, "the"]
     answer = net({"input": np.array(asked_texts, object)})
-    assert shapes == [(3, 4), (1, 12), (1, 13)]
+    assert (shapes, padded) == ([(3, 4), (1, 12), (1, 13)], [1, 1])
     assert answer["tokens"].tolist() == [13, 3, 4, 12, 3]
     for text, vector in zip(asked_texts, answer["vector"], strict=True):
         assert near(vector, reference(path, text).mean(axis=0))
@@ -136,6 +137,18 @@ def test_long_texts_run_apart_from_others(tmp_path, monkeypatch):
 def test_texts_share_a_run_where_the_network_lets_them(tmp_path, labels):
     sharing = sharing_of(forebay.runtimes.load(folder(tmp_path / "net", SEQUENCES if labels else "TinyModel", labels)))
     assert (sharing.has_rows, sharing.why_not) == (True, "")
+
+
+def test_texts_share_a_run_although_padding_changes_how_numbers_are_rounded(tmp_path, monkeypatch):
+    net = forebay.runtimes.load(folder(tmp_path / "net"))
+    run = OnnxRuntime.run
+
+    def rounded(self, feed, fetch):
+        (value,) = run(self, feed, fetch)
+        return [Value(value.array * (1 + 1e-6 * value.array.shape[1]))]
+
+    monkeypatch.setattr(OnnxRuntime, "run", rounded)
+    assert sharing_of(net).why_not == ""
 
 
 def test_texts_share_no_run_where_the_network_ignores_its_mask(tmp_path, monkeypatch):
