@@ -26,7 +26,7 @@ The public names of `forebay`, with their signatures and docstrings; of methods 
 name is imported on first use.
 """
 SECTIONS = {
-    "Models": "Model endpoint Pad Padded File Context Media Last Failure is_cancelled",
+    "Models": "Model endpoint Pad Padded File Context Media Answer Last Failure is_cancelled",
     "Models that OpenAI's clients ask: `forebay.openai`": (
         "openai.ChatRequest openai.CompletionRequest openai.EmbeddingRequest openai.RerankRequest openai.Message "
         "openai.TextPart openai.Tool openai.FunctionTool openai.ToolChoice openai.NamedTool openai.ToolCall "

@@ -151,7 +151,8 @@ def test_a_public_class_has_a_name_of_its_own(modules):
     for name, module in modules.items():
         for public in module.classes:
             homes[public].append(name)
-    assert {public: where for public, where in homes.items() if len(where) > 1} == {}
+    # `forebay.Answer` is what a model makes, `forebay.testing.Answer` what came of it at a client.
+    assert {public for public, where in homes.items() if len(where) > 1} == {"Answer"}
 
 
 def test_no_modules_import_each_other_in_a_circle(modules):

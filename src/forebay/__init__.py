@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from forebay.types.call import Failure, Last, Media
     from forebay.types.context import Context
     from forebay.types.file import File
+    from forebay.types.model_answer import Answer
     from forebay.workers.user_calls.cancel import is_cancelled
 
 _HOMES = {
     "SKIP": "forebay.graph.values",
+    "Answer": "forebay.types.model_answer",
     "Batch": "forebay.arrays.array_batch",
     "BatchMismatch": "forebay.errors",
     "BatchResultMismatch": "forebay.errors",
@@ -98,6 +100,7 @@ _HOMES = {
 
 __all__ = [
     "SKIP",
+    "Answer",
     "Batch",
     "BatchMismatch",
     "BatchResultMismatch",

@@ -16,7 +16,7 @@ ORIGIN = "http://page.example"
 SOURCE = """
     from typing import Annotated
     from msgspec import Meta
-    from forebay import Media, compose, node
+    from forebay import Answer, Media, compose, node
 
     @node
     def shown(text: str, times: int, as_page: bool) -> dict | Media:
@@ -26,6 +26,16 @@ SOURCE = """
     @compose
     def page(text: str, *, times: Annotated[int, Meta(ge=0, le=9)] = 1, as_page: bool = False) -> dict | Media:
         return shown(text, times, as_page)
+
+    @node
+    def known(text: str) -> dict | Answer:
+        if text == "nested":
+            return Answer(5, 201)
+        return Answer({"known": text}, 201, {"x-a": text}) if text == "ada" else Answer("nobody", 404)
+
+    @compose
+    def find(text: str) -> dict | Answer:
+        return known(text)
 """
 
 
@@ -37,8 +47,8 @@ def ask(request, launch, tmp_path_factory):
     server = launch(file, "--cors-origin", ORIGIN)
     headers = {} if request.param == "fast lane" else {"origin": ORIGIN}
 
-    def ask(text, **query):
-        return server.client.post("/models/page", content=json.dumps(text), params=query, headers=headers)
+    def ask(text, model="page", **query):
+        return server.client.post(f"/models/{model}", content=json.dumps(text), params=query, headers=headers)
 
     return ask
 
@@ -75,6 +85,14 @@ def test_a_result_may_name_its_media_type(ask):
         assert answer.headers["content-length"] == "9"
         assert answer.text == "<p>ab</p>"
     assert ask("ab").headers["content-type"] == "application/json"
+
+
+def test_a_result_may_have_a_status_and_headers(ask):
+    for _ in range(2):
+        found = ask("ada", "find")
+        assert (found.status_code, found.headers["x-a"], found.json()) == (201, "ada", {"known": "ada"})
+        assert (ask("bob", "find").status_code, ask("bob", "find").json()) == (404, "nobody")
+    assert ask("nested", "find").status_code == 500  # no dict
 
 
 @pytest.mark.parametrize("body", ["a,b", [1], None])

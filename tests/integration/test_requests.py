@@ -274,6 +274,38 @@ def test_an_event_source_gets_a_stream(server):  # F50
     assert server.client.get("/models/raw?x=1").json()["name"] == "raw"
 
 
+@pytest.mark.parametrize("lane", [{}, {"origin": "http://127.0.0.1"}], ids=["fast lane", "Starlette"])
+def test_fields_of_a_sample_may_stand_in_the_query_of_a_post(server, lane):
+    def post(target, **more):
+        more["headers"] = {**more.get("headers", {}), **lane}
+        return server.client.post(f"/models/{target}", **more)
+
+    assert post("says?times=1", json={"text": "a"}).text == 'data: "a 0"\n\n'
+    assert post("says?times=1&text=b").text == 'data: "b 0"\n\n'  # nothing in the body
+    assert post("chooses?size=2&is_new=on", json={}).json() == {"size": 2, "is_new": True, "named": "two"}
+    msgpack = {"content-type": "application/msgpack"}
+    assert post("chooses?size=2", content=b"\x81\xa5named\xa11", headers=msgpack).json()["size"] == 2
+    assert post("sizer?wide=1&wide=2&high=3", json={"label": "a"}).json()["wide"] == ["float32", [1.0, 2.0]]
+    # Whatever the sample does not have is not read, as before.
+    assert post("pictures?label=b&utm=c", json={"image": "AAAA"}).json()["label"] == "b"
+    assert post("raw?x=1", content=b"abc").json() == 3
+    assert post("anything?b=2", json={"a": 1}).json() == {"a": "1"}
+    assert post("rows?x=1", json=[1, 2]).json() == [1, 2]
+    assert post("keyed?label=b", json={"image": "AAAA"}).json() == "b"
+
+    both = post("chooses?size=2", json={"size": 1})
+    assert (both.status_code, "the query and in the body" in both.text) == (400, True)
+    assert post("chooses?size=3", json={}).json()["error"]["detail"]["path"] == "$.size"
+    for query, status in (
+        ("?size=1&size=2", 422),
+        ("?named=%ff", 400),
+        ("?" + "a=1&" * 200, 400),
+        ("?size=" + "9" * 9000, 422),
+    ):
+        assert post(f"chooses{query}", json={}).status_code == status, query[:20]
+    assert post("chooses?size=2", json=[1]).status_code == post("chooses?size=2", content=b"{").status_code + 22 == 422
+
+
 def test_json_of_several_lines_is_one_line_of_an_event(server):
     assert server.call("quotes", 1).text == 'data: "\\n"\n\ndata: {   "a": [1,   2]   }\n\n'
     for inside in ("inside", "undeclared"):
@@ -313,6 +345,8 @@ def test_workers_that_attach_get_forms_whole_and_are_told_of_requests(launch, tm
             answer = send(server, "pictures", {"image": ("long", b"\x01" * 50_000)}, label="")
             assert (answer.json()["sum"], answer.json()["is_on_disk"]) == (50_000, False)
             assert send(server, "pictures", {"image": bytes(150_000)}, label="").status_code == 413
+            told = server.client.post("/models/pictures?label=b", json={"image": "AAAA"}).json()
+            assert told["label"] == "b"
         finally:
             worker.terminate()
             other.terminate()

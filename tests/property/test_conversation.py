@@ -17,7 +17,7 @@ import pytest
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge
 from forebay.types.batch import EntryBatch, Noted
-from forebay.types.call import Failure, Media, Request
+from forebay.types.call import Failure, Request, media_of
 from forebay.workers.pool import CREDIT
 from forebay.workers.pools.attached_pool import AttachedPool
 from forebay.workers.pools.seating import PORTION
@@ -510,13 +510,29 @@ def test_what_a_client_takes_when_all_is_said_is_not_told_the_worker():
     (None, True), ({}, True), ({0: "image/png"}, True), ({1: "image/png"}, False), ({-1: "image/png"}, False),
     ({"0": "image/png"}, False), ({0: "a\r\nb: c"}, False), ({0: 1}, False),
     (["image/png"], False), ({True: "a/b"}, False),
+    ({0: ["", 404, [["x-a", "b"]]]}, True), ({0: ["image/png", 200, []]}, True),
+    ({0: ["", 99, []]}, False), ({0: ["", True, []]}, False), ({0: ["", "404", []]}, False),
+    ({0: ["a\r\nb", 404, []]}, False), ({0: []}, False),
+    ({0: ["", 404, [["x", "a\r\nb: c"]]]}, False), ({0: ["", 404, [["content-length", "1"]]]}, False),
+    ({0: ["", 404, [["x", "y"]] * 33]}, False), ({0: ["", 404, [["x"]]]}, False), ({0: ["", 404]}, False),
 ])  # fmt: skip
 def test_an_outcome_may_have_a_media_type(types, is_right):  # F29
     talk = in_state("busy")
     (event,) = talk.feed(frames.encode(["result", running_in(talk), [b"r"], None, 0.1, True, None, types]), 3.0)
     assert (type(event) is Result) == is_right
     if is_right:
-        assert event.outcomes == [Media(b"r", "image/png") if types else b"r"]
+        assert event.outcomes == [media_of(b"r", types[0]) if types else b"r"]
+
+
+def test_the_first_part_of_a_stream_may_bring_the_head_of_its_answer():
+    for media, is_right in (
+        ({0: ["", 404, [["x-a", "b"]]]}, True),
+        ({0: ["", 204, []]}, False),
+        ({1: ["", 404, []]}, False),
+    ):
+        talk = in_state("busy")
+        (event,) = talk.feed(frames.encode(["round", 1, [[running_in(talk), [b"p"], None, media]], []]), 3.0)
+        assert (type(event) is Heard) == is_right
 
 
 @pytest.mark.parametrize("outcome", [["r"], "r", None, 1])

@@ -40,7 +40,7 @@ from forebay.owners.stepwise_reader import InSteps, send
 from forebay.owners.wire import EndedSeat, HandedOn, HandedRequests, MemberServings, ModelRequests, bytes_of
 from forebay.server.byte_budget import SMALL_BYTES, ByteBudget
 from forebay.serving.tensor_face import TENSORS, TensorRequest
-from forebay.types.call import Failure, Media, Outcome, ReplyToAll, Request
+from forebay.types.call import Failure, Media, Outcome, ReplyToAll, Request, told_of
 from forebay.types.server_state import here
 from forebay.types.tenant import Tenant, Tenants
 from forebay.workers.memory.landing import Joining, Landing, Places, landed_in, placed
@@ -254,7 +254,7 @@ class _Desk(ReplyToAll):
             self.ended.append(EndedSeat(seat, None, failure, name, cost_s, _retry_s(error)))
             self.results.append(None)
         elif type(outcome) is Media:
-            self.ended.append(EndedSeat(seat, outcome.type, cost_s=cost_s))
+            self.ended.append(EndedSeat(seat, told_of(outcome), cost_s=cost_s))
             self.results.append(outcome.body)
         else:
             self.ended.append(EndedSeat(seat, cost_s=cost_s) if cost_s else seat)
@@ -313,7 +313,8 @@ class _Desk(ReplyToAll):
         flow.room -= len(parts)
         flow.held.append(release)
         self.go_on(flow)
-        self.parts.append((seat, [*parts]))
+        told = [{"body": one.body, "told": told_of(one)} if type(one) is Media else one for one in parts]
+        self.parts.append((seat, told))
         self._link.speak(self)
 
     def go_on(self, flow: _Flow) -> None:

@@ -42,7 +42,7 @@ from forebay.owners.wire import (
     OwnerOpening,
     bytes_of,
 )
-from forebay.types.call import Failure, Media, Origin, Request
+from forebay.types.call import Failure, Origin, Request, media_of
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.workers.memory.landing import Joining, landed_in, placed
@@ -544,7 +544,7 @@ def _part(result: Any) -> Any:
     """Return a part of a streamed answer; raises the error of one that could not be read."""
     if type(result) is Failure:
         raise result.error
-    return result
+    return media_of(**msgspec.convert(result, dict[str, Any])) if type(result) is dict else result
 
 
 def _outcome(told: EndedSeat | int, result: Any) -> Any:
@@ -559,4 +559,4 @@ def _outcome(told: EndedSeat | int, result: Any) -> Any:
         return Failure(error)
     if type(result) is Failure:  # it could not be read
         return result
-    return result if told.media is None else Media(result, told.media)
+    return result if told.media is None else media_of(result, told.media)

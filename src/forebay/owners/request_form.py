@@ -28,6 +28,7 @@ class _Params(msgspec.Struct, frozen=True):
     wanted_in: str = msgspec.field(name="out")
     call: str = msgspec.field(name=CALL, default="")
     context: tuple[dict[str, str], str, tuple[str, int] | None, float] | None = None
+    fields: list[tuple[str, str]] = []
 
 
 class _TensorParams(_Params, frozen=True, kw_only=True):

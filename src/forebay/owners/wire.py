@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 
 from forebay.observe.traces.trace_context import MAX_CHARACTERS
+from forebay.types.call import Media, MediaHead
 from forebay.types.tenant import LEAST_URGENT, MAX_CHILD, MAX_NAME
 from forebay.workers.wire.heartbeat import BEAT
 
@@ -128,7 +129,7 @@ class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         seat: Which.
-        media: The media type of a result that has one of its own.
+        media: The media type of a result that has one of its own, or its type, status and headers.
         failure: Kind, message and detail of an error.
         id: What the owner has called a request that failed, and that came without a name.
         cost_s: Seconds that workers were busy for it, where the owner's answers say what they cost.
@@ -136,7 +137,7 @@ class EndedSeat(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     seat: int
-    media: str | None = None
+    media: MediaHead | None = None
     failure: tuple[str, str, Any] | None = None
     id: _OwnId = ""
     cost_s: _Seconds = 0.0
@@ -170,7 +171,8 @@ class OwnerAnswers(msgspec.Struct, frozen=True, array_like=True, tag="answers", 
 
     Attributes:
         models: What is new, for each model.
-        results: Of each model first the parts of its streams, then the results of what has ended.
+        results: Of each model first the parts of its streams, then the results of what has ended. A part with the head
+            of its answer is `{"body", "told"}`, the latter as the `media` of an `EndedSeat`.
     """
 
     models: list[ModelAnswers]
@@ -257,6 +259,8 @@ def bodies_of(message: Any) -> list[Any] | None:
 
 def bytes_of(body: Any) -> int:
     """Return how long the bytes are that a body is made of."""
+    if type(body) is Media:
+        body = body.body
     if isinstance(body, list | tuple):
         return sum(map(bytes_of, cast("list[Any]", body)))
     return memoryview(cast("bytes", body)).nbytes if isinstance(body, bytes | bytearray | memoryview) else 0

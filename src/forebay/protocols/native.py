@@ -29,6 +29,7 @@ from forebay.errors import (
     UserCodeError,
     ValidationError,
 )
+from forebay.types.call import FIELDS
 from forebay.types.failures import failure_of
 
 JSON_TYPE: Final = "application/json"
@@ -125,6 +126,7 @@ class Contract(msgspec.Struct, frozen=True):
         openai: Where it answers below `/v1` in OpenAI's protocol; empty if it does not speak it.
         call: The method of the model that is asked; empty is `predict`.
         verbs: The methods of HTTP that ask it.
+        fields: Those of a sample that the query of a POST may have; they stand in its `params`, as pairs of texts.
     """
 
     raw_input: bool = False
@@ -139,6 +141,7 @@ class Contract(msgspec.Struct, frozen=True):
     openai: str = ""
     call: str = ""
     verbs: tuple[str, ...] = ("POST",)
+    fields: tuple[str, ...] = ()
 
 
 def status_of(error: ForebayError) -> int:
@@ -234,17 +237,21 @@ def _media_of(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def params_with_query(contract: Contract, params: Mapping[str, str], query: bytes) -> Mapping[str, str]:
+def params_with_query(contract: Contract, params: Mapping[str, str], query: bytes) -> Mapping[str, Any]:
     """Add what the query says to the formats; what the contract does not name is left out.
 
     Raises:
         InvalidRequest: If it has too many parameters.
     """
     try:
-        said = dict(parse_qsl(query.decode("latin-1"), max_num_fields=_MAX_FIELDS))
+        text = query.decode("latin-1")
+        said = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except ValueError as error:
         raise InvalidRequest(f"the query cannot be read: {error}") from error
-    return {**params, **{name: said[name] for name in contract.query if name in said}}
+    found: dict[str, Any] = {name: value for name, value in said if value and name in contract.query}
+    if params["in"] != "query" and (fields := [pair for pair in said if pair[0] in contract.fields]):
+        found[FIELDS] = fields
+    return {**params, **found} if found else params
 
 
 def _wanted(accept: str) -> str:

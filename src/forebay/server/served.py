@@ -11,6 +11,8 @@ import msgspec
 from forebay.observe.logs.access_log import Answering
 from forebay.protocols.native import Contract
 from forebay.protocols.openapi import PREDICT, Described
+from forebay.serving.models.schema_places import PREFIX, fields_at
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.batching.queue import BatchConfig
@@ -35,6 +37,8 @@ class ServedMethod(msgspec.Struct, frozen=True):
 def contract_of(described: Described, *, has_context: bool = False, shares_disk: bool = True) -> Contract:
     """Return how the bytes of an endpoint are moved that is documented so."""
     given, answer = described.input, described.output
+    has_fields = described.is_named and not described.batchable  # read from a schema that a worker may have told
+    fields = caught(lambda: fields_at("$", *given.json_schema(PREFIX + "{name}")))[0] if has_fields else None
     return Contract(
         raw_input=given.raw,
         raw_output=answer.raw,
@@ -48,6 +52,7 @@ def contract_of(described: Described, *, has_context: bool = False, shares_disk:
         openai=given.openai,
         call="" if described.call == PREDICT else described.call,
         verbs=described.verbs,
+        fields=tuple(fields or ()),
     )
 
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.errors import DeadlineExceeded
+from forebay.errors import BadOutcome, DeadlineExceeded
+from forebay.types.call import Media
 from forebay.workers.pool import CREDIT
 
 if TYPE_CHECKING:
@@ -122,11 +123,14 @@ class Windows:
         for request, parts in handed:
             if request.done:  # the part of another one ended this one, too: they are choices of the same answer
                 continue
-            window = self._windows.get(request)
+            window, later = self._windows.get(request), parts
             if window is None:
-                window = self._windows[request] = _Window(batch)
+                window, later = self._windows.setdefault(request, _Window(batch)), parts[1:]
             window.heard = now
-            if len(parts) > 1 and request.on_bundle is not None:
+            if Media in map(type, later):
+                self._give_up(request, BadOutcome("only the first part of a stream can be a forebay.Answer"))
+                continue
+            if len(parts) > 1 and later is parts and request.on_bundle is not None:
                 self._hand(window, request, request.on_bundle, parts, len(parts))
             else:
                 for part in parts:
@@ -242,4 +246,4 @@ def _size(part: Any) -> int:
         return len(part)
     if isinstance(part, list | tuple):
         return sum(_size(piece) for piece in cast("list[Any]", part))
-    return getattr(part, "nbytes", 0)
+    return len(part.body) if type(part) is Media else getattr(part, "nbytes", 0)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar, final
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 
 import msgspec
 
 from forebay.errors import ForebayError
+from forebay.types.model_answer import Headers, checked_headers, checked_status, error_of
 from forebay.types.tenant import Tenant
 
 
@@ -40,6 +41,10 @@ ROWS: Final = "rows"
 
 Its results are written as rows of TensorFlow Serving's JSON.
 """
+
+
+FIELDS: Final = "fields"
+"""Among the params of a request that has fields of its sample in its query: their names and values, as texts."""
 
 
 def written_in(params: Mapping[str, Any]) -> str:
@@ -92,7 +97,7 @@ class Media:
     No encoder knows this class: one that stands where none can be is an error, and never an object of JSON.
     """
 
-    __slots__ = ("_body", "_type")
+    __slots__ = ("_body", "_head", "_type")
 
     def __init__(self, body: bytes | bytearray | memoryview, type: str) -> None:
         """Put bytes and their type together.
@@ -111,6 +116,7 @@ class Media:
         except TypeError:
             raise TypeError(f"the body of a Media is bytes, and not {body.__class__.__name__}") from None
         self._type = type
+        self._head: tuple[int, Headers] = 200, ()  # of an `Answer` that it was made of
 
     @property
     def body(self) -> bytes:
@@ -124,7 +130,8 @@ class Media:
 
     def __eq__(self, other: object) -> bool:
         """Compare bytes and type."""
-        return isinstance(other, Media) and (self._body, self._type) == (other._body, other._type)
+        about = self._body, self._type, self._head
+        return isinstance(other, Media) and about == (other._body, other._type, other._head)
 
     def __hash__(self) -> int:
         """Return the same for those that are equal."""
@@ -133,6 +140,42 @@ class Media:
     def __repr__(self) -> str:
         """Print the type and how much there is."""
         return f"Media(<{len(self._body)} bytes>, {self._type!r})"
+
+
+MediaHead: TypeAlias = str | tuple[str, int, Headers]
+"""What processes tell each other of a `Media`: its type; in an `Answer` its type or an empty text, status, headers."""
+
+
+def media_of(body: bytes, told: Any) -> Media:
+    """Return a result of which this is told, as by `told_of`; raises a `ValueError` if that is wrong."""
+    kind, status, headers = (told, 200, ()) if isinstance(told, str) else told
+    media = Media(body, kind or "application/json")
+    media._type, media._head = kind, (checked_status(status), checked_headers(headers))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return media
+
+
+def head_of(media: Media) -> tuple[int, Headers]:
+    """Return the status and the headers that its model has decided on."""
+    return media._head  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def told_of(media: Media) -> MediaHead:
+    """Return what another process has to know of a result beside its bytes."""
+    head = head_of(media)
+    return media.type if head == (200, ()) and media.type else (media.type, *head)
+
+
+def status_in(outcome: Outcome) -> int:
+    """Return the status of the HTTP answer that a result is."""
+    return head_of(outcome)[0] if type(outcome) is Media else 200
+
+
+def bare(outcome: Outcome) -> Any:
+    """Return a result without its head; raises the error that a protocol tells of a status of 400 and more."""
+    status = status_in(outcome)
+    if status >= 400:
+        raise error_of(status, outcome.body)
+    return outcome.body if type(outcome) is Media else outcome
 
 
 P = TypeVar("P")

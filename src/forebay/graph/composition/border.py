@@ -12,13 +12,15 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from forebay.errors import BadOutcome, Cancelled, ConfigError, Unavailable, ValidationError
+from forebay.errors import BadOutcome, Cancelled, ConfigError, ForebayError, Unavailable, ValidationError
 from forebay.graph.values import loaded
 from forebay.serving.models.annotations import untold_by_openai
+from forebay.serving.models.answer_writing import write_result
 from forebay.serving.models.outputs import Held
 from forebay.serving.models.sample_errors import refusal
 from forebay.serving.models.schema import WRITTEN, WireType
@@ -116,17 +118,21 @@ class Wire:
         wrong = self._held.misfit(value) if results.keys() >= self._graph.spec.outputs.keys() else None
         if wrong is not None:
             raise BadOutcome(f"a result of '{self._name}' is not what it declares: {wrong}")
-        if item.params["out"] == TENSORS:
-            return self._tensors.encode([value], item.params)
-        if type(value) is Media:
-            return value
-        written, error = caught(self._encode[written_in(item.params)], value)
+        write, raw = partial(self._body, item), self.answer.raw
+        written, error = caught(lambda: write_result(value, written_in(item.params), write, is_alone=True, is_raw=raw))
         if error is None:
             return [written] if ROWS in item.params else written
+        if isinstance(error, ForebayError):
+            raise error
         try:
             raise BadOutcome(f"a result of '{self._name}' cannot be encoded: {words_of(error)}", trace=trace_of(error))
         finally:
             del error  # see `read`
+
+    def _body(self, item: Item, value: Any, format: str) -> Any:
+        if format == TENSORS:
+            return self._tensors.encode([value], item.params)
+        return value if type(value) is Media else self._encode[format](value)
 
 
 class WirePool(Pool):

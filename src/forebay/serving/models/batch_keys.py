@@ -15,7 +15,7 @@ import msgspec
 from forebay.errors import ForebayError, RunnerFailed
 from forebay.serving.models.further_methods import CALL
 from forebay.serving.models.sample_errors import refusal
-from forebay.serving.models.schema import FORMATS, WireType
+from forebay.serving.models.schema import WireType
 from forebay.serving.models.tensor_codec import codec_of
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import Failure, Item
@@ -35,7 +35,6 @@ class SampleKeys:
         self._key_of = key_of
         self._name = name
         self._given = given
-        self._decode = {name: given.decoder(name) for name in FORMATS}
         self._tensors = codec_of(given, WireType(Any, "output"))
 
     def __call__(self, item: Item) -> list[Hashable]:
@@ -48,7 +47,7 @@ class SampleKeys:
         if item.params["in"] == TENSORS:
             samples = self._tensors.decode(item.body, item.params, item.size)
             return [key_of_sample(self._key_of, self._name, sample) for sample in samples]
-        decode = self._decode[item.params["in"]]
+        decode = self._given.reader(item.params)
         body: Any = item.body
         if type(body) is not list:
             return [self._read(decode, body, None)]

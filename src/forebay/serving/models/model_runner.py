@@ -16,16 +16,18 @@ import msgspec
 
 from forebay.errors import BadOutcome, ForebayError
 from forebay.serving.models.annotations import io_types, media_in_parts
+from forebay.serving.models.answer_writing import write_result
 from forebay.serving.models.batch_runner import BatchRunner, Samples
 from forebay.serving.models.further_methods import CALL, ModelMethod, methods_of
 from forebay.serving.models.model import Model, load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.sample_errors import FILE_BODY, ONE_BODY, refusal
-from forebay.serving.models.schema import FORMATS, WRITTEN, in_one_line, part_encoder
+from forebay.serving.models.schema import WRITTEN, in_one_line, part_encoder
 from forebay.serving.models.tensor_codec import TensorCodec, codec_for
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS, Failure, Item, Last, Media, Outcome, written_in
 from forebay.types.failures import failure_of, text_of, trace_of
+from forebay.types.model_answer import Answer
 from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import caught
 
@@ -58,7 +60,7 @@ def runner_for(
     return MethodsRunner(predict, others)
 
 
-_SPECIAL: Final = frozenset({Failure, Last, Media, msgspec.Raw, type(None)})
+_SPECIAL: Final = frozenset({Answer, Failure, Last, Media, msgspec.Raw, type(None)})
 """What is not a part of a stream but stands in the place of one, or is one that somebody else has written."""
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
 """What is a part for certain."""
@@ -90,7 +92,7 @@ class ModelRunner(BatchRunner):
         given, answer = io_types(model_class, method)
         self._given = given
         self._no_array = FILE_BODY if hasattr(model_class, "tensor_codecs") else ONE_BODY
-        self._decode = {name: given.decoder(name) for name in FORMATS}
+        self._reader = given.reader
         self._encode = {name: answer.encoder(name) for name in WRITTEN}
         if settings.streams:
             self._encode["json"] = part_encoder(answer)
@@ -134,7 +136,7 @@ class ModelRunner(BatchRunner):
                 continue
             is_array = type(item.body) is list
             rows = item.body if is_array else (item.body,)
-            decode = self._decode[item.params["in"]]
+            decode = self._reader(item.params)
             found: list[Any] = []
             for number, row in enumerate(rows):
                 sample, error = caught(decode, row)
@@ -152,9 +154,9 @@ class ModelRunner(BatchRunner):
 
     def _decoded_at_once(self, items: Sequence[Item], params: Mapping[str, Any] | None) -> list[Any]:
         if params is not None:
-            decode = self._decode[params["in"]]
+            decode = self._reader(params)
             return [decode(item.body) for item in items]
-        return [self._decode[item.params["in"]](item.body) for item in items]
+        return [self._reader(item.params)(item.body) for item in items]
 
     def _encoded(self, batch: Samples) -> Sequence[Outcome]:
         items = batch.items
@@ -252,6 +254,15 @@ class ModelRunner(BatchRunner):
 
         What has a media type of its own, and what becomes tensors together with others, is returned as it is.
         """
+        alone, raw = not self._batchable, self._types[1].raw
+        written, error = caught(lambda: write_result(result, format, self._body, is_alone=alone, is_raw=raw))
+        if error is None:
+            return written
+        failure, error = self._unwritten(error), None  # see `_decoded`
+        return failure
+
+    def _body(self, result: Any, format: str) -> bytes | Media | Failure:
+        """Return a result that is no `Answer`, or the body of one, as `_written` does."""
         if type(result) is Media and format != TENSORS:
             if not self._no_media:
                 return result

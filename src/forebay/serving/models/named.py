@@ -68,7 +68,14 @@ class NamedReader:
             given = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
         except ValueError as error:
             raise InvalidRequest(f"the query cannot be read: {error}") from error
-        return self._read([(name, FormPart(name, value.encode())) for name, value in given], "the query")
+        return self._read(_in_text(given), "the query")
+
+    def beside(self, given: Sequence[tuple[str, str]], body: Mapping[str, Any]) -> Any:
+        """Read an object with further fields, as texts; raises an `InvalidRequest` if it has one of them itself."""
+        for name, _ in given:
+            if name in body:
+                raise InvalidRequest(f"'{name}' is in the query and in the body; send it in one of them")
+        return self._convert({**body, **self._named(_in_text(given))})
 
     def _read(self, given: Sequence[tuple[str, FormPart]], where: str) -> Any:
         if not self._has_fields:
@@ -76,12 +83,16 @@ class NamedReader:
                 found = ", ".join(f"'{name[:40]}'" for name, _ in given[:10]) or "nothing"
                 raise ValidationError(f"{where} has {found}; this model takes one value", detail={"path": "$"})
             return self._convert(self._value(self._whole, [given[0][1]], given[0][0]))
+        if self._fields:
+            self._require_fields(dict(given), where)
+        return self._convert(self._named(given))
+
+    def _named(self, given: Iterable[tuple[str, FormPart]]) -> dict[str, Any]:
+        """Return the values of fields by their names."""
         values: dict[str, list[FormPart]] = {}
         for name, part in given:
             values.setdefault(name, []).append(part)
-        if self._fields:
-            self._require_fields(values, where)
-        return self._convert({name: self._value(self._of(name), parts, name) for name, parts in values.items()})
+        return {name: self._value(self._of(name), parts, name) for name, parts in values.items()}
 
     def _of(self, name: str) -> Schema:
         return self._fields.get(name, self._others)
@@ -159,6 +170,10 @@ class NamedReader:
             elif one and ("type" in one or "enum" in one or "const" in one or "properties" in one):
                 found.append(one)
         return found
+
+
+def _in_text(given: Iterable[tuple[str, str]]) -> list[tuple[str, FormPart]]:
+    return [(name, FormPart(name, value.encode())) for name, value in given]
 
 
 def _choice(choices: Sequence[Schema], text: str) -> Any:

@@ -22,6 +22,7 @@ from forebay.errors import ConfigError
 from forebay.serving.models.schema import WireType, nodes_of, plain
 from forebay.types.call import Media
 from forebay.types.first_use import known
+from forebay.types.model_answer import Answer
 from forebay.workers.user_calls.user_code import caught
 
 Check: TypeAlias = Callable[[list[Any]], bool]
@@ -98,6 +99,8 @@ class Held:
 
     def misfit(self, value: Any) -> str | None:
         """Return what is wrong with a value, with its path and types; None if nothing is known to be."""
+        if type(value) is Answer:
+            return None if value.status in range(300, 600) else self.misfit(value.body)
         if type(value) is Media:
             is_right = self._has_media or (self._raw is None and self._declared is None)
             return None if is_right else "`forebay.Media` is not declared"

@@ -10,6 +10,7 @@
 | `forebay.File`, `bytes` inside other types | base64 in JSON, bytes in msgpack; a file of a form |
 | `bytes` as output | `application/octet-stream` |
 | `forebay.Media` as output, also in a union with others | its own media type |
+| `forebay.Answer` as output, in a union with X or alone | as X or as anything, with its own status and headers |
 
 Results are held to the declared type (`outputs.py`, or pydantic): another value is an error. Array objects of numpy and
 the like are sent as lists, and count as such. Types that nothing could read back are not enforced.
@@ -40,12 +41,13 @@ from forebay.serving.models.json_rows import row_encoder
 from forebay.serving.models.named import NamedReader
 from forebay.serving.models.schema_places import PREFIX
 from forebay.serving.models.vectors import vector_in_base64
-from forebay.types.call import Media
+from forebay.types.call import FIELDS, Media
 from forebay.types.call_signature import as_written
 from forebay.types.failures import words_of
 from forebay.types.file import SCHEMA as FILE_SCHEMA
 from forebay.types.file import File
 from forebay.types.first_use import known
+from forebay.types.model_answer import Answer
 from forebay.types.type_names import named_by
 from forebay.workers.memory.landing import own
 from forebay.workers.user_calls.user_code import caught
@@ -93,7 +95,9 @@ class WireType:
     )
 
     def __init__(self, annotation: Any, direction: Literal["input", "output"] = "input") -> None:
-        encoded = without_media(annotation) if direction == "output" else annotation
+        if direction == "output" and (annotation := without(Answer, annotation)) is Answer:
+            annotation = Any
+        encoded = without(Media, annotation) if direction == "output" else annotation
         self.has_media = encoded is Media or encoded is not annotation
         """Whether a value may be a `Media`, which is not encoded; `annotation` then says what else it may be."""
         self.annotation = Any if encoded is object else encoded
@@ -129,6 +133,21 @@ class WireType:
             found = self._named_decoder(format) if named else self._make_decoder(_checked(format))
             self._decoders[format] = found
         return found
+
+    def reader(self, params: Mapping[str, Any]) -> Decode:
+        """Return what reads the body of a request with these params, which may have fields in its query."""
+        fields, decode = params.get(FIELDS), self.decoder(params["in"])
+        if not fields or params["in"] not in _FORMATS:
+            return decode
+        read = (msgspec.json if params["in"] == "json" else msgspec.msgpack).decode
+
+        def read_beside(body: Buffer) -> Any:
+            whole: Any = read(body) if len(body) else {}
+            if not isinstance(whole, dict):
+                return decode(body)
+            return NamedReader(*self.places, self.converter(strict=False)).beside(fields, cast("dict[str, Any]", whole))
+
+        return read_beside
 
     def encoder(self, format: str) -> Encode:
         """Return what writes a result; whatever it raises is the model's fault, not the client's."""
@@ -281,18 +300,18 @@ _QUOTING: Final = (msgspec.inspect.RawType, msgspec.inspect.AnyType)
 _NO_LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
-def without_media(annotation: Any) -> Any:
-    """Return what is encoded of a type of results: what brings its media type is sent as it is.
+def without(kind: type, annotation: Any) -> Any:
+    """Return a type of results without this class, whose objects are sent in a way of their own.
 
-    The very annotation comes back where it has none; `Media` where there is nothing else.
+    The very annotation comes back where it has none; the class where there is nothing else.
     """
     whole = unwrap(annotation)
-    if whole is Media:
-        return Media
+    if whole is kind:
+        return kind
     members = typing.get_args(whole) if is_union(whole) else ()
-    if Media not in members:
+    if kind not in members:
         return annotation
-    return typing.Union[tuple(member for member in members if member is not Media)]  # noqa: UP007
+    return typing.Union[tuple(member for member in members if member is not kind)]  # noqa: UP007
 
 
 def plain(value: Any) -> Any:
@@ -327,8 +346,8 @@ def plain(value: Any) -> Any:
         result = np.asarray(value).tolist()
         if result is not value:
             return result
-    if isinstance(value, Media):
-        raise TypeError("a result holds a forebay.Media; only a whole result can be one")
+    if isinstance(value, Media | Answer):
+        raise TypeError(f"a result holds a forebay.{type(value).__name__}; only a whole result can be one")
     rows = 'its rows, as `to_dict("records")` makes them' if hasattr(value, "columns") else "plain values or arrays"
     msg = f"a result holds {spell(type(value))}, which cannot be sent; return {rows}, or bytes as a forebay.Media"
     raise TypeError(msg)

@@ -396,7 +396,7 @@ def fitting(description: Description) -> Callable[[EntryBatch, Sequence[Any]], N
 
 
 def _fitting(contract: Contract) -> Callable[[EntryBatch, Sequence[Any]], None]:
-    whole = {bytes, Media} if not contract.streams else {bytes}
+    whole = {bytes, Media}
 
     def check_outcomes(batch: EntryBatch, outcomes: Sequence[Any]) -> None:
         odd: set[type] = set()

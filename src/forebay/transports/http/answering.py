@@ -37,7 +37,7 @@ from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
 from forebay.transports.intake import PIPELINE, Intake
 from forebay.transports.rate_limit_fields import rate_limit_fields
-from forebay.types.call import Failure, Outcome, Request, nothing
+from forebay.types.call import Failure, Outcome, Request, nothing, status_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -173,7 +173,7 @@ class AnsweringConnection(HttpToolsProtocol):
         if active is not None and self._lane.tells:
             has_started = self._has_started()
             self._request_id = request.id if has_started and request is not None else self._request_id
-            self._tell(active, 200 if has_started else CALLED_OFF, request, "cancelled")
+            self._tell(active, self._stream_status if has_started else CALLED_OFF, request, "cancelled")
         if stream is not None:
             stream.give_up()
         self.active = self.request = self._stream = None
@@ -487,7 +487,7 @@ class AnsweringConnection(HttpToolsProtocol):
         elif outcome is None and route.contract.streams:
             self._end_stream(route, request)
             self._request_id = request.id
-            self._answered(head, 200, request)
+            self._answered(head, self._stream_status, request)
         else:
             try:
                 headers, pieces = route.answer(request, outcome)
@@ -496,12 +496,12 @@ class AnsweringConnection(HttpToolsProtocol):
                 raise
             self._request_id = request.id or next_id()
             headers = [*headers, (b"x-request-id", self._request_id.encode()), *self._accounts(head, request)]
-            self._write(200, headers, pieces, head)
-            self._answered(head, 200, request)
+            self._write(status_in(outcome), headers, pieces, head)
+            self._answered(head, status_in(outcome), request)
 
     def _fail(self, head: Head, error: ForebayError, request: Request | None = None) -> None:
         self._request_id = self._request_id or head.id or next_id()
-        status = 200
+        status = self._stream_status
         if self._has_started():
             assert head.route is not None
             self._end_stream(head.route, request, head.route.last_part(error, self._request_id))
@@ -554,6 +554,10 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _has_started(self) -> bool:
         return self._stream is not None and self._stream.has_started
+
+    @property
+    def _stream_status(self) -> int:
+        return 200 if self._stream is None else self._stream.status
 
     def is_answer_begun(self) -> bool:
         """Tell whether the client has received a part of the answer that is due."""

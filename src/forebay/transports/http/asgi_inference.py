@@ -19,7 +19,7 @@ from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.forms_and_gzip import Staged, packed
 from forebay.transports.http.http_errors import ForeignPage, MethodNotAllowed
 from forebay.transports.reading_turns import in_turns
-from forebay.types.call import Failure, Origin, Request, nothing
+from forebay.types.call import Failure, Media, Origin, Request, nothing, status_in
 from forebay.types.element_limits import too_long
 from forebay.types.failures import without_frames
 
@@ -163,7 +163,7 @@ class AsgiAnswer:
         self._send = send
         self._call = call
         self._started = False
-        self._parts: asyncio.Queue[tuple[bytes, Callable[[], object]] | None] = asyncio.Queue()
+        self._parts: asyncio.Queue[tuple[Any, Callable[[], object]] | None] = asyncio.Queue()
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def wait(self, body: bytes, receive: Receive, origin: Origin | None, read: Any = None) -> Any:
@@ -221,7 +221,8 @@ class AsgiAnswer:
             if packing:
                 body = await asyncio.to_thread(packed, body, packing)
                 headers = [*headers, (b"content-encoding", packing)]
-            await send_answer(self._send, 200, [*headers, (b"x-request-id", (self.id or next_id()).encode())], body)
+            status = status_in(outcome)
+            await send_answer(self._send, status, [*headers, (b"x-request-id", (self.id or next_id()).encode())], body)
 
     def _reply(self, request: Request, outcome: Any) -> None:
         self.id = request.id or self.id
@@ -231,27 +232,28 @@ class AsgiAnswer:
             self._outcome.set_result(outcome)
         self._parts.put_nowait(None)
 
-    def _part(self, part: bytes, release: Callable[[], object]) -> None:
+    def _part(self, part: Any, release: Callable[[], object]) -> None:
         self._parts.put_nowait((part, release))
 
     async def _write_parts(self) -> None:
         while (given := await self._parts.get()) is not None:
             part, release = given
             try:
-                await self._start_stream()
-                await self._send({"type": "http.response.body", "body": self._route.part(part), "more_body": True})
+                await self._start_stream(part)
+                written = self._route.part(part.body if type(part) is Media else part)
+                await self._send({"type": "http.response.body", "body": written, "more_body": True})
             finally:
                 release()
 
-    async def _start_stream(self) -> None:
+    async def _start_stream(self, first: Any = None) -> None:
         if self._started:
             return
         self._started = True
         self.id = (self.request.id if self.request is not None else self.id) or next_id()
         if self.request is not None:
             self.request.id = self.id
-        headers = self._route.stream_headers(self.id)
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        status, headers = self._route.stream_head(first, self.id)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 class _Get:

@@ -30,7 +30,7 @@ from forebay.serving.models.further_methods import CALL
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.route import Route
-from forebay.types.call import Failure, Outcome, Request, nothing
+from forebay.types.call import Failure, Outcome, Request, bare, nothing
 from forebay.types.context import PARAM, told
 from forebay.types.did_you_mean import listed, nearest
 from forebay.types.json_elements import json_elements
@@ -312,7 +312,7 @@ class _Call:
             release()
             return
         try:
-            text = choice.take(part, is_whole=False)
+            text = choice.take(bare(part), is_whole=False)
         except ForebayError as error:
             release()
             self._end(Failure(error))
@@ -338,7 +338,7 @@ class _Call:
         if self._contract.batchable:
             (outcome,) = outcome
         try:
-            self._take(number, outcome)
+            self._take(number, bare(outcome))
         except ForebayError as error:
             self._end(Failure(error))
 

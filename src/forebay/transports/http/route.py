@@ -24,7 +24,7 @@ from forebay.transports.http.forms_and_gzip import PACKINGS, Staged, Staging
 from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.http_errors import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.types.author_view import for_author
-from forebay.types.call import Media, Origin, Reply, Request
+from forebay.types.call import Media, Origin, Reply, Request, head_of, status_in
 from forebay.types.context import PARAM, told
 from forebay.types.element_limits import DEFAULT, ElementLimits, Steps, too_long
 from forebay.types.failures import without_frames
@@ -200,7 +200,7 @@ class Route:
                 head.form = content_type
             if packing and (head.form or self.unpacks):
                 self._read_packing(head, packing)
-            if self.contract.query:
+            if query and (self.contract.query or (self.contract.is_named and self.contract.fields)):
                 head.params = native.params_with_query(self.contract, head.params, query)
         except ForebayError as error:
             head.problem = head.problem or without_frames(error)  # its frames hold the head
@@ -289,18 +289,22 @@ class Route:
     def answer(self, request: Request, outcome: Any) -> tuple[list[tuple[bytes, bytes]], Sequence[Data]]:
         """Return headers and the pieces of the body of a successful answer."""
         if type(outcome) is Media:
-            return [(b"content-type", outcome.type.encode())], [outcome.body]
+            kind = outcome.type or native.content_type_of(self.contract, request.params)
+            return [(b"content-type", kind.encode()), *_own_headers(outcome)], [outcome.body]
         body = native.joined(outcome, request.params) if self.contract.batchable else outcome
         return [(b"content-type", native.content_type_of(self.contract, request.params).encode())], [body]
 
-    def stream_headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
-        """Return the headers of a streamed answer."""
-        return [
+    def stream_head(self, first: Any, request_id: str) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Return status and headers of a streamed answer; its first part may bring some."""
+        own = _own_headers(first) if type(first) is Media else []
+        usual = [
             (b"content-type", (native.RAW_TYPE if self.contract.raw_output else native.STREAM_TYPE).encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             (b"x-request-id", request_id.encode()),
         ]
+        named = {name.lower() for name, _ in own}
+        return status_in(first), [*(one for one in usual if one[0] not in named), *own]
 
     def part(self, part: bytes) -> bytes:
         """Return a part of a streamed answer as it is sent."""
@@ -430,6 +434,10 @@ _HEADERS: Final = {
     b"content-encoding": _ENCODING,
     **dict.fromkeys(FORWARDED, _FORWARDED),
 }
+
+
+def _own_headers(media: Media) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in head_of(media)[1]]
 
 
 def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.observe.logs.access_log import COST
 from forebay.observe.logs.request_ids import next_id
 from forebay.transports.rate_limit_fields import rate_limit_fields
+from forebay.types.call import Media
 
 if TYPE_CHECKING:
     from forebay.transports.http.answering import AnsweringConnection
@@ -25,9 +26,10 @@ class StreamedAnswer:
         has_started: Whether its head was written.
         is_chunked: Whether its client is told where it ends; otherwise the connection has to close.
         sent_bytes: Of its parts.
+        status: Of the answer.
     """
 
-    __slots__ = ("_connection", "_head", "_is_over", "_lane", "has_started", "is_chunked", "sent_bytes")
+    __slots__ = ("_connection", "_head", "_is_over", "_lane", "has_started", "is_chunked", "sent_bytes", "status")
 
     def __init__(self, connection: AnsweringConnection, lane: HttpPort, head: Head) -> None:
         self._connection = connection
@@ -37,13 +39,17 @@ class StreamedAnswer:
         self.has_started = False
         self.is_chunked = head.chunked
         self.sent_bytes = 0
+        self.status = 200
 
-    def part(self, part: bytes, release: Callable[[], object]) -> None:
+    def part(self, part: Any, release: Callable[[], object]) -> None:
         """Send a part; `release` is called once the client has room for more."""
         if self._is_over:  # the connection was given up in this very step
             release()
             return
         assert self._head.route is not None
+        if type(part) is Media:  # the first
+            self._begin(part)
+            part = part.body
         self._send(self._head.route.part(part), release)
 
     def bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
@@ -76,7 +82,7 @@ class StreamedAnswer:
         else:
             release()
 
-    def _begin(self) -> None:
+    def _begin(self, first: Any = None) -> None:
         if self.has_started:
             return
         head, request = self._head, self._connection.request
@@ -84,13 +90,14 @@ class StreamedAnswer:
         assert request is not None
         self.has_started = True
         request.id = request.id or next_id()
-        headers = [*head.route.stream_headers(request.id), *rate_limit_fields(head.tenant)]
+        self.status, headers = head.route.stream_head(first, request.id)
+        headers += rate_limit_fields(head.tenant)
         if self.is_chunked:
             headers.append((b"transfer-encoding", b"chunked"))
             if head.route.contract.raw_output and self._lane.config.answer_cost:
                 headers.append((b"trailer", COST))
         keep_alive = self._connection.keeps_alive(head)
-        self._connection.transport.write(self._lane.write_head(200, headers, None, keep_alive=keep_alive))
+        self._connection.transport.write(self._lane.write_head(self.status, headers, None, keep_alive=keep_alive))
 
     def _write_chunk(self, data: bytes) -> None:
         if not data:  # an empty chunk is the end of the answer

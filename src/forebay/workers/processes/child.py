@@ -25,7 +25,7 @@ import msgspec
 from forebay.errors import BadOutcome, ForebayError
 from forebay.observe.logs.model_log import capture, origin, release
 from forebay.observe.metrics.author_metrics import MetricReporter
-from forebay.types.call import Failure, Media
+from forebay.types.call import Failure, Media, MediaHead, told_of
 from forebay.workers.memory.freed_memory import keep_freed_memory
 from forebay.workers.pool import CREDIT
 from forebay.workers.pools.seats import Round, Seats, follow
@@ -117,7 +117,7 @@ class _ServerLink:
         connection = self._connection
         connection.end()
         parts: list[list[Any]] = [
-            [name, part, None] if type(name) is list or _is_plain(part) else [name, *_wired(part)]
+            [name, part, None] if type(name) is list or _is_plain(part) else _part(name, part)
             for name, part in told.parts
         ]
         ended = [[name, *_wired(outcomes), seconds, _media(outcomes)] for name, outcomes, seconds in told.ended]
@@ -152,11 +152,15 @@ class _ServerLink:
 
 def _apart(parts: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
     """Take apart what several batches have made together."""
-    for names, made, failures in parts:
+    for names, made, *rest in parts:
         if type(names) is list:
             yield from ([name, [part], None] for name, part in zip(cast("list[Any]", names), made, strict=True))
         else:
-            yield names, made, failures
+            yield names, made, *rest
+
+
+def _part(name: Any, part: Sequence[Any]) -> list[Any]:
+    return [name, *_wired(part), *([media] if (media := _media(part)) else [])]
 
 
 def _is_plain(part: Sequence[Any]) -> bool:
@@ -173,8 +177,8 @@ def _wired(outcomes: Sequence[Any]) -> tuple[Sequence[Any], dict[int, list[Any]]
 _TOLD_APART: Final = frozenset({Failure, Media})
 
 
-def _media(outcomes: Sequence[Any]) -> dict[int, str] | None:
-    return {place: one.type for place, one in enumerate(outcomes) if type(one) is Media} or None
+def _media(outcomes: Sequence[Any]) -> dict[int, MediaHead] | None:
+    return {place: told_of(one) for place, one in enumerate(outcomes) if type(one) is Media} or None
 
 
 def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[ReceivedItem]:
@@ -246,7 +250,7 @@ def _stream(connection: WorkerConnection, batch_id: int, count: int, steps: Iter
             if message[0] == "go":
                 room += sum(steps for name, steps in message[4] if name == batch_id)
         parts, _ = settled(step, count)
-        connection.send_frame(connection.framed(["round", number, [[batch_id, *_wired(parts)]], []]))
+        connection.send_frame(connection.framed(["round", number, [_part(batch_id, parts)], []]))
         room -= 1
         if connection.is_cancelled():
             break

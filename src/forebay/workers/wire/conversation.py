@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from forebay.errors import InternalError, InvalidRequest, TooLarge, revive
-from forebay.types.call import Failure, Media
+from forebay.types.call import Failure, media_of
 from forebay.types.failures import MAX_MESSAGE, clean
 from forebay.types.first_use import known
 from forebay.types.log_line import LogLine
@@ -300,7 +300,8 @@ class Conversation:
             raise InvalidRequest("it sends a round of an answer that is not streamed, or that ends by a result")
         found: list[tuple[int | list[int], list[Any]]] = []
         sitters = seating.open
-        for name, part, failures in parts:  # a name is an int by type: True and 1.0 would find batch 1
+        for name, given, failures, *media in parts:  # a name is an int by type: True and 1.0 would find batch 1
+            part = _with_media(given, *media) if media else given
             if type(name) is list:
                 self._check_step(cast("list[Any]", name), part, failures)
                 found.append((cast("list[int]", name), part))
@@ -431,11 +432,11 @@ def _own_seconds(own: Any = None, *, most: float, count: int) -> list[float]:
 
 
 def _with_media(outcomes: Any, types: Any = None) -> Any:
-    """Return the outcomes, made into `Media` where they have a media type of their own."""
-    for index, kind in cast("dict[int, str]", types or {}).items():
+    """Return the outcomes, made into `Media` where they have a media type, or a status and headers, of their own."""
+    for index, kind in cast("dict[int, Any]", types or {}).items():
         if type(index) is not int or index < 0 or type(outcomes[index]) is not bytes:
             raise InvalidRequest(f"{str(index)[:40]} is no position of bytes with a media type")
-        outcomes[index] = Media(outcomes[index], kind)
+        outcomes[index] = media_of(outcomes[index], kind)
     return outcomes
 
 
