@@ -40,7 +40,7 @@ class Teller(Model):
 
     @endpoint("/got", methods=["GET"])
     def got(self, batch: list[Asked]) -> list[Answer]:
-        return [Answer("got", asked.status, {"location": "/models"}) for asked in batch]
+        return [Answer("got", int(asked.status), {"location": "/models"}) for asked in batch]
 
 
 class Rows(Model):

@@ -48,7 +48,7 @@ def _inside(schema: Json, name: str, index: str) -> Iterator[Json]:
 def _unfolded(schema: Json, parts: Mapping[str, Json]) -> Iterator[Json]:
     """Return what a schema refers to and offers; the data behind it ends, and so does this."""
     if "$ref" in schema:
-        schema = parts.get(schema["$ref"].removeprefix(PREFIX), {})
+        schema = parts.get(schema["$ref"].rpartition("/")[2], {})  # below `PREFIX`, or in an OpenAPI document
     yield schema
     for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
         yield from _unfolded(one, parts)
