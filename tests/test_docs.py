@@ -38,6 +38,7 @@ SHOWN = {
         "thumbnails.py": ("thumbnails", {"image": "Y2F0"}, {"name": None, "bytes": 3, "sha": "9d989e8d"}),
         "greeter.py": ("greeter", "Ann", "Hello Ann"),
         "words.py": ("words/embed", "axe", [0.3, 1.0]),
+        "users.py": ("users", "ada", {"name": "Ada Lovelace"}),
     },
     "docs/how-to/openai.md": {"parrot.py": (), "agent.py": (), "ranker.py": ()},
     "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
