@@ -64,6 +64,7 @@ ASKED = [
     ("GET", "/models/words/vocabulary?prefix=a", {}),
     ("GET", "/models/words/by/either?prefix=q", {}),
     ("POST", "/models/clip/versions/2/none", {"json": 1}),
+    ("POST", "/models/pictures?label=b&size=2", {"json": {"image": "AAAA"}}),
     ("POST", "/models/doubled", {"json": [1, 2, 3]}),
     ("POST", "/models/doubled", {"json": [1, 2]}),
     ("POST", "/models/generated", {"json": {"length": 40}}),
