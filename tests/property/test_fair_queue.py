@@ -342,6 +342,21 @@ def test_what_was_cancelled_does_not_pile_up():
     assert len(lane) < 100
 
 
+def test_what_was_noted_of_tenants_that_left_does_not_pile_up():
+    full = Full(capacity=200, flood=120, some=80)
+    full.offer("light")
+    eviction: Any = full.fair.eviction
+    for number in range(300):
+        full.offer(f"guest{number}x", "guest")
+        full.fair.sort_out()
+        full.queue.cancel(next(entry for entry in full.queue.entries() if entry.body == "guest"))
+        assert len(eviction._fullest._notes) < 80
+        assert full.fair.flow_of(full.tenants["flood"]).bound  # a note that counts stays, and is not made anew
+    full.offer("light", size=2)
+    assert full.evicted[-1].startswith("flood")
+    assert eviction._fullest.first() is full.fair.flow_of(full.tenants["flood"])
+
+
 def test_the_least_urgent_class_leaves_first_however_little_it_holds():
     full = Full(flood=38, later3=2)
     full.offer("flood")

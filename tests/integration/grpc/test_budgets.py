@@ -295,6 +295,19 @@ def test_calls_of_which_none_is_left_do_not_stop_a_check(open_port, eventually):
         assert wire.answer(5).status == OK
 
 
+def test_a_check_that_comes_again_is_no_call_either(open_port):  # F65
+    port = open_port(max_calls=2)
+    shared = port.listener._port
+    with Wire(port) as wire:
+        for index in range(8):  # the first is read, and the others are known by their bytes
+            wire.send(call(CHECK, stream=2 * index + 1))
+            assert wire.answer(2 * index + 1).status == OK
+        assert shared.calls == 0
+        wire.send(call("Echo", b"x", stream=17))
+        assert wire.answer(17).message == b"x"
+    assert shared.calls == 0
+
+
 def test_all_who_watch_are_told_by_one(open_port, eventually):  # F65
     port = open_port()
     with Wire(port) as wire:

@@ -161,6 +161,7 @@ def test_those_who_are_told_together_are_told_each_by_its_own_head(doors, caplog
     assert all(client.statuses == [429] and client.state is IDLE for client in [*clients, *others, named])
     assert b"x-request-id: mine\r\n" in named.transport.written
     assert b"connection: close\r\n" in closing.transport.written
+    assert closing.state is GONE
     assert [status for status, _ in pipelining.answers] == [429, 200]
     door.lane.stop()
     told = [record.getMessage() for record in caplog.records if record.name == "forebay.refusals"]
