@@ -665,6 +665,15 @@ def test_a_shell_comes_before_conda_and_conda_before_pip(tmp_path):
     ]
 
 
+def test_an_image_has_what_the_model_files_in_a_folder_need(tmp_path):
+    lay(tmp_path, {"models/a/1/any.ubj": "", "models/b/1/model.txt": "", "models/b/1/notes.json": ""})
+    done = generate(tmp_path, "models")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "deploy/Dockerfile").read_text()
+    assert "install -y --no-install-recommends libgomp1" in text
+    assert '"forebay[lightgbm,onnx,openvino,xgboost]' in text
+
+
 def test_a_package_of_the_projects_own_is_installed(tmp_path):
     lay(tmp_path, {"model.py": MODEL, "setup.py": "from setuptools import setup\nsetup(name='a')\n"})
     lines = installs(tmp_path)

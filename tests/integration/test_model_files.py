@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pandas as pd
 import pytest
-from tests.models import model_files, sklearn_files
+from tests.models import boosted, model_files, sklearn_files
 from tests.waiting import PATIENCE_S
 
 THREE = "idle: wait\n    max_wait_ms: 60000\n    max_batch_size: 3"
@@ -56,6 +56,11 @@ def server(launch, tmp_path_factory):
     if importlib.util.find_spec("skops") is not None:
         houses = sklearn_files.save(sklearn_files.houses(), folder / "houses.skops")
         targets[houses] = f"worker_kind: process\n    trust_types: [{sklearn_files.DTYPE}]\n    {THREE}"
+    if importlib.util.find_spec("xgboost") is not None:
+        table = boosted.frame()
+        targets[boosted.save(folder / "flats.json", data=table, labels=boosted.prices(table))] = THREE
+    if importlib.util.find_spec("lightgbm") is not None:
+        targets[boosted.save(folder / "chances.txt", "multiclass")] = THREE
     listed = [
         f"  - target: {path.name}\n    {settings or 'workers: 1'}\n"
         + ("" if "worker_kind" in settings else "    worker_kind: thread\n")
@@ -166,6 +171,41 @@ def test_rows_of_a_file_of_skops_are_typed_and_the_same_in_a_batch_and_alone(ser
     assert mixed[2].json()["error"]["detail"]["path"] == "$.city"
 
 
+def test_rows_of_xgboost_are_typed_may_miss_values_and_are_the_same_in_a_batch_and_alone(server, at_once, tmp_path):
+    pytest.importorskip("xgboost")
+    table = boosted.frame(9, seed=5)
+    rows = boosted.samples(table)
+    path = boosted.save(tmp_path / "flats.json", data=boosted.frame(), labels=boosted.prices(boosted.frame()))
+    answers, batches = ask_together(at_once, server, "flats", rows)
+    assert [answer.json()["predict"] for answer in answers] == boosted.predicted(path, table).tolist()
+    assert any(None in row.values() for row in rows)
+    assert batches == 3
+    properties = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]["FlatsInput"]["properties"]
+    types = {name: [kind["type"] for kind in one["anyOf"]] for name, one in properties.items()}
+    number, text = ["number", "null"], ["string", "null"]
+    assert types == {"area": number, "floor": number, "city": text, "zone": number}
+    wrong = [rows[1] | {"city": 5}, rows[2] | {"city": "Rom"}]
+    mixed, _ = ask_together(at_once, server, "flats", [rows[0], *wrong])
+    assert [answer.status_code for answer in mixed] == [200, 422, 400]
+    assert mixed[1].json()["error"]["detail"]["path"] == "$.city"
+    assert "'city': expected a category of the model" in mixed[2].json()["error"]["message"]
+
+
+def test_rows_of_lightgbm_are_lists_in_which_values_may_be_missing(server, at_once, tmp_path):
+    pytest.importorskip("lightgbm")
+    data = boosted.rows(9, seed=5)
+    wanted = boosted.predicted(boosted.save(tmp_path / "chances.txt", "multiclass"), data)
+    rows = [{"x": [None if one != one else one for one in row]} for row in data.tolist()]  # noqa: PLR0124
+    answers, batches = ask_together(at_once, server, "chances", rows)
+    assert [answer.json()["predict"] for answer in answers] == wanted.tolist()
+    assert any(None in row["x"] for row in rows)
+    assert batches == 3
+    whole = [at for at, row in enumerate(rows) if None not in row["x"]][:3]
+    tensor = {"name": "x", "datatype": "FP64", "shape": [3, 4], "data": data[whole].ravel().tolist()}
+    answer = httpx.post(f"{server.url}/v2/models/chances/infer", json={"inputs": [tensor]}, timeout=PATIENCE_S)
+    assert answer.json()["outputs"][0]["data"] == wanted[whole].ravel().tolist()
+
+
 def test_a_file_that_may_run_code_is_refused_until_it_is_trusted(tmp_path, cli):
     pytest.importorskip("skops")
     for name, said in (("a.pkl", "--trust-pickle"), ("a.skops", f"--trust-types {sklearn_files.TREE}")):
@@ -180,12 +220,15 @@ def test_a_file_that_may_run_code_is_refused_until_it_is_trusted(tmp_path, cli):
     [
         ("none.onnx", "none.onnx', and no file is there"),
         ("bad.onnx", "bad.onnx cannot be loaded"),
+        ("other.json", "other.json', which holds no model; expected an .onnx or .skops file, XGBoost's .ubj or .json"),
+        ("notes.txt", "notes.txt', which holds no model"),
         ("parts.onnx", "its output 'parts' is of the type seq(tensor(float)), which cannot be served"),
         ("chances.onnx", "and string can; skl2onnx makes tensors with options={'zipmap': False}\n"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, cli, name, said):
-    (tmp_path / "bad.onnx").write_text("no model")
+    for file in ("bad.onnx", "other.json", "notes.txt"):
+        (tmp_path / file).write_text("no model")
     model_files.sequence(tmp_path / "parts.onnx")
     model_files.maps(tmp_path / "chances.onnx")
     done = cli("serve", tmp_path / name)

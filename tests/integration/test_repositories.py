@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.buckets import BUSY, FORBIDDEN, Faults, running_buckets
 from tests.hostile_store import HostileStore
+from tests.models import boosted
 from tests.waiting import PATIENCE_S
 
 onnx = pytest.importorskip("onnx")
@@ -75,6 +76,34 @@ def test_a_bucket_of_model_files_in_the_tree_of_other_servers(buckets, serve, tm
     eventually(lambda: ask(server, "double") == [30, 60])
     assert server.client.get("/readyz").status_code == 200
     assert ask(server, "double/versions/3") == [30, 60]
+
+
+def test_trees_are_replaced_while_they_serve_and_no_request_fails(serve, tmp_path, eventually):
+    pytest.importorskip("xgboost")
+    pytest.importorskip("lightgbm")
+    files = [tmp_path / "all" / name for name in ("boost/1/any.ubj", "light/1/model.txt")]
+    data = boosted.rows(1, seed=5)
+    for file in files:
+        file.parent.mkdir(parents=True)
+    after = [boosted.predicted(boosted.save(tmp_path / file.name, seed=4), data)[0] for file in files]
+    before = [boosted.predicted(boosted.save(file, seed=3), data)[0] for file in files]
+    server = serve(tmp_path / "all", *options(tmp_path))
+    sample = {"x": [None if one != one else one for one in data[0].tolist()]}  # noqa: PLR0124
+    answers = []
+
+    def are(expected):
+        answers.append([ask(server, name, sample).json()["predict"] for name in ("boost", "light")])
+        return answers[-1] == expected
+
+    assert are(before)
+    for file in files:
+        (tmp_path / file.name).rename(file)
+    eventually(lambda: are(after))
+    assert all(
+        set(found) <= set(pair)
+        for found, pair in zip(zip(*answers, strict=True), zip(before, after, strict=True), strict=True)
+    )
+    assert before != after
 
 
 def test_a_server_whose_only_model_is_broken_is_not_ready_until_it_is_mended(serve, tmp_path, eventually):

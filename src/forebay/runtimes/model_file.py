@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 from forebay.errors import ConfigError, ForebayError, RunnerFailed
+from forebay.runtimes.boosters import BoostedTrees
 from forebay.runtimes.encoder import Encoder
 from forebay.runtimes.encoder_folder import is_encoder_folder
 from forebay.runtimes.library import RunOptions, Runtime, Trust, accelerator
@@ -29,6 +30,10 @@ from forebay.workers.user_calls.user_code import caught
 _MAX_REASON: Final = 2000
 """Characters of what a library says: OpenVINO names a whole graph's worth of operators."""
 _VERDICT: Final = re.compile(r"^\(\w+\) |^\w*Error: ")
+_WHERE: Final = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+"""When and in which of its files XGBoost found a problem."""
+_HEAD_BYTES: Final = 1024
+"""What is read of a file to tell its kind."""
 
 
 class FileKind(NamedTuple):
@@ -37,19 +42,34 @@ class FileKind(NamedTuple):
     Attributes:
         runtime: What loads them.
         extra: The extra that installs its library.
-        is_found: Whether such a file in a folder is the model there; a pickle may be anything.
+        found: The name without the suffix by which such a file in a folder is the model there: `*` for any, empty for
+            none, since a pickle or JSON may be anything.
+        head: What such a file begins with, where others have its suffix as well, or would end the library's process.
     """
 
     runtime: Callable[[Path, RunOptions], Runtime]
     extra: str
-    is_found: bool = True
+    found: str = "*"
+    head: re.Pattern[bytes] | None = None
+
+    def holds(self, file: Path) -> bool:
+        """Tell whether a file of this suffix is of this kind."""
+        if self.head is None or not file.is_file():
+            return True
+        with file.open("rb") as opened:
+            return self.head.match(opened.read(_HEAD_BYTES)) is not None
 
 
 KINDS: Final = {
     ".onnx": FileKind(OnnxRuntime, "onnx"),
     ".xml": FileKind(OpenVino, "openvino"),
     ".skops": FileKind(ScikitLearn, "sklearn"),
-    **dict.fromkeys((".joblib", ".pkl", ".pickle"), FileKind(ScikitLearn, "sklearn", is_found=False)),
+    **dict.fromkeys((".joblib", ".pkl", ".pickle"), FileKind(ScikitLearn, "sklearn", found="")),
+    ".ubj": FileKind(BoostedTrees, "xgboost", head=re.compile(rb"\{.{0,200}?learner", re.DOTALL)),
+    ".json": FileKind(
+        BoostedTrees, "xgboost", found="", head=re.compile(rb'\{\s*("version"\s*:\s*\[[^\]]*\]\s*,\s*)?"learner"\s*:')
+    ),
+    ".txt": FileKind(BoostedTrees, "lightgbm", found="model", head=re.compile(rb"tree\r?\n")),
 }
 """Files that are a model by themselves, or with those of the same name beside them, by their suffixes."""
 
@@ -197,8 +217,9 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
     make, file = _loader(path, path if path.is_dir() else path.parent, named, options)
     if make is None:
         raise ConfigError(
-            f"{named} '{path}', which holds no model; expected an .onnx or .skops file, OpenVINO's .xml and .bin, "
-            "TensorFlow's saved_model.pb, or Paddle's .pdmodel and .pdiparams or __model__ with its parameters"
+            f"{named} '{path}', which holds no model; expected an .onnx or .skops file, XGBoost's .ubj or .json, "
+            "LightGBM's .txt, OpenVINO's .xml and .bin, TensorFlow's saved_model.pb, or Paddle's .pdmodel and "
+            ".pdiparams or __model__ with its parameters"
         )
     runtime, problem = caught(make, options)
     if problem is None:
@@ -209,7 +230,8 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
 
 def reason_of(problem: BaseException) -> str:
     """Return what a library says without the trace that some of them say it with."""
-    lines = [" ".join(line.split()) for line in words_of(problem).splitlines() if line.strip()]
+    text = _WHERE.sub("", words_of(problem), count=1)
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Exception from ")]  # where in OpenVINO, before what
     told = [line for line in lines if _VERDICT.search(line)] or lines[:3]
     text = " ".join(told) or type(problem).__name__
@@ -229,7 +251,8 @@ def _loader(
     if is_encoder_folder(path):
         return partial(Encoder, path), "it"
     for suffix, kind in KINDS.items():
-        if (kind.is_found or path.is_file()) and (found := _only(path, suffix, named)):
+        name = "*" if path.is_file() else kind.found
+        if name and (found := _only(path, suffix, named, name)) and kind.holds(found):
             return partial(kind.runtime, found), found.name
     if (found := folder_of(path)) is not None:
         try:
@@ -245,11 +268,11 @@ def _loader(
     return None, ""
 
 
-def _only(path: Path, suffix: str, named: str) -> Path | None:
+def _only(path: Path, suffix: str, named: str, name: str = "*") -> Path | None:
     """Return the file of this kind, or None; raises a `ConfigError` if there are several."""
     if path.is_file():
         return path if path.suffix == suffix else None
-    found = sorted(path.glob(f"*{suffix}"))
+    found = sorted(path.glob(f"{name}{suffix}"))
     if len(found) > 1:
         names = ", ".join(one.name for one in found)
         msg = f"{named} '{path}', which holds several models: {names}; name the file itself, or move the others away"

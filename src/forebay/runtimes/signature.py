@@ -50,6 +50,7 @@ class Var(msgspec.Struct, frozen=True):
         tensor: What a SavedModel's graph calls it.
         examples: Elements that the model is known to take, where it does not take any.
         max_characters: The longest text; 0 where the model takes any, and bytes that are no text.
+        is_nullable: Whether null is an element as well, a missing value; in arrays of numbers that is NaN.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Var(msgspec.Struct, frozen=True):
     tensor: str = ""
     examples: tuple[str | float, ...] = ()
     max_characters: int = 0
+    is_nullable: bool = False
 
     @property
     def dtype(self) -> str | None:

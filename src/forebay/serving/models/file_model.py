@@ -278,6 +278,7 @@ def _type(var: Var, *, has_rows: bool) -> Any:
     if var.rows is None:
         return Any  # a single value, or a shape that the file does not say
     found = _element(str(var.dtype))
+    found = found | None if var.is_nullable else found
     for size in reversed(var.shape if has_rows else (var.rows, *var.shape)):
         found = list[found] if size < 0 else Annotated[list[found], msgspec.Meta(min_length=size, max_length=size)]
     return found

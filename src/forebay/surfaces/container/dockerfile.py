@@ -61,7 +61,7 @@ def dockerfile(recipe: Recipe, build: str, source: str = ".") -> str:
     lines = [
         f"# {build}",
         *(recipe.base or _base(recipe.python, with_conda=any(step.name == "conda" for step in found))),
-        *_system(found),
+        *_system(found, recipe.extras),
         *([f"RUN useradd --uid {USER} --no-log-init --no-create-home --home-dir /tmp forebay"] if is_ours else []),
         "ENV " + " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in variables.items()),
         *wheels,
@@ -128,12 +128,14 @@ def conda_base(python: str, *before: str) -> list[str]:
     ]
 
 
-def _system(found: Sequence[InstallStep]) -> list[str]:
-    if not any(step.name == "pip" and "git+" in step.text for step in found):
+def _system(found: Sequence[InstallStep], extras: Sequence[str]) -> list[str]:
+    has_git = any(step.name == "pip" and "git+" in step.text for step in found)
+    packages = [*(["git", "ca-certificates"] if has_git else []), *(["libgomp1"] if "lightgbm" in extras else [])]
+    if not packages:
         return []
     return [
         "# hadolint ignore=DL3008",
-        "RUN apt-get update && apt-get install -y --no-install-recommends git ca-certificates \\",
+        f"RUN apt-get update && apt-get install -y --no-install-recommends {' '.join(packages)} \\",
         "    && rm -rf /var/lib/apt/lists/*",
     ]
 

@@ -30,7 +30,9 @@ _EXTRAS: Final = {".py": (), **{suffix: (kind.extra,) for suffix, kind in KINDS.
 """What runs files of a kind."""
 _ANY: Final = ("onnx", "openvino")
 """What a place may need that cannot be looked at."""
-_IF_FOUND: Final = {"*.skops": "sklearn", TOKENIZER: "tokenizers"}
+_IF_FOUND: Final = {f"{kind.found}{suffix}": kind.extra for suffix, kind in KINDS.items() if kind.found} | {
+    TOKENIZER: "tokenizers"
+}
 
 
 def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recipe:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 Make = Callable[["Overrides", Path], "Served"]
 """Builds the endpoint of a version, named by the overrides, of the folder with its files."""
 
+_NAMES: Final = frozenset(f"{kind.found}{suffix}" for suffix, kind in KINDS.items() if kind.found not in {"", "*"})
+"""Names of files that are models only by these names."""
 _DEPTH: Final = 3
 """Folders of a target that are searched for a model file: the place, a model, a version."""
 
@@ -137,7 +139,7 @@ def model_problem(paths: Collection[str]) -> str:
     if found:
         return f"there are several models in it: {', '.join(sorted(found))}"
     pairs = "no .xml with its .bin, no saved_model.pb and no .pdmodel with its .pdiparams"
-    return f"there is no .onnx, no .skops, {pairs} in it"
+    return f"there is no .onnx, no .skops, no .ubj, no model.txt, {pairs} in it"
 
 
 def model_files(paths: Collection[str]) -> list[str]:
@@ -146,13 +148,15 @@ def model_files(paths: Collection[str]) -> list[str]:
         return [""]
     stems = {PurePosixPath(path).stem for path in paths if path.endswith((".bin", ".pdiparams")) and "/" not in path}
     pairs = (".xml", ".pdmodel")
-    alone = tuple(suffix for suffix, kind in KINDS.items() if kind.is_found and suffix not in pairs)
-    return [
+    alone = tuple(suffix for suffix, kind in KINDS.items() if kind.found == "*" and suffix not in pairs)
+    found = [
         path
         for path in paths
         if "/" not in path
         and (path == FILE or path.endswith(alone) or (path.endswith(pairs) and PurePosixPath(path).stem in stems))
     ]
+    # A file that may be something else is the model only where there is no other.
+    return found or [path for path in paths if path in _NAMES]
 
 
 def name_of(address: str) -> str:
