@@ -231,7 +231,7 @@ def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, cli, name, said):
         (tmp_path / file).write_text("no model")
     model_files.sequence(tmp_path / "parts.onnx")
     model_files.maps(tmp_path / "chances.onnx")
-    done = cli("serve", tmp_path / name)
+    done = cli("serve", tmp_path / name, "--port", "0")
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
