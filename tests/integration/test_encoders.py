@@ -9,6 +9,7 @@ import json
 import httpx
 import numpy as np
 import pytest
+from tests.generated import generate
 from tests.models.encoders import folder, near, pooled, reference, sigmoid, softmax, texts
 from tests.waiting import PATIENCE_S
 
@@ -142,3 +143,12 @@ def test_a_repository_has_encoders(server):
     assert near(answer["vector"], reference(place, "a cold day", network="onnx/model.onnx")[0])
     assert answer["tokens"] == 5
     assert httpx.get(f"{running.url}/v2/models/first/versions/7").status_code == 200
+
+
+def test_an_image_of_an_encoder_has_its_tokenizer_and_its_name(tmp_path):
+    folder(tmp_path / "mini-v1.5")
+    made = generate(tmp_path, "mini-v1.5")
+    assert made.returncode == 0, made.stderr
+    text = (tmp_path / "deploy/Dockerfile").read_text()
+    assert "forebay[onnx,openvino,tokenizers]" in text
+    assert text.splitlines()[-1] == 'CMD ["forebay", "serve", ".", "--name", "mini-v1.5"]'

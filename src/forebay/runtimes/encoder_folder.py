@@ -16,8 +16,7 @@ TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "config.json"
 FILES: Final = (_CONFIG, "tokenizer_config.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 _POOLED: Final = ["Transformer", "Pooling"]
-_FLAG: Final = "pooling_mode_"
-"""Before the name of a pooling in older files, which say of each whether it is meant."""
+_FLAG: Final = "pooling_mode_"  # before each pooling in older files, which say of each whether it is meant
 
 
 class EncoderConfig(msgspec.Struct):

@@ -66,6 +66,7 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
         path = split_target(targets[0])[0].absolute()
         is_models = path.is_dir()
         folder = path if is_models else path.parent
+        said = ("--name", *project.app.served) if is_models and stock is None and not options.overrides.name else ()
     below = [inside(split_target(one)[0].absolute(), folder) for one in targets if not is_address(one)]
     if target:
         _, name = split_target(target)
