@@ -134,8 +134,9 @@ def counted(server, model):
     return found
 
 
-OWNERS = {"forebay_waiting_samples", "forebay_workers", "forebay_worker_restarts_total", "forebay_queue_seconds_count",
-          "forebay_model_seconds_count", "forebay_batch_size_count"}  # fmt: skip
+OWNERS = {"forebay_waiting_requests", "forebay_running_requests", "forebay_waiting_samples", "forebay_workers",
+          "forebay_worker_restarts_total", "forebay_queue_seconds_count", "forebay_model_seconds_count",
+          "forebay_batch_size_count"}  # fmt: skip
 
 
 def test_nothing_is_counted_twice(serve, tmp_path):

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's Prometheus reads our page, and its linter has nothing to say about it."""
 
+import concurrent.futures
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 from tests.ports import free_port
 from tests.waiting import eventually
 
+RECIPE = Path(__file__).parents[2] / "examples/deploy/inference-gateway.yaml"
 MODEL = """
+import time
+from pathlib import Path
 import forebay
 from prometheus_client import Counter, Gauge
 
@@ -24,6 +30,8 @@ class Doubles(forebay.Model):
     def predict(self, batch: list[int]) -> list[int]:
         seen.inc(len(batch))
         level.set(1)
+        while 0 in batch and not Path(__file__).with_name("gate").exists():
+            time.sleep(0.005)
         return [2 * sample for sample in batch]
 
 node = forebay.node(Doubles)
@@ -94,9 +102,16 @@ def test_the_linter_is_silent_about_pipelines(serve, tmp_path, monkeypatch):
     lint(server.client.get("/metrics").text)
 
 
+def gateway_metrics(model):
+    """What an inference gateway asks for by our recipe, as queries: requests that wait, and that run."""
+    text = RECIPE.read_text().replace('"chat"', f'"{model}"')
+    return [re.findall(rf"{name}RequestsSpec: (.*)", text)[0] for name in ("queued", "running")]
+
+
 @need
 def test_prometheus_scrapes_it(serve, model, tmp_path):
-    server = serve(f"{model}:Doubles", "--worker-kind", "thread")
+    server = serve(f"{model}:Doubles", "--worker-kind", "thread", "--api-key", "sesame", "--public-metrics")
+    server.client.headers["x-api-key"] = "sesame"
     server.call("doubles", 1)
     config = tmp_path / "prometheus.yml"
     config.write_text(
@@ -120,5 +135,14 @@ def test_prometheus_scrapes_it(serve, model, tmp_path):
             eventually(lambda: value('forebay_requests_total{endpoint="doubles",code="ok"}') == 1.0)
             assert value("up") == 1.0
             assert value("app_seen_total") == 1.0
+            queued, running = gateway_metrics("doubles")
+            with concurrent.futures.ThreadPoolExecutor() as clients:  # issue 48
+                clients.submit(server.call, "doubles", 0)
+                eventually(lambda: server.metric("forebay_running_requests") == 1)
+                for sample in (1, 2):
+                    clients.submit(server.call, "doubles", sample)
+                eventually(lambda: (value(running), value(queued)) == (1.0, 2.0))
+                model.with_name("gate").touch()
+            eventually(lambda: (value(running), value(queued)) == (0.0, 0.0))
         finally:
             prometheus.terminate()

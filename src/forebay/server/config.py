@@ -168,6 +168,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         tenant_header: Header that names a child of the tenant whose key a request shows, also over gRPC; the children
             share the tenant's part and limits. Gateways send `x-gateway-inference-fairness-id` or
             `x-llm-d-inference-fairness-id`. Needs API keys with names.
+        public_metrics: Answer `/metrics` without an API key: inference gateways have none when they read it.
         allowed_hosts: Host names that requests may use beside `localhost` and addresses, `*` for any. Default: no other
             names when bound to loopback without keys, otherwise any.
         cors_origins: Origins whose pages may call, `*` allows all.
@@ -209,6 +210,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant_header: Annotated[
         str | None, Written("--tenant-header", "NAME"), Checked(_tenant_header, _TENANT_HEADER)
     ] = None
+    public_metrics: Annotated[bool, Written("--public-metrics")] = False
     allowed_hosts: Annotated[tuple[str, ...], Written("--allowed-host", "NAME"), Checked(_hosts)] = ()
     cors_origins: Annotated[tuple[str, ...], Written("--cors-origin", "ORIGIN"), Checked(_origins)] = ()
     access_log: Annotated[bool, Written("--access-log")] = False

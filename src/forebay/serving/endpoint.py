@@ -189,6 +189,13 @@ class Endpoint:
         return self._queue.waiting + self.pool.standing
 
     @property
+    def waiting_requests(self) -> int:
+        """Requests that no worker has begun: all of it is in the queue, or beside a worker without a seat for it."""
+        is_whole = self._slices.is_whole
+        queued = sum(not one.taken and is_whole(one) for one in self._open) if self._queue.waiting else 0
+        return min(queued + self.pool.standing, len(self._open))
+
+    @property
     def tenants_waiting(self) -> Mapping[str, int]:
         """Samples of each tenant in the queue, by its name; none where nobody tells them apart."""
         fair = self._queue.fair

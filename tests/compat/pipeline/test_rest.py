@@ -194,6 +194,8 @@ def test_keys():
             assert fronts.post("/a/b", ASKED, headers=headers).status_code == 200
         assert fronts.client.get("/healthz").status_code == 200
         assert fronts.client.get("/metrics").status_code == 401
+    with Fronts(Echo(), http=HttpConfig(port=0, api_keys=("sesame",), public_metrics=True)) as fronts:
+        assert fronts.client.get("/metrics").status_code == 200
 
 
 def test_other_origins():

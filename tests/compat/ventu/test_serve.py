@@ -137,6 +137,7 @@ def test_options_of_the_server_hold_here_too(serve, lengths):
         lengths,
         "--api-key",
         "secret",
+        "--public-metrics",
         "--cors-origin",
         "https://page.example",
         "--max-body-bytes",
@@ -149,7 +150,7 @@ def test_options_of_the_server_hold_here_too(serve, lengths):
     )
     assert "always runs in processes" in server.log
     client = server.client
-    assert client.get("/").status_code == 401
+    assert (client.get("/").status_code, client.get("/metrics").status_code) == (401, 200)
     client.headers["x-api-key"] = "secret"
     assert client.get("/healthz").status_code == 404
     assert client.post("/inference", content=b"x" * 101).status_code == 413

@@ -72,7 +72,14 @@ def page(accept="text/plain"):
     for rows in (1, 2, 64, 5000):
         metrics.ran(rows, 1, 0.0)
     reading = Reading(
-        endpoint="iris", version="2", metrics=metrics, in_flight=4, waiting=5, workers_alive=1, worker_restarts=7
+        endpoint="iris",
+        version="2",
+        metrics=metrics,
+        in_flight=4,
+        waiting=5,
+        workers_alive=1,
+        worker_restarts=7,
+        waiting_requests=3,
     )
     body, media_type = Exposition(lambda: [reading], lambda one: one).page(accept)
     return body.decode().splitlines(), media_type
@@ -85,6 +92,8 @@ def test_the_page_tells_the_numbers():
     assert f'forebay_requests_total{{code="ok",{names}}} 3.0' in lines
     assert f'forebay_requests_total{{code="internal",{names}}} 1.0' in lines
     assert f"forebay_in_flight{{{names}}} 4.0" in lines
+    assert f"forebay_waiting_requests{{{names}}} 3.0" in lines
+    assert f"forebay_running_requests{{{names}}} 1.0" in lines
     assert f"forebay_waiting_samples{{{names}}} 5.0" in lines
     assert f"forebay_workers{{{names}}} 1.0" in lines
     assert f"forebay_worker_restarts_total{{{names}}} 7.0" in lines

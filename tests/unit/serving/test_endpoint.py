@@ -576,6 +576,22 @@ async def test_a_large_request_is_queued_whole_or_not_at_all(clock):
         assert (desk.endpoint.waiting, desk.endpoint.in_flight) == (2, 1)
 
 
+@clocked
+async def test_a_request_waits_until_a_part_of_it_runs(clock):  # issue 48
+    async with Desk(max_size=2) as desk:
+        endpoint = desk.endpoint
+        desk.submit("runs", body=["r"], size=1)
+        await turn()
+        desk.submit("large", body=list("abcd"), size=4)
+        desk.submit("last", body=["z"], size=1)
+        assert (endpoint.in_flight, endpoint.waiting_requests, endpoint.waiting) == (3, 2, 5)
+        desk.pool.complete(outcomes=[["r"]])
+        await turn()
+        assert (endpoint.in_flight, endpoint.waiting_requests, endpoint.waiting) == (2, 1, 3)
+        await serve_all(desk)
+        assert (endpoint.in_flight, endpoint.waiting_requests) == (0, 0)
+
+
 async def serve_all(desk):
     """Run batches until nothing is left; returns the most samples that ever waited."""
     most = desk.endpoint.waiting

@@ -53,6 +53,8 @@ COUNTERS: Final = {
 
 GAUGES: Final = {
     "forebay_in_flight": "Requests without an answer yet",
+    "forebay_waiting_requests": "Requests that no worker has begun",
+    "forebay_running_requests": "Requests that workers have begun and not answered",
     "forebay_waiting_samples": "Samples in the queue",
     "forebay_workers": "Workers that are up",
     "forebay_workers_wanted": "Workers that there should be",
@@ -71,6 +73,8 @@ OWNERS: Final = frozenset(
         "forebay_stream_parts",
         "forebay_worker_restarts",
         "forebay_shared_requests",
+        "forebay_waiting_requests",
+        "forebay_running_requests",
         "forebay_waiting_samples",
         "forebay_workers",
         "forebay_workers_wanted",
@@ -104,6 +108,7 @@ class Reading(msgspec.Struct, frozen=True):
     is_elsewhere: bool = False
     tenants_waiting: Mapping[str, int] = {}
     workers_wanted: int | None = None
+    waiting_requests: int = 0
 
 
 class Source(Protocol):
@@ -227,6 +232,8 @@ class _Text:
             f"forebay_worker_restarts_total{labels} {reading.worker_restarts}.0\n".encode(),
             b"" if metrics.shared is None else f"forebay_shared_requests_total{labels} {metrics.shared}.0\n".encode(),
             f"forebay_in_flight{labels} {reading.in_flight}.0\n".encode(),
+            f"forebay_waiting_requests{labels} {reading.waiting_requests}.0\n".encode(),
+            f"forebay_running_requests{labels} {reading.in_flight - reading.waiting_requests}.0\n".encode(),
             f"forebay_waiting_samples{labels} {reading.waiting}.0\n".encode(),
             f"forebay_workers{labels} {reading.workers_alive}.0\n".encode(),
             b"" if wanted is None else f"forebay_workers_wanted{labels} {wanted}.0\n".encode(),

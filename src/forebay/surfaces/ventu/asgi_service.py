@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +48,7 @@ class VentuHttp:
         *,
         max_body_bytes: int,
         api_keys: Sequence[str] = (),
+        public: Collection[str] = (),
         more: Mapping[str, Callable[[], Awaitable[Reply]]] | None = None,
     ) -> None:
         """Describe the face; it answers 503 until it is given the service's pages.
@@ -56,6 +57,7 @@ class VentuHttp:
             metrics: Makes the page for Prometheus, and tells its media type.
             max_body_bytes: Longest body.
             api_keys: If any, a request needs one of them.
+            public: Paths that need none all the same.
             more: Further pages, which need no key.
         """
         self.pages: ServicePages | None = None
@@ -64,6 +66,7 @@ class VentuHttp:
         self._max_body_bytes = max_body_bytes
         self._api_keys = [key.encode() for key in api_keys]
         self._holders = KeyHolders(api_keys)
+        self._public = public
         self._more = more or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +85,7 @@ class VentuHttp:
         method, path = scope["method"], scope["path"]
         if path in self._more and method in {"GET", "HEAD"}:
             return await self._more[path]()
-        if not lets_in(self._api_keys, scope["headers"]):
+        if path not in self._public and not lets_in(self._api_keys, scope["headers"]):
             return problem(401, "Unauthorized", f"{no_key(scope['headers'])}.")
         if self.pages is None:
             return problem(503, "Service Unavailable", "The model is loading; try again later.")

@@ -83,6 +83,7 @@ class VentuSurface:
             lambda: _metrics(app, native if options.extra_routes else None),
             max_body_bytes=options.http.max_body_bytes,
             api_keys=options.http.api_keys,
+            public=["/metrics"] if options.http.public_metrics else (),
             more=_probes(native) if options.extra_routes else None,
         )
         return Project(

@@ -119,7 +119,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         )
     if config.api_keys:
         keys = [key.encode() for key in config.api_keys]
-        middleware.append(Middleware(_KeyCheck, keys=keys, has_dashboard=config.dashboard, routes=by_target))
+        middleware.append(Middleware(_KeyCheck, keys=keys, config=config, routes=by_target))
     middleware.append(Middleware(_Lending, lender=app, by_target=by_target))
     handlers: Any = {ForebayError: refused, HTTPException: unknown}
     answering = Starlette(routes=[predictions, *more, *routes], middleware=middleware, exception_handlers=handlers)
@@ -153,7 +153,7 @@ def beside_dashboard(project: ASGIApp, pages: ServerPages | None, config: HttpCo
     routes = [PathRoute("/", Methods(get=board.file)), *_dashboard(board)]
     routes += [PathRoute(f"/{name}", Methods(get=getattr(pages, name))) for name in ("models", "metrics", "trace")]
     keys = [key.encode() for key in config.api_keys]
-    middleware = [Middleware(_KeyCheck, keys=keys, has_dashboard=True, routes={})] if keys else []
+    middleware = [Middleware(_KeyCheck, keys=keys, config=config, routes={})] if keys else []
     below = Starlette(
         routes=routes, middleware=middleware, exception_handlers={ForebayError: refused, HTTPException: refused}
     )
@@ -368,11 +368,12 @@ class _Ahead:
 class _KeyCheck:
     """Asks for an API key wherever one is needed."""
 
-    def __init__(self, app: ASGIApp, keys: list[bytes], *, has_dashboard: bool, routes: Mapping[bytes, Route]) -> None:
+    def __init__(self, app: ASGIApp, keys: list[bytes], *, config: HttpConfig, routes: Mapping[bytes, Route]) -> None:
         self._app = app
         self._routes = routes
         self._keys = keys
-        self._has_dashboard = has_dashboard
+        self._has_dashboard = config.dashboard
+        self._has_public_metrics = config.public_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
@@ -393,6 +394,8 @@ class _KeyCheck:
         path = path_of(scope)
         if path in openapi.PUBLIC_PATHS or path in kserve_calls.PUBLIC_PATHS or path.startswith("/docs/"):
             return True
+        if path == "/metrics":
+            return self._has_public_metrics
         if not self._has_dashboard:
             return False
         return is_public(path) or (path == "/" and scope["method"] == "GET" and wants_page(HttpRequest(scope)))

@@ -290,6 +290,7 @@ def reading(endpoint: Endpoint) -> Reading:
         endpoint.pool.is_elsewhere,
         endpoint.tenants_waiting,
         pool.wanted,
+        endpoint.waiting_requests,
     )
 
 

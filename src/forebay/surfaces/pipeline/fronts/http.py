@@ -220,6 +220,7 @@ class PipelineHttp:
         self._gateway = gateway
         self._protocol = protocol
         self._api_keys = [key.encode() for key in config.api_keys]
+        self._open = _OPEN_PAGES | ({"/metrics"} if config.public_metrics else frozenset())
         self._pages: dict[str, Any] = {}
         if pages is not None:
             self._pages = {
@@ -267,7 +268,7 @@ class PipelineHttp:
             await response(scope, receive, send)
 
     def _is_allowed(self, scope: Scope, path: str) -> bool:
-        return path in _OPEN_PAGES or path in PUBLIC_PATHS or lets_in(self._api_keys, scope["headers"])
+        return path in self._open or path in PUBLIC_PATHS or lets_in(self._api_keys, scope["headers"])
 
 
 def _peer(request: Request) -> str:
