@@ -25,11 +25,12 @@ _END_OF_EXTENSIONS: Final = 1 << 29
 
 
 class ProtoMethod(msgspec.Struct, frozen=True):
-    """A method of a service: the messages it takes and gives, and whether both are streams."""
+    """A method of a service: the messages it takes and gives, and whether both are streams, or only what it gives."""
 
     takes: str
     gives: str
     is_streamed: bool = False
+    is_answer_streamed: bool = False
 
 
 class ProtoTable(msgspec.Struct, frozen=True, eq=False):
@@ -137,7 +138,10 @@ def _file(table: ProtoTable) -> Any:
         for called, told in methods.items():
             method = service.method.add(name=called)
             method.input_type, method.output_type = (f".{table.package}.{one}" for one in (told.takes, told.gives))
-            method.client_streaming = method.server_streaming = told.is_streamed
+            if told.is_streamed:
+                method.client_streaming = True
+            if told.is_streamed or told.is_answer_streamed:
+                method.server_streaming = True
     return file
 
 

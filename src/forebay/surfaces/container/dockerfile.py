@@ -100,9 +100,8 @@ def health(recipe: Recipe) -> list[str]:
     if recipe.tls:  # its name is not known here, and grpcio asks no server whose name it cannot check
         begin = "import socket, ssl; ssl._create_unverified_context().wrap_socket(socket.create_connection("
         return ["python", "-c", f"{begin}('127.0.0.1', {recipe.grpc_port}), 4))"]
-    call = f"h.HealthStub(g.insecure_channel('127.0.0.1:{recipe.grpc_port}')).Check(m.HealthCheckRequest(), timeout=4)"
-    imports = "import grpc as g, grpc_health.v1.health_pb2 as m, grpc_health.v1.health_pb2_grpc as h"
-    return ["python", "-c", f"{imports}; assert {call}.status == 1"]
+    check = f"g.insecure_channel('127.0.0.1:{recipe.grpc_port}').unary_unary('/grpc.health.v1.Health/Check')"
+    return ["python", "-c", f"import grpc as g; assert {check}(b'', timeout=4) == bytes([8, 1])"]  # 1 is SERVING
 
 
 def _base(python: str, *, with_conda: bool) -> list[str]:

@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
-
 from forebay.errors import InvalidRequest, NotFound, Unavailable
 from forebay.transports.grpc.service import Call, GrpcService
+from forebay.types.proto_tables import ProtoMethod, ProtoTable
 
 SERVICE: Final = "grpc.health.v1.Health"
 LOOK_AGAIN_S: Final = 0.5
@@ -20,8 +18,28 @@ LOOK_AGAIN_S: Final = 0.5
 MAX_NAME: Final = 1024
 """Longest name that is asked for: those of which nothing is known are watched, too, and kept meanwhile."""
 
-_messages: Final[Any] = health_pb2
-_Answer: Final[Any] = _messages.HealthCheckResponse
+MESSAGES: Final = ProtoTable(
+    file="grpc_health/v1/health.proto",
+    package="grpc.health.v1",
+    messages={
+        "HealthCheckRequest": "1 string service",
+        "HealthCheckResponse": "1 !.ServingStatus status",
+        "HealthListRequest": "",
+        "HealthListResponse": "1 map:HealthCheckResponse statuses",
+    },
+    enums={
+        "HealthCheckResponse.ServingStatus": {"UNKNOWN": 0, "SERVING": 1, "NOT_SERVING": 2, "SERVICE_UNKNOWN": 3},
+    },
+    services={
+        "Health": {
+            "Check": ProtoMethod("HealthCheckRequest", "HealthCheckResponse"),
+            "List": ProtoMethod("HealthListRequest", "HealthListResponse"),
+            "Watch": ProtoMethod("HealthCheckRequest", "HealthCheckResponse", is_answer_streamed=True),
+        }
+    },
+)
+
+_Answer: Final[Any] = MESSAGES.classes().HealthCheckResponse
 _UNKNOWN: Final[bytes] = _Answer(status=_Answer.SERVICE_UNKNOWN).SerializeToString()
 
 
@@ -65,13 +83,12 @@ class Health:
 
     def service(self) -> GrpcService:
         """Return what a port is given."""
-        files = [_messages.DESCRIPTOR.serialized_pb]
         return GrpcService(
             full_name=SERVICE,
             direct={"Check": self._check, "List": self._list},
             streams={"Watch": self._watch},
             public=("Check", "List", "Watch"),
-            files=files,
+            files=MESSAGES.described(),
         )
 
     def _check(self, data: bytes, call: Call) -> None:
@@ -81,8 +98,8 @@ class Health:
         call.reply(status)
 
     def _list(self, data: bytes, call: Call) -> None:
-        _read(_messages.HealthListRequest, data)
-        listed = _messages.HealthListResponse()
+        MESSAGES.parsed("HealthListRequest", data)
+        listed = MESSAGES.classes().HealthListResponse()
         for name in self._services:
             listed.statuses[name].ParseFromString(self._status(name))
         call.reply(listed.SerializeToString())
@@ -139,15 +156,8 @@ class Health:
         return _Answer(status=_Answer.SERVING if is_serving else _Answer.NOT_SERVING).SerializeToString()
 
 
-def _read(kind: Any, data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest(f"the request is no {SERVICE} message: {error}") from error
-
-
 def _asked(data: bytes) -> str:
-    service: str = _read(_messages.HealthCheckRequest, data).service
+    service: str = MESSAGES.parsed("HealthCheckRequest", data).service
     if len(service) > MAX_NAME:
         raise InvalidRequest(f"service: expected at most {MAX_NAME} characters, got {len(service)}")
     return service

@@ -6,20 +6,55 @@ Its two versions differ only in their package, so the messages of one serve for 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, text_format
-from google.protobuf.message import DecodeError
-from grpc_reflection.v1alpha import reflection_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool
 
-from forebay.errors import InvalidRequest
 from forebay.transports.grpc.service import Call, GrpcService, described
 from forebay.transports.grpc.statuses import Status
+from forebay.types.proto_tables import ProtoMethod, ProtoTable
 
 VERSIONS: Final = ("v1alpha", "v1")
 
-_messages: Final[Any] = reflection_pb2
+TABLES: Final = [
+    ProtoTable(
+        file=f"grpc_reflection/{version}/reflection.proto",
+        package=f"grpc.reflection.{version}",
+        messages={
+            "ServerReflectionRequest": (
+                "1 string host, 3 string|message_request file_by_filename, "
+                "4 string|message_request file_containing_symbol, "
+                "5 ExtensionRequest|message_request file_containing_extension, "
+                "6 string|message_request all_extension_numbers_of_type, 7 string|message_request list_services"
+            ),
+            "ExtensionRequest": "1 string containing_type, 2 int32 extension_number",
+            "ServerReflectionResponse": (
+                "1 string valid_host, 2 ServerReflectionRequest original_request, "
+                "4 FileDescriptorResponse|message_response file_descriptor_response, "
+                "5 ExtensionNumberResponse|message_response all_extension_numbers_response, "
+                "6 ListServiceResponse|message_response list_services_response, "
+                "7 ErrorResponse|message_response error_response"
+            ),
+            "FileDescriptorResponse": "1 bytes* file_descriptor_proto",
+            "ExtensionNumberResponse": "1 string base_type_name, 2 int32* extension_number",
+            "ListServiceResponse": "1 ServiceResponse* service",
+            "ServiceResponse": "1 string name",
+            "ErrorResponse": "1 int32 error_code, 2 string error_message",
+        },
+        services={
+            "ServerReflection": {
+                "ServerReflectionInfo": ProtoMethod(
+                    "ServerReflectionRequest", "ServerReflectionResponse", is_streamed=True
+                )
+            }
+        },
+    )
+    for version in VERSIONS
+]
+
+_messages: Final[Any] = TABLES[0].classes()
 
 
 class Reflection:
@@ -31,26 +66,23 @@ class Reflection:
         Args:
             services: Those of the port, beside this one.
         """
-        self._files = {version: _file(version) for version in VERSIONS}
-        self._names = sorted([service.full_name for service in services] + [_name(version) for version in VERSIONS])
+        self._files = {_name(table): table.described() for table in TABLES}
+        self._names = sorted([service.full_name for service in services] + [*self._files])
         self._pool: Any = descriptor_pool.DescriptorPool()
-        files = [file for service in services for file in service.files] + list(self._files.values())
-        for file in dict.fromkeys(files):
+        files = [file for service in services for file in service.files]
+        for file in dict.fromkeys([*files, *itertools.chain(*self._files.values())]):
             self._pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file))
 
     def services(self) -> list[GrpcService]:
         """Return what a port is given: the service in both its versions."""
         return [
-            GrpcService(full_name=_name(version), streams={"ServerReflectionInfo": self._answer}, files=[file])
-            for version, file in self._files.items()
+            GrpcService(full_name=name, streams={"ServerReflectionInfo": self._answer}, files=files)
+            for name, files in self._files.items()
         ]
 
     async def _answer(self, messages: AsyncIterator[bytes], _call: Call) -> AsyncIterator[bytes]:
         async for data in messages:
-            try:
-                request = _messages.ServerReflectionRequest.FromString(data)
-            except DecodeError as error:
-                raise InvalidRequest(f"the request is no message of server reflection: {error}") from error
+            request = TABLES[0].parsed("ServerReflectionRequest", data)
             try:
                 found = self._find(request)
             except KeyError:
@@ -89,16 +121,8 @@ class Reflection:
             return self._pool.FindServiceByName(service).methods_by_name[name].containing_service.file
 
 
-def _name(version: str) -> str:
-    return f"grpc.reflection.{version}.ServerReflection"
-
-
-def _file(version: str) -> bytes:
-    """Return the file that describes a version: the same messages in another package."""
-    file = descriptor_pb2.FileDescriptorProto()
-    v1alpha = descriptor_pb2.FileDescriptorProto.FromString(_messages.DESCRIPTOR.serialized_pb)
-    text_format.Parse(str(v1alpha).replace("v1alpha", version), file)
-    return file.SerializeToString()
+def _name(table: ProtoTable) -> str:
+    return f"{table.package}.ServerReflection"
 
 
 def _described(file: Any) -> dict[str, Any]:

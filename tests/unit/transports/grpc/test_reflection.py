@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from forebay.transports.grpc.health import Health
-from forebay.transports.grpc.reflection import Reflection
+from forebay.transports.grpc.health import MESSAGES, Health
+from forebay.transports.grpc.reflection import TABLES, Reflection
 
 messages: Any = reflection_pb2
 HEALTH = "grpc.health.v1.Health"
@@ -32,6 +35,19 @@ def ask(request):
         return messages.ServerReflectionResponse.FromString(found)
 
     return lambda **question: asyncio.run(answer(question))
+
+
+@pytest.mark.parametrize("table, original", [(MESSAGES, health_pb2), (TABLES[0], reflection_pb2)])
+def test_our_descriptors_are_those_of_the_packages(table, original):  # issue 48
+    found = descriptor_pb2.FileDescriptorProto.FromString(original.DESCRIPTOR.serialized_pb)
+    found.ClearField("options")  # names that compilers use
+    assert table.described() == [found.SerializeToString()]
+
+
+def test_the_packages_are_not_needed():  # issue 48
+    absent = "import sys; sys.modules.update(grpc_health=None, grpc_reflection=None)"
+    ours = "forebay.transports.grpc"
+    subprocess.run([sys.executable, "-c", f"{absent}; import {ours}.health, {ours}.reflection"], check=True)
 
 
 def test_all_services_are_listed(ask):
