@@ -108,6 +108,7 @@ KSERVE = {
     ],
     "outputs": [OUTPUT],
 }
+GENERATE = {"id": "a", "numbers": [1.0], "text": "a", "parameters": {"priority": 0}}
 TEXTS = {
     "user": "a", "metadata": {"a": "b"}, "max_tokens": 5, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0,
     "presence_penalty": 0.0, "logit_bias": {"5": 1.0}, "seed": 1, "stop": ["a"], "n": 1, "stream": False,
@@ -162,6 +163,7 @@ def doors() -> list[Door]:
         Door("models", "http", "/models/sampled", _json([1.0]), in_thread=True),
         Door("models", "http", "/models/filed", forms, "form", in_thread=True),
         Door("models", "http", "/v2/models/tensors/infer", _json(KSERVE)),
+        Door("models", "http", "/v2/models/tensors/generate", _json(GENERATE)),
         Door("models", "http", "/v1/models/tensors:predict", _json(PREDICT)),
         Door("models", "http", "/v1/models/tensors:predict", _json(COLUMNS)),
         Door("models", "http", "/v1/models/tensors:classify", _json(CLASSIFY)),

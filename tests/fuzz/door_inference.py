@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fuzz of the Open Inference Protocol over HTTP: JSON and binary bodies whose sizes, shapes and elements lie.
 
+One call in four is of Triton's `generate`, as plain JSON.
+
 The oracle is a reader of its own, written after the protocol: what it can read is answered with the double of every
 number, on both lanes of HTTP alike, to several clients that send in pieces. Anything else is 400 with an error in the
 protocol's form. Nothing is a fault of the server, and whoever asks something plain in between gets what is right.
@@ -23,6 +25,8 @@ from tests.fuzz.serving import Findings, Sender, is_text, pick, running
 LENGTH = "Inference-Header-Content-Length"
 TARGET = f"{Path(__file__).parents[1] / 'models' / 'tensors.py'}:Doubled"
 PATHS = "/v2/models/doubled/infer", "/v2/models/doubl%65d/infer"
+GENERATE = "/v2/models/doubled/generate", "/v2/models/doubl%65d/generate"
+ODD = (None, True, "x", "", 1e39, [], [1], {})
 PLAIN = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
 NUMPY = {"FP32": "<f4", "FP16": "<f2", "INT8": "<i1", "UINT16": "<u2", "INT16": "<i2", "UINT8": "<u1", "BF16": "<u2"}
 
@@ -66,6 +70,41 @@ def spoilt(dice: random.Random, text: bytes) -> bytes:
         return text
     at = dice.randrange(len(text))
     return text[:at] + dice.choice((b"", b"\xff", b"[", b'"', b"{}", b"0", b"\x00", b"[" * 5000)) + text[at + 1 :]
+
+
+def generate_body(dice: random.Random) -> bytes:
+    """A call of `generate` that is right, or nearly."""
+    values = [pick(dice, dice.randint(-9, 9), *ODD) for _ in range(dice.choice((3, 3, 6, 9, 1, 2)))]
+    told: dict[str, Any] = {pick(dice, "input", "text_input", "other"): pick(dice, values, 1, [values], *ODD)}
+    if dice.random() < 0.4:
+        told["id"] = pick(dice, "seven", "", *ODD)
+    inner = {pick(dice, "x", "input", "id", "y"): pick(dice, 1, *ODD)}
+    if dice.random() < 0.3:
+        told["parameters"] = pick(dice, inner, {}, *ODD)
+    if dice.random() < 0.3:
+        told |= inner
+    return spoilt(dice, json.dumps(told).encode())
+
+
+def generate_expected(sent: bytes) -> Any:
+    """The answer of the double to `generate`; None if it is to be refused."""
+    told = json.loads(sent.decode("utf-8"))
+    inner = told.pop("parameters", {})
+    if not isinstance(inner, dict) or told.keys() & inner:
+        return None
+    fields = {**told, **inner}
+    given = [fields.pop(name) for name in ("input", "text_input") if name in fields]
+    name = fields.pop("id", "")
+    if len(given) != 1 or not isinstance(name, str) or any(isinstance(one, dict | list) for one in fields.values()):
+        return None
+    (values,) = given
+    if not isinstance(values, list) or not values or len(values) % 3:
+        return None
+    limit = float(np.finfo("f4").max)
+    if any(type(one) not in {int, float} or abs(one) > limit for one in values):
+        return None
+    doubled = (np.array(values, np.float32) * 2).tolist()
+    return {**({"id": name} if name else {}), "model_name": "doubled", "model_version": "1", "text_output": doubled}
 
 
 def expected(sent: bytes, length: str | None) -> Any:
@@ -142,6 +181,18 @@ class Client:
         (one,) = json.loads(content[:at])["outputs"]
         return one["data"] if "data" in one else np.frombuffer(content[at:], "<f4").tolist()
 
+    def _generate(self, path: str, sent: bytes) -> Any:
+        """The answer to a call of `generate`, its numbers in one list; None if it was refused."""
+        self._findings.counts["requests"] += 1
+        answer = self._sender.post(path, sent, {})
+        told = json.loads(answer.read())
+        if answer.status != 200:
+            if answer.status != 400 or list(told) != ["error"] or answer.headers["content-type"] != "application/json":
+                self._findings.differ(f"status {answer.status}", told, sent)
+            return None
+        self._findings.counts["answered"] += 1
+        return {**told, "text_output": np.ravel(told["text_output"]).tolist()}
+
     def close(self) -> None:
         """Close the connection."""
         self._sender.leave()
@@ -149,6 +200,16 @@ class Client:
     def round(self) -> None:
         """One call on both lanes, and a plain one after it."""
         differ = self._findings.differ
+        if self._dice.random() < 0.25:
+            sent = generate_body(self._dice)
+            found = [self._generate(path, sent) for path in GENERATE]
+            try:
+                right = generate_expected(sent)
+            except Exception:
+                right = None
+            if found != [right, right] and is_text(sent):
+                differ("another answer to generate than the protocol's", *found, right, sent)
+            return
         sent, length = body(self._dice)
         found = [self._ask(path, sent, length) for path in PATHS]
         if str(found[0]) != str(found[1]):

@@ -286,7 +286,7 @@ def _envelope_in_steps(text: memoryview, limits: ElementLimits) -> Steps[Envelop
     """
     said = yield from members(text, MAX_PARAMETERS)
     if said is None:
-        raise _too_many_parameters()
+        raise too_many_parameters()
     inputs = yield from _sides(said.get("inputs", _NOTHING))
     outputs = yield from _sides(said.get("outputs", _NOTHING))
     tensors = [*inputs, *outputs]
@@ -325,7 +325,7 @@ def _sides(listed: memoryview) -> Steps[list[_UnreadSide]]:
     for row in rows:
         said = yield from members(row, MAX_PARAMETERS)
         if said is None:
-            raise _too_many_parameters()
+            raise too_many_parameters()
         beside = {name: msgspec.Raw(said[name]) for name in _BESIDE if name in said}
         found.append(_UnreadSide(msgspec.Raw(said.get("data", b"")), beside))
         if pace.is_over(len(row)):
@@ -355,7 +355,7 @@ def _require_few(text: Data, data: Sequence[msgspec.Raw], names: int, limits: El
         raise too_many("the data of the inputs", "elements", limits.tensors)
     if beside.items > MAX_ITEMS:
         raise too_many("the request", "elements beside its data, in shapes and parameters", MAX_ITEMS)
-    raise _too_many_parameters()
+    raise too_many_parameters()
 
 
 def _envelope(text: bytes | memoryview) -> Envelope:
@@ -370,7 +370,8 @@ def _no_request(error: Exception) -> InvalidRequest:
     return InvalidRequest(f"expected an inference request: {error}")
 
 
-def _too_many_parameters() -> TooLarge:
+def too_many_parameters() -> TooLarge:
+    """Return the error of a request that says too much beside its data."""
     return TooLarge(f"the request has more than {MAX_PARAMETERS} parameters, or says its fields again and again")
 
 

@@ -240,7 +240,8 @@ class AsgiAnswer:
             part, release = given
             try:
                 await self._start_stream(part)
-                written = self._route.part(part.body if type(part) is Media else part)
+                assert self.request is not None
+                written = self._route.part(part.body if type(part) is Media else part, self.request)
                 await self._send({"type": "http.response.body", "body": written, "more_body": True})
             finally:
                 release()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the Open Inference Protocol (KServe v2) over HTTP: `POST /v2/models/NAME[/versions/V]/infer`, on both lanes.
 
+`generate` and `generate_stream` are Triton's: the same calls as plain JSON, for models of text.
+
 `kserve_pages.py` has everything else below `/v2`, `tfserving.py` the protocol's first version.
 
 The loop reads the JSON of a call as far as names, types and shapes; the data goes to the worker as it came. A client
@@ -18,7 +20,7 @@ import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, UserCodeError, ValidationError
 from forebay.protocols import native
-from forebay.protocols.kserve import rest
+from forebay.protocols.kserve import generate, rest
 from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.served import Served, StandIn
@@ -26,7 +28,8 @@ from forebay.serving.tensor_face import TensorFace, TensorRequest
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.head import Head
 from forebay.transports.http.route import Route
-from forebay.types.call import Origin, Outcome, Reply, Request
+from forebay.types.call import EMPTY, Origin, Outcome, Reply, Request
+from forebay.types.element_limits import at_once
 
 if TYPE_CHECKING:
     from forebay.protocols.kserve.places import Place
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
 
+CALLS: Final = ("infer", "generate", "generate_stream")
+"""What a model is called at."""
 PUBLIC_PATHS: Final = frozenset({"/v2/health/live", "/v2/health/ready"})
 MAX_REMEMBERED: Final = 1024
 """Calls that are remembered by their JSON; when there are more, all are forgotten."""
@@ -68,11 +73,18 @@ class InferenceRoute(Route):
     """What the protocols that speak tensors have in common."""
 
     def __init__(
-        self, served: Served, config: HttpConfig, staging: Staging | None = None, *, is_one_of_several: bool = False
+        self,
+        served: Served,
+        config: HttpConfig,
+        staging: Staging | None = None,
+        *,
+        is_one_of_several: bool = False,
+        may_stream: bool = False,
     ) -> None:
         asked = served.in_tensors
+        streams = may_stream and asked.contract.streams
         contract = msgspec.structs.replace(
-            asked.contract, raw_input=True, raw_output=True, batchable=False, streams=False, is_named=False, query=()
+            asked.contract, raw_input=True, raw_output=True, batchable=False, streams=streams, is_named=False, query=()
         )
         super().__init__(
             StandIn(asked.endpoint, contract),
@@ -97,7 +109,8 @@ class InferenceRoute(Route):
     def require_whole(self) -> None:
         """Refuse calls of a model that streams; raises InvalidRequest if it does."""
         if self._streams:
-            msg = f"the model '{self.endpoint.name}' streams its answers; ask it over gRPC, or at /models/NAME"
+            name = self.endpoint.name
+            msg = f"the model '{name}' streams its answers; ask it over gRPC, at generate_stream, or at /models/NAME"
             raise InvalidRequest(msg)
 
 
@@ -224,6 +237,74 @@ class InferRoute(InferenceRoute):
         )
 
 
+class GenerateRoute(InferenceRoute):
+    """`generate` of one version of a model, or `generate_stream`."""
+
+    def __init__(
+        self,
+        served: Served,
+        face: TensorFace,
+        config: HttpConfig,
+        staging: Staging | None = None,
+        *,
+        is_streamed: bool,
+        is_one_of_several: bool = False,
+    ) -> None:
+        """Answer for a version, with what it says of tensors."""
+        super().__init__(served, config, staging, is_one_of_several=is_one_of_several, may_stream=is_streamed)
+        self._face = face
+        self._is_streamed = is_streamed
+
+    def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
+        """Count the elements of a body, and read its members."""
+        del head
+        return generate.fields_of(body, self.elements)
+
+    def request(
+        self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
+    ) -> Request:
+        """Make a request of a head and its body; raises ForebayError if the model does not take it."""
+        if not self._is_streamed:
+            self.require_whole()
+        fields = at_once(generate.fields_of(body, self.elements)) if read is None else read
+        asked = generate.request_of(fields, self._face)
+        params, size = self._face.ask(asked.inputs, is_json=True, parameters=asked.parameters)
+        data: list[Any] = [one.data for one in asked.inputs]
+        asked = msgspec.structs.replace(asked, inputs=())  # they refer to the body
+        request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)
+        self.complete(request, head, origin)
+        wish(request, asked.parameters)
+        return request
+
+    def answer(self, request: Request, outcome: Outcome) -> tuple[list[tuple[bytes, bytes]], list[Data]]:
+        """Return headers and body of a successful answer."""
+        if self._is_streamed:
+            _, headers = self.stream_head(outcome, request.id)
+            return headers[:-1], [self.part(outcome, request)]
+        return [JSON], [self._object(outcome, request)]
+
+    def stream_head(self, first: Any, request_id: str) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Return status and headers of a streamed answer."""
+        status, headers = super().stream_head(first, request_id)
+        return status, [(b"content-type", b"text/event-stream; charset=utf-8"), *headers[1:]]
+
+    def part(self, part: Any, request: Request) -> bytes:
+        """Return a part of the streamed answer to a request as it is sent."""
+        return b"data: %b\n\n" % self._object(part, request)
+
+    def bundle(self, parts: Sequence[Any], request: Request) -> bytes:
+        """Return several parts of the streamed answer to a request as they are sent."""
+        return b"".join([self.part(part, request) for part in parts])
+
+    def last_part(self, error: ForebayError, request_id: str) -> bytes:
+        """Write an error that ends a stream."""
+        return b"data: %b\n\n" % fault_of(error, request_id)[2]
+
+    def _object(self, outcome: Outcome, request: Request) -> bytes:
+        assert isinstance(request, TensorRequest)
+        return generate.encode_answer(response_to(request.call.id, outcome, self.endpoint.config, None, EMPTY)[0])
+
+
 def routes_for(
     served: Served,
     config: HttpConfig,
@@ -235,7 +316,14 @@ def routes_for(
     if served.tensors is None:
         return {}
     below = quote(served.endpoint.name, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
-    return {f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, regions, staging)}
+    found: dict[str, Callable[..., Route]] = {
+        f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, regions, staging)
+    }
+    if not served.tensors.is_open:  # else nobody knows which members are inputs
+        make = partial(GenerateRoute, served, served.tensors, config, staging)
+        found[f"/v2/models/{below}/generate"] = partial(make, is_streamed=False)
+        found[f"/v2/models/{below}/generate_stream"] = partial(make, is_streamed=True)
+    return found
 
 
 def routes_alone(served: Served, config: HttpConfig, regions: Callable[[], SharedRegions | None]) -> dict[bytes, Route]:

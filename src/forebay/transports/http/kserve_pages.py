@@ -27,7 +27,7 @@ from forebay.server.shared_regions import CudaRegions, Region, SharedRegions
 from forebay.transports.http.asgi_calls import failed, id_of, path_of_as_sent
 from forebay.transports.http.bodies import BodyTooLong, read_body
 from forebay.transports.http.http_errors import MethodNotAllowed
-from forebay.transports.http.kserve_calls import JSON, fault_of
+from forebay.transports.http.kserve_calls import CALLS, JSON, fault_of
 from forebay.types.did_you_mean import meant
 from forebay.types.element_limits import too_long
 from forebay.types.first_use import known
@@ -84,7 +84,7 @@ class InferencePages:
         path = path_of_as_sent(scope)
         segments = [unquote(segment) for segment in path.split("/")[1:]]
         target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
-        if segments[-1:] == ["infer"] and (route := self._route(target, segments)) is not None:
+        if segments[-1] in CALLS and (route := self._route(target, segments)) is not None:
             _require("POST", scope)
             await self._predict(route)(scope, receive, send)
             return None
@@ -138,7 +138,7 @@ class InferencePages:
             name, version = segments[2], segments[4]
             served = find_served(self._app, name, version) if version and name in self._app.served else None
             if served is not None and served.endpoint.config.version != version:
-                found = self._routes.get(f"/v2/models/{quote(name, safe='')}/infer".encode())
+                found = self._routes.get(f"/v2/models/{quote(name, safe='')}/{segments[-1]}".encode())
         return found
 
     def _told(
@@ -150,11 +150,13 @@ class InferencePages:
     async def _model(
         self, scope: Scope, name: str, version: str, what: str = ""
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        if what == "infer":
-            find_served(self._app, name, version)
+        if what in CALLS:
+            served = find_served(self._app, name, version)
+            if served.tensors is not None:
+                raise NotFound(f"the model '{name}' takes inputs of any name, which are called by infer alone")
             raise NotFound(f"the model '{name}' does not accept tensors; see GET /models/{name}")
         if what not in {"", "ready", "config", "stats"}:
-            there = ("ready", "config", "stats", "infer")
+            there = ("ready", "config", "stats", *CALLS)
             raise NotFound(f"a model has no '{what[:40]}'; there is {', '.join(there)}{meant(what, there)}")
         if what == "ready":
             is_ready = is_model_ready(self._app, name, version)

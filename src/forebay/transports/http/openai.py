@@ -417,12 +417,14 @@ class _OpenAiRoute(Route):
         """Return status, headers and body of an answer that is an error."""
         return fault(error, request_id, self._door.targets[0])
 
-    def part(self, part: bytes) -> bytes:
+    def part(self, part: bytes, request: Request) -> bytes:
         """Return a part of a streamed answer as it is sent: it was made of events."""
+        del request
         return part
 
-    def bundle(self, parts: Sequence[bytes]) -> bytes:
+    def bundle(self, parts: Sequence[bytes], request: Request) -> bytes:
         """Return several of them."""
+        del request
         return b"".join(parts)
 
     def cost_event(self, cost: bytes) -> bytes:

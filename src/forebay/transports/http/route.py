@@ -306,12 +306,14 @@ class Route:
         named = {name.lower() for name, _ in own}
         return status_in(first), [*(one for one in usual if one[0] not in named), *own]
 
-    def part(self, part: bytes) -> bytes:
-        """Return a part of a streamed answer as it is sent."""
+    def part(self, part: Any, request: Request) -> bytes:
+        """Return a part of the streamed answer to a request as it is sent."""
+        del request
         return part if self.contract.raw_output else native.event(part)
 
-    def bundle(self, parts: Sequence[bytes]) -> bytes:
-        """Return several parts of a streamed answer as they are sent."""
+    def bundle(self, parts: Sequence[Any], request: Request) -> bytes:
+        """Return several parts of the streamed answer to a request as they are sent."""
+        del request
         return b"".join(parts) if self.contract.raw_output else native.event(b"\n\ndata: ".join(parts))
 
     def cost_event(self, cost: bytes) -> bytes:

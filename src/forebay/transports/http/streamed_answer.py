@@ -47,10 +47,11 @@ class StreamedAnswer:
             release()
             return
         assert self._head.route is not None
+        assert self._connection.request is not None
         if type(part) is Media:  # the first
             self._begin(part)
             part = part.body
-        self._send(self._head.route.part(part), release)
+        self._send(self._head.route.part(part, self._connection.request), release)
 
     def bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
         """Send several parts in one piece; see `part`."""
@@ -58,7 +59,8 @@ class StreamedAnswer:
             release()
             return
         assert self._head.route is not None
-        self._send(self._head.route.bundle(parts), release)
+        assert self._connection.request is not None
+        self._send(self._head.route.bundle(parts, self._connection.request), release)
 
     def end(self, last: bytes, cost: bytes = b"") -> None:
         """Send what comes last, if there is anything, and the end, with a trailer that says what it has cost."""
