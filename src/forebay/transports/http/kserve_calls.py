@@ -20,7 +20,7 @@ import msgspec
 
 from forebay.errors import ForebayError, InvalidRequest, UserCodeError, ValidationError
 from forebay.protocols import native
-from forebay.protocols.kserve import generate, rest
+from forebay.protocols.kserve import generate_bodies, rest
 from forebay.protocols.kserve.infer_calls import InferRequest
 from forebay.server.infer_exchange import offered, response_to, wish
 from forebay.server.served import Served, StandIn
@@ -258,7 +258,7 @@ class GenerateRoute(InferenceRoute):
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
         """Count the elements of a body, and read its members."""
         del head
-        return generate.fields_of(body, self.elements)
+        return generate_bodies.fields_of(body, self.elements)
 
     def request(
         self, head: Head, body: bytes | memoryview, reply: Reply, origin: Origin | None, read: Any = None
@@ -266,8 +266,8 @@ class GenerateRoute(InferenceRoute):
         """Make a request of a head and its body; raises ForebayError if the model does not take it."""
         if not self._is_streamed:
             self.require_whole()
-        fields = at_once(generate.fields_of(body, self.elements)) if read is None else read
-        asked = generate.request_of(fields, self._face)
+        fields = at_once(generate_bodies.fields_of(body, self.elements)) if read is None else read
+        asked = generate_bodies.request_of(fields, self._face)
         params, size = self._face.ask(asked.inputs, is_json=True, parameters=asked.parameters)
         data: list[Any] = [one.data for one in asked.inputs]
         asked = msgspec.structs.replace(asked, inputs=())  # they refer to the body
@@ -302,7 +302,9 @@ class GenerateRoute(InferenceRoute):
 
     def _object(self, outcome: Outcome, request: Request) -> bytes:
         assert isinstance(request, TensorRequest)
-        return generate.encode_answer(response_to(request.call.id, outcome, self.endpoint.config, None, EMPTY)[0])
+        return generate_bodies.encode_answer(
+            response_to(request.call.id, outcome, self.endpoint.config, None, EMPTY)[0]
+        )
 
 
 def routes_for(

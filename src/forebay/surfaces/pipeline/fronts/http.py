@@ -220,7 +220,7 @@ class PipelineHttp:
         self._gateway = gateway
         self._protocol = protocol
         self._api_keys = [key.encode() for key in config.api_keys]
-        self._open = _OPEN_PAGES | ({"/metrics"} if config.public_metrics else frozenset())
+        self._open = {*_OPEN_PAGES, "/metrics"} if config.public_metrics else _OPEN_PAGES
         self._pages: dict[str, Any] = {}
         if pages is not None:
             self._pages = {

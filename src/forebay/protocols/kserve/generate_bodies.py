@@ -80,13 +80,15 @@ def request_of(fields: Mapping[str, Field], face: TensorFace) -> InferRequest:
         if name in ports:
             inputs.append(_tensor(ports[name], field))
         elif name == "id":
-            name_of_call = _read("id", field.value, str)
+            name_of_call = _read("id", field.value)
+            if type(name_of_call) is not str:
+                raise InvalidRequest(f"id: expected a text, got {name_of_call!r:.60}")
         elif bytes(field.value[:1]) in {b"[", b"{"}:
             raise InvalidRequest(
                 f"'{name[:80]}' is no input of the model, and a parameter is a text, a number or a bool"
             )
         elif name in _MEANT:
-            parameters[name] = _read(name, field.value, Any)
+            parameters[name] = _read(name, field.value)
     return InferRequest(model="", inputs=inputs, id=name_of_call, parameters=parameters, is_binary=False)
 
 
@@ -125,8 +127,8 @@ def _shape(port: TensorMetadata, count: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _read(name: str, value: memoryview, kind: Any) -> Any:
+def _read(name: str, value: memoryview) -> Any:
     try:
-        return msgspec.json.decode(value, type=kind)
+        return msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{name}: {error}") from None
