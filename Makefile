@@ -39,10 +39,10 @@ INSTALL = $(CACHES) if [ -n "$$PIP_FIND_LINKS" ]; then UV_FIND_LINKS="$$PIP_FIND
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup azurite perf-analyzer environment check test fuzz demo bench docs wheel format clean
+.PHONY: help setup azurite perf-analyzer environment check test test-portable fuzz demo bench docs wheel format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(ENVIRONMENTS_STAMP) ## Make .venv with everything the project needs
 
@@ -105,6 +105,11 @@ test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS) || { test "$$STRICT" != 1 || exit 1; \
 		echo "once more what failed, one after the other: a test that needed a free core passes, any other fails again"; \
 		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
+
+# Some of the tests, with a Python that lacks what CPython has on Linux and not on macOS.
+test-portable: $(STAMP) ## Run the tests of workers and transports without what only Linux has
+	PYTHONPATH=tests/portable $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not linux" \
+		tests/unit/workers tests/pools tests/unit/transports tests/contract $(ARGS)
 
 fuzz: $(STAMP) ## Compare the doors with other implementations (MINUTES=30 SEED=2)
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) --seed $(SEED)

@@ -3,7 +3,8 @@
 
 Hundreds of tests start a command or a server, and most of what such a process does is to import. So each process that
 runs tests has another one, which has imported what all commands need, and forks twice for each start: as what stands
-between them ends at once, the kernel makes the new process a child of the one that asked (it is their subreaper then).
+between them ends at once, the kernel makes the new process a child of the one that asked (it is their subreaper then). Where
+the kernel is asked in vain, as on macOS, each starts from its beginning.
 """
 
 import atexit
@@ -20,6 +21,7 @@ import threading
 COMMAND = [sys.executable, "-c", "import sys; from forebay.cli.main import main; sys.exit(main())"]
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CAN_ADOPT = hasattr(ctypes.CDLL(None), "prctl")
 _HEADER_BYTES = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -142,8 +144,8 @@ class Forked(subprocess.Popen):
     def _execute_child(self, *given):
         told = _EXECUTE.bind(self, *given).arguments
         env = os.environ if told["env"] is None else told["env"]
-        forking = _forking_process()
-        if _of_python(env) != forking.environment:
+        forking = _forking_process() if _CAN_ADOPT else None
+        if forking is None or _of_python(env) != forking.environment:
             super()._execute_child(*given)  # pyright: ignore[reportAttributeAccessIssue]
             return
         ignored = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_IGN]

@@ -9,17 +9,26 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 from tests.waiting import eventually
 
+from forebay.workers.processes.process_life import birth_of
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SLACK_S = 1.0
+_HAS_PROC = Path("/proc/self").exists()
 
 
 def kill_if_noted(pid, noted_at):
     """Kills a process that was there at a time of `time.time`, and nobody who has its id by now."""
+    if not _HAS_PROC:
+        born = birth_of(pid)
+        if born is not None and born < noted_at + _SLACK_S:
+            os.kill(pid, signal.SIGKILL)
+        return
     with contextlib.suppress(OSError):  # it has ended; of a thread that is no process there is no such descriptor
         process = os.pidfd_open(pid)
         try:
@@ -34,6 +43,10 @@ def kill_if_noted(pid, noted_at):
 def freeze(pid):
     """Stops a process, and waits until no thread of it takes anything more: the signal alone only asks for that."""
     os.kill(pid, signal.SIGSTOP)
+    if not _HAS_PROC:
+        state = ["/bin/ps", "-o", "stat=", "-p", str(pid)]
+        eventually(lambda: subprocess.run(state, capture_output=True, check=True).stdout.startswith(b"T"))
+        return
     states = Path(f"/proc/{pid}/task").glob
     eventually(lambda: {one.read_text().rpartition(")")[2].split()[0] for one in states("*/stat")} == {"T"})
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -110,14 +109,14 @@ class Batcher:
         loop: asyncio.AbstractEventLoop,
         steps: Callable[[EntryBatch, Sequence[Sequence[Any]], Callable[[], object]], None] | None = None,
         name: str = "",
-        cores: int | None = None,
+        cores: int = 2,
     ) -> None:
         """Connect queue and pool.
 
         Args:
             answer: Called with a batch, its outcomes and the time, before the queue learns that it was answered.
             steps: Called with steps of a streamed answer; None where answers are not streamed.
-            cores: How many this process and its workers may use; None asks the system.
+            cores: How many processors this process and its workers may use.
         """
         self.queue = queue
         self.pool = pool
@@ -130,7 +129,7 @@ class Batcher:
         self.is_awake = False
         self._bringers: list[Callable[[float], None]] = []
         self._expected_since = 0.0
-        self._has_one_core = (cores or len(os.sched_getaffinity(0))) == 1
+        self._has_one_core = cores == 1
         self._answers_apart = pool.answers_apart
         self._may_rest = self._has_one_core and steps is None and pool.can_rest
         self._rests = False

@@ -34,6 +34,7 @@ from forebay.cluster.deployment import ClusterState, read_state
 from forebay.errors import ConfigError, ForebayError
 from forebay.repository import own_folder
 from forebay.types.first_use import known
+from forebay.workers.processes.process_life import birth_of
 
 SECRET: Final = "secret"  # noqa: S105 - the name of a file
 STATE: Final = "state"
@@ -53,7 +54,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: Its process.
-        started: When that began, in the kernel's ticks since the boot.
+        started: When that began, as `birth_of` tells.
         boot: The boot of the machine.
     """
 
@@ -64,12 +65,12 @@ class Identity(msgspec.Struct, frozen=True):
     @classmethod
     def own(cls) -> Identity:
         """Return that of this process."""
-        return cls(os.getpid(), _started(os.getpid()) or 0, _boot())
+        return cls(os.getpid(), birth_of(os.getpid()) or 0, _boot())
 
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        return self.boot == _boot() and _started(self.pid) == self.started
+        return self.boot == _boot() and birth_of(self.pid) == self.started
 
 
 class NodeFolder:
@@ -247,14 +248,7 @@ def claim(deployment: str, node: str, secret: bytes) -> NodeFolder:
 
 
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _started(pid: int) -> int | None:
-    """Return when a process began; None if it is gone, or has ended and nobody has fetched its status."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat.rpartition(b")")[2].split()
-    return None if fields[0] in {b"Z", b"X"} else int(fields[19])
+    """Return which boot this is; empty where there is no /proc, and processes are told apart by the date."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""

@@ -24,6 +24,7 @@ from forebay.errors import ForebayError, Unavailable
 from forebay.repository.source import ModelSource, SourceFailed
 from forebay.types.failures import failure_of
 from forebay.types.user_exceptions import caught
+from forebay.workers.memory.file_room import take_room
 
 if TYPE_CHECKING:
     from forebay.repository.listing import Revision, StoredFile
@@ -129,7 +130,7 @@ def _make(path: Path, size: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         try:
             if size:
-                os.posix_fallocate(opened.fileno(), 0, size)
+                take_room(opened.fileno(), 0, size)
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
                 raise

@@ -49,6 +49,7 @@ from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.types.settings import Sharing
 from forebay.types.tenant import Tenant, Tenants
+from forebay.workers.processes.cores import allowed_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -229,7 +230,9 @@ class Endpoint:
         if tenants.are_told_apart or accounts.is_asked or accounts.due is not None:
             self._accounts = self.pool.accounts = accounts
             accounts.are_kept = True
-        self._batcher = Batcher(self._queue, self.pool, self._answer, self._loop, steps, self.config.name)
+        self._batcher = Batcher(
+            self._queue, self.pool, self._answer, self._loop, steps, self.config.name, len(allowed_cores())
+        )
         self._slices.batcher = self._batcher
         if self._flights is not None:
             self._flights.batcher, self._flights.later = self._batcher, self._loop.call_later

@@ -62,8 +62,10 @@ def build(target: str | None, options: Options) -> Project:
     surface = _surface_for(target, options)
     project = surface.build(target or "", options)
     if project.http.shared_memory:
-        from forebay.server.shared_regions import SharedRegions
+        from forebay.server.shared_regions import FOLDER, SharedRegions
 
+        if not os.path.isdir(FOLDER):  # noqa: PTH112
+            raise ConfigError(f"--shared-memory needs Linux: there is no {FOLDER} here; leave it out")
         project.app.shared_regions = SharedRegions(project.http.max_body_bytes)
     if options.grpc.port is not None and not project.listeners:
         from forebay.transports.grpc.kserve_port import KServePort

@@ -14,6 +14,8 @@ import socket
 import stat
 from pathlib import Path
 
+from forebay.workers.processes.process_life import OPEN_FILES
+
 _ports: set[int] = set()
 
 
@@ -32,7 +34,7 @@ def _after_fork() -> None:
         return
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        for descriptor in [int(link.name) for link in Path(OPEN_FILES).iterdir()]:
             if _local_port(descriptor) in _ports:
                 os.dup2(null, descriptor, inheritable=False)
         os.close(null)

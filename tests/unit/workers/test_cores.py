@@ -2,10 +2,11 @@
 """How many processors a process can use: what its control groups grant it counts like what it is tied to."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from forebay.workers.processes.cores import usable_cores
+from forebay.workers.processes.cores import allowed_cores, usable_cores
 
 EIGHT = set(range(8))
 
@@ -62,3 +63,10 @@ def test_a_system_without_control_groups_has_those_it_may_run_on(machine):
 
 def test_this_machine_has_one_at_least():
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_a_system_that_ties_processes_to_no_processors_has_all_of_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert allowed_cores() == EIGHT
+    assert usable_cores(Path("/nowhere")) == 8

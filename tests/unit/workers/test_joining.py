@@ -42,10 +42,14 @@ def test_a_worker_without_a_secret_sends_a_stranger_nothing(tmp_path, monkeypatc
     assert "--secret @FILE" in refused.value.message
 
 
-def test_the_owner_of_a_socket_is_who_listens(tmp_path):  # F134
+@pytest.mark.parametrize("kernel_tells", [True, False])
+def test_the_owner_of_a_socket_is_who_listens(tmp_path, monkeypatch, kernel_tells):  # F134
+    if not kernel_tells:
+        monkeypatch.delattr(socket, "SO_PEERCRED", raising=False)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         server.listen()
         with address.dial(UnixAddress(str(tmp_path / "s")), PATIENCE_S) as connection:
             assert address.user_of(connection) == address.os.geteuid()
             assert address.stranger_at(connection) == ""
+            assert kernel_tells or address.process_of(connection) == 0

@@ -2,7 +2,7 @@
 """Which pipeline servers of this user run: one small file each in the user's state folder, so that they can be stopped.
 
 A server is identified by its process id and the moment that process began, so that a process which was given the same
-id later is never signalled. A process is held by a descriptor from the check to the signal; it cannot change in
+id later is never signalled. Linux holds the process by a descriptor from the check to the signal; it cannot change in
 between.
 """
 
@@ -17,13 +17,14 @@ from pathlib import Path
 import msgspec
 
 from forebay.types.first_use import known
+from forebay.workers.processes.process_life import birth_of, open_end, send_signal
 
 
 class Running(msgspec.Struct, frozen=True):
     """A server.
 
     Attributes:
-        born: When that began, in the ticks of the system's clock.
+        born: When that began, as `birth_of` tells.
     """
 
     pid: int
@@ -57,7 +58,7 @@ def announce(ports: tuple[int, ...], script: str) -> Path:
     pid = os.getpid()
     path = folder / f"{pid}.json"
     try:
-        path.write_bytes(msgspec.json.encode(Running(pid, _born(pid) or 0, ports, script)))
+        path.write_bytes(msgspec.json.encode(Running(pid, birth_of(pid) or 0, ports, script)))
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -73,10 +74,10 @@ def servers() -> list[Running]:
         except OSError:
             continue
         except msgspec.MsgspecError:
-            if path.stem.isdecimal() and _born(int(path.stem)) is None:
+            if path.stem.isdecimal() and birth_of(int(path.stem)) is None:
                 path.unlink(missing_ok=True)  # it was killed while it wrote this
             continue
-        if _born(server.pid) == server.born:
+        if birth_of(server.pid) == server.born:
             found.append(server)
         else:
             path.unlink(missing_ok=True)
@@ -86,25 +87,15 @@ def servers() -> list[Running]:
 def stop(server: Running, number: signal.Signals, wait_s: float) -> bool:
     """Signal a server and wait for its end; returns whether it has ended."""
     try:
-        process = os.pidfd_open(server.pid)
+        end = open_end(server.pid)
     except ProcessLookupError:
         return True
     try:
-        if _born(server.pid) != server.born:
+        if birth_of(server.pid) != server.born:
             return True
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, number)
-        ended, _, _ = select.select([process], [], [], wait_s)
+            send_signal(end, server.pid, number)
+        ended, _, _ = select.select([end], [], [], wait_s)
         return bool(ended)
     finally:
-        os.close(process)
-
-
-def _born(pid: int) -> int | None:
-    """Return when a process began, or None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
-    return None if fields[0] == "Z" else int(fields[19])
+        os.close(end)

@@ -13,10 +13,15 @@ import functools
 import logging
 import mmap
 import os
+import tempfile
 from typing import Any, Final
 
 import prometheus_client.values
 from prometheus_client.mmap_dict import MmapedDict
+
+from forebay.workers.memory.file_room import take_room
+from forebay.workers.memory.memory_file import make_file
+from forebay.workers.processes.process_life import OPEN_FILES
 
 log = logging.getLogger("forebay")
 
@@ -24,7 +29,7 @@ FIRST_BYTES: Final = 1 << 16
 """Size of a new file."""
 _VALUE_BYTES: Final = 32
 """What a number needs beside its name."""
-_MEMORY: Final = "/proc/self/fd/"
+_MEMORY: Final = f"{OPEN_FILES}/"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -52,7 +57,7 @@ class RoomyDict(MmapedDict):
             _allocate(self._f.fileno(), self._capacity)
         except OSError as error:
             _tell_full(os.path.dirname(self._fname), error.strerror)  # noqa: PTH120
-            kept, self._f = self._f, os.fdopen(os.memfd_create("forebay-metrics", os.MFD_CLOEXEC), "r+b")
+            kept, self._f = self._f, os.fdopen(_nameless(), "r+b")
             os.truncate(self._f.fileno(), self._capacity)
             os.pwrite(self._f.fileno(), self._m[:], 0)
             self._fname = _MEMORY
@@ -78,13 +83,22 @@ def _reserved(filename: str) -> str:
         if error.errno not in _FULL:
             raise
         _tell_full(os.path.dirname(filename), error.strerror)  # noqa: PTH120
-        return f"{_MEMORY}{os.memfd_create('forebay-metrics', os.MFD_CLOEXEC)}"
+        return f"{_MEMORY}{_nameless()}"
     return filename
+
+
+def _nameless() -> int:
+    """Return the descriptor of a file that only this process has: in memory, or elsewhere on the disk."""
+    try:
+        return make_file("forebay-metrics")
+    except OSError:
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
 
 
 def _allocate(descriptor: int, size: int) -> None:
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        take_room(descriptor, 0, size)
     except OSError as error:
         if error.errno in _FULL:
             raise

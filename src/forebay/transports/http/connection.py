@@ -34,6 +34,7 @@ from forebay.transports.http.reading import ReadingConnection
 from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES
 from forebay.transports.tls_writing import TlsWriter
 from forebay.types.call import nothing
+from forebay.workers.wire.address import HALF_CLOSED
 from forebay.workers.wire.unsent_bytes import untaken_bytes
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class HttpConnection(ReadingConnection):
             self._stuck_since = epoch  # something is left to be taken: too little for a word from the transport
         elif self._probed_at is not None and talk.state.owes:
             self._leave_if_gone()
-        elif talk.waiting and _events(self.transport) & select.POLLRDHUP:
+        elif talk.waiting and _events(self.transport) & HALF_CLOSED:
             self._probe()  # reading would tell it, which goes on only once what waits has its turn
         elif talk.state.is_inside:
             if self.intake.holds:
@@ -275,7 +276,7 @@ def _events(transport: asyncio.Transport) -> int:
     if sock is None:  # closed meanwhile, with TLS
         return 0
     try:
-        closed.register(sock.fileno(), select.POLLRDHUP)
+        closed.register(sock.fileno(), HALF_CLOSED)
     except ValueError:  # closed meanwhile
         return 0
     return sum(events for _, events in closed.poll(0))

@@ -32,6 +32,7 @@ from functools import cache
 from typing import Any, Final, Protocol, cast
 
 from forebay.types.server_state import here
+from forebay.workers.memory.file_room import take_room
 from forebay.workers.memory.memory_file import make_file, open_file
 
 LANDING_BYTES: Final = 1 << 16
@@ -48,6 +49,8 @@ KEPT_BYTES: Final = 64 << 20
 """Places of bodies that are gone whose memory is kept for others, in sum."""
 MAX_SEEN_BYTES: Final = 128 << 20
 """Files of another process that stay mapped, in sum."""
+_REMOVE: Final[int] = getattr(mmap, "MADV_REMOVE", 0)
+"""There wherever files in memory are."""
 
 
 class Sink(Protocol):
@@ -109,7 +112,7 @@ class _Place:
         if size > self.reserved:
             end = min(-(-size // STEP_BYTES) * STEP_BYTES, self.size)
             # What is used up must fail here: a write to a map, or a read into it, would end the process or be lost.
-            os.posix_fallocate(self.file.descriptor, self.offset + self.reserved, end - self.reserved)
+            take_room(self.file.descriptor, self.offset + self.reserved, end - self.reserved)
             self.reserved = end
 
     def leave(self) -> None:
@@ -132,7 +135,7 @@ class _Place:
     def give_back(self) -> None:
         """Give its memory back; beside the loop, for that takes long."""
         if self.size <= LONGEST_SHARED_BYTES:  # else its file ends with it
-            self.file.map.madvise(mmap.MADV_REMOVE, self.offset, self.size)
+            self.file.map.madvise(_REMOVE, self.offset, self.size)
             # In this order: as soon as it is offered, another thread may reserve memory in it.
             self.reserved: int = 0
             self.owner.add_empty([self])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 
 
 def make_file(name: str) -> int:
@@ -18,7 +19,7 @@ def make_file(name: str) -> int:
     Raises:
         OSError: If there are too many open files, or this system has no such memory.
     """
-    if not hasattr(os, "memfd_create"):
+    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
@@ -31,6 +32,8 @@ def open_file(told: tuple[str, int], flags: int) -> int:
     Raises:
         OSError: If that is so.
     """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     path, inode = told
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

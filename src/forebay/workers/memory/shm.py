@@ -18,6 +18,7 @@ import os
 from typing import Any
 
 from forebay.errors import InvalidRequest
+from forebay.workers.memory.file_room import take_room
 from forebay.workers.memory.landing import Places, landed_in
 from forebay.workers.memory.memory_file import make_file, open_file
 from forebay.workers.wire.frames import landed, shared
@@ -166,7 +167,7 @@ class ArenaWriter:
             return False
         wanted = min(-(-size * 2 // _STEP_BYTES) * _STEP_BYTES, self._max_bytes)
         try:
-            os.posix_fallocate(self._fd, 0, wanted)  # memory that is used up must fail here, not on the first write
+            take_room(self._fd, 0, wanted)  # memory that is used up must fail here, not on the first write
             self._map = mmap.mmap(self._fd, wanted)  # takes a descriptor, as long as it lasts
         except OSError:
             return False

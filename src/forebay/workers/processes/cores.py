@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path("/")
 
 
+def allowed_cores() -> set[int]:
+    """Return the processors that this process may run on; all of the machine's where the system ties none to any."""
+    ask: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return ask(0) if ask is not None else set(range(os.cpu_count() or 1))
+
+
 def usable_cores(root: Path = ROOT) -> int:
     """Return how many processors can be used at once, at least one; `proc` and `sys` are in `root`."""
-    allowed = len(os.sched_getaffinity(0))
+    allowed = len(allowed_cores())
     granted = min((share for group in _groups(root) if (share := _granted(group)) is not None), default=allowed)
     return max(min(allowed, math.ceil(granted)), 1)
 

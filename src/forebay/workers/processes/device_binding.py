@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from forebay.errors import ConfigError
 from forebay.types.devices import NVIDIA, Device, read_devices
+from forebay.workers.processes.cores import allowed_cores
 
 VARIABLE: Final = "FOREBAY_DEVICE"
 """Tells a worker process what its libraries call its device."""
@@ -46,8 +47,9 @@ def device_in(environment: Mapping[str, str]) -> str:
 
 def run_on(cores: Sequence[int]) -> None:
     """Tie this thread, and those that it will start, to some processors; none leaves it as it is."""
-    if cores:
-        os.sched_setaffinity(0, cores)
+    tie: Callable[[int, Sequence[int]], None] | None = getattr(os, "sched_setaffinity", None)
+    if cores and tie is not None:
+        tie(0, cores)
 
 
 def existing(texts: Sequence[str]) -> tuple[str, ...]:
@@ -57,8 +59,10 @@ def existing(texts: Sequence[str]) -> tuple[str, ...]:
         ValueError: With what is allowed, if one is misspelt or surely not there.
     """
     devices = read_devices(texts)
-    here = os.sched_getaffinity(0)
+    here = allowed_cores()
     for device in devices:
+        if device.cores and not hasattr(os, "sched_setaffinity"):
+            raise ValueError(f"expected no processors, got {device}; only Linux ties workers to some: leave them out")
         if missing := sorted(set(device.cores) - here):
             raise ValueError(f"expected CPUs that this process may use ({spelled(here)}), got {spelled(missing)}")
         count = _count(os.environ)

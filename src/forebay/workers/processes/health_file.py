@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from forebay.errors import ConfigError
+from forebay.workers.wire.address import HALF_CLOSED
 
 BEAT_S: Final = 1.0
 STUCK_S: Final = 30.0
 """How long a slot may go on with a batch after the server has hung up."""
-_HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_HUNG_UP: Final = HALF_CLOSED | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class HealthFile:
@@ -65,5 +66,5 @@ class HealthFile:
 def is_hung_up(descriptor: int) -> bool:
     """Tell whether the other side of a connection is gone, without reading from it."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
+    poll.register(descriptor, HALF_CLOSED)
     return any(events & _HUNG_UP for _, events in poll.poll(0))

@@ -17,6 +17,8 @@ import signal
 import threading
 from typing import Final
 
+from forebay.workers.processes.process_life import open_end
+
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -27,13 +29,13 @@ def end_with(server: int) -> bool:
         Whether the server was seen. If not, it is gone already, or its processes have other ids here; the next attempt
         to dial it will tell.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another system than Linux has the thread only, or none
+    with contextlib.suppress(OSError, AttributeError):  # another system than Linux has the thread only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        alive = os.pidfd_open(server)
+        alive = open_end(server)
     except ProcessLookupError:
         return False
-    except (OSError, AttributeError):
+    except OSError:
         return True
     _end_after(alive, select.POLLIN)
     return True

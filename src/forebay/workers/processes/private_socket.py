@@ -3,17 +3,21 @@
 
 It is bound in a private folder and loses its name at once. Whoever may look into this process, that is the same user,
 can still reach it as one of the process's open files. So nothing is left behind, however the process ends. Where the
-kernel does not let them look, as after a change of the user, the folder stays until `close`.
+kernel does not let them look, as after a change of the user, or has no such files, the folder stays until `close`, and
+a shell removes it if the process is killed before.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from typing import Final
 
 from forebay.workers.processes.private_folder import PrivateFolder
 
 BACKLOG = 128
+_PATH: Final[int] = getattr(os, "O_PATH", 0)
+"""Opens a file only to name it; there wherever /proc is."""
 
 
 class PrivateSocket:
@@ -52,9 +56,12 @@ class PrivateSocket:
             self._descriptor = None
 
     def _lose_name(self) -> None:
-        descriptor = self._descriptor = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
-        nameless = f"/proc/{os.getpid()}/fd/{descriptor}"
-        if not _is_open_to_its_user() or not _leads_to_a_socket(nameless):
+        nameless = None
+        if _is_open_to_its_user():
+            self._descriptor = os.open(self.path, _PATH | os.O_CLOEXEC)
+            nameless = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        if nameless is None or not _leads_to_a_socket(nameless):
+            self._folder.guard()
             return
         self.path = nameless
         self._folder.remove()

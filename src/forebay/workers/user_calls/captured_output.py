@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from forebay.observe.logs.model_log import MAX_TEXT, Voice
+from forebay.workers.processes.process_life import open_end
 
 if TYPE_CHECKING:
     import subprocess
@@ -48,7 +49,12 @@ def started(start: Callable[[Mapping[str, int]], subprocess.Popen[bytes]], voice
             readers[reader] = name
             writers[name] = writer
         process = start(writers)
-        ended = os.pidfd_open(process.pid)
+        try:
+            ended = open_end(process.pid, process.wait)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         undone.pop_all()
 
     def follow() -> None:

@@ -8,11 +8,13 @@ import errno
 import ipaddress
 import os
 import re
+import select
 import socket
 import stat
 import struct
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Final, TypeAlias, cast, overload
 
 import msgspec
 
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     import asyncio
     import ssl
 
-MAX_PATH_BYTES = 107
+MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 """What the kernel takes as the path of a socket."""
+HALF_CLOSED: Final[int] = getattr(select, "POLLRDHUP", 0)
+"""What `poll` calls a connection whose other end sends nothing more; nothing where it does not tell."""
 CONNECT_S = 5.0
 """Time in which another machine must have answered a call: the kernel itself asks again less and less often."""
 UNRECEIVED_MS = 30_000
@@ -149,8 +153,7 @@ def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) 
     else:
         connection = socket.create_connection((address.host, address.port), min(timeout_s, CONNECT_S))
         tune(connection)
-        with contextlib.suppress(AttributeError, OSError):  # nobody asks who owes a receipt whether it is there
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNRECEIVED_MS)
+        _set(connection, "TCP_USER_TIMEOUT", UNRECEIVED_MS)  # nobody asks who owes a receipt whether it is there
     if tls is not None and isinstance(address, TcpAddress):
         try:
             connection.settimeout(min(timeout_s, CONNECT_S))
@@ -176,18 +179,22 @@ def stranger_at(connection: socket.socket) -> str:
 
 
 def user_of(connection: socket.socket) -> int:
-    """Return the id of the user at the other end of a Unix socket."""
-    return _credentials(connection)[1]
+    """Return the id of the user at the other end of a Unix socket; of its file where the kernel does not tell more."""
+    found = _credentials(connection)
+    return os.stat(connection.getpeername()).st_uid if found is None else found[1]  # noqa: PTH116 - may be bytes
 
 
 def process_of(connection: socket.socket) -> int:
     """Return the id of the process at the other end of a Unix socket; 0 if this process cannot see it."""
-    return _credentials(connection)[0]
+    found = _credentials(connection)
+    return 0 if found is None else found[0]
 
 
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", found)
+def _credentials(connection: socket.socket) -> tuple[int, int, int] | None:
+    option: int | None = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
 
 
 def peer_of(transport: asyncio.BaseTransport | None) -> tuple[str, int] | None:
@@ -202,9 +209,15 @@ def tune(connection: socket.socket) -> None:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        with contextlib.suppress(AttributeError, OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    # macOS calls the first of them TCP_KEEPALIVE, which no other system has.
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        _set(connection, option, value)
+
+
+def _set(connection: socket.socket, option: str, value: int) -> None:
+    """Set an option of a TCP connection where this system has it."""
+    with contextlib.suppress(AttributeError, OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def require_place(address: UnixAddress) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import fcntl
+import socket
 import struct
+import sys
 import termios
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     import asyncio
 
 _NONE: Final = struct.pack("i", 0)
+_SO_NWRITE: Final = 0x1024
+"""The same as an option of a socket, on macOS."""
 
 
 def untaken_bytes(transport: asyncio.Transport) -> int:
@@ -25,6 +29,8 @@ def untaken_bytes(transport: asyncio.Transport) -> int:
     if sock is None:  # closed meanwhile, with TLS
         return left
     try:
+        if sys.platform == "darwin":
+            return left + sock.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
         return left + struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _NONE))[0]
     except (OSError, ValueError):  # closed meanwhile
         return left
