@@ -98,6 +98,7 @@ check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m basedpyright
+	$(BIN)/python -m basedpyright --pythonplatform Darwin src
 	$(BIN)/python tools/public_types.py
 	$(BIN)/python -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())'
 

@@ -3,8 +3,8 @@
 
 Hundreds of tests start a command or a server, and most of what such a process does is to import. So each process that
 runs tests has another one, which has imported what all commands need, and forks twice for each start: as what stands
-between them ends at once, the kernel makes the new process a child of the one that asked (it is their subreaper then). Where
-the kernel is asked in vain, as on macOS, each starts from its beginning.
+between them ends at once, the kernel makes the new process a child of the one that asked (it is their subreaper then).
+Where there are no subreapers, as on macOS, each starts from its beginning.
 """
 
 import atexit

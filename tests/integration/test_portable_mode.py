@@ -90,6 +90,6 @@ def test_devices_and_shared_memory_of_linux_are_refused_by_a_sentence(cli, model
         ("--devices", "cpu:0"): "only Linux ties workers to some",
         ("--shared-memory",): "--shared-memory needs Linux",
     }.items():
-        refused = cli("serve", model, *flags, env=env)
+        refused = cli("serve", model, "--http-port", "0", *flags, env=env)
         assert refused.returncode == 2
         assert told in refused.stderr

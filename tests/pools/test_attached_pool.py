@@ -821,6 +821,7 @@ def test_large_bodies_go_through_the_socket_where_memory_is_not_shared():
     run(main())
 
 
+@pytest.mark.linux
 def test_a_worker_that_cannot_open_the_shared_memory_says_so_and_is_sent_bytes(tmp_path):
     async def main():
         async with Scene(tmp_path) as scene:

@@ -44,6 +44,7 @@ def test_a_body_that_the_runner_keeps_stays_as_it_was(kind, size):
     run(main())
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("size", [100, LARGE])
 def test_a_body_that_the_runner_promised_to_let_go_is_not_copied(size):
     async def main():

@@ -702,6 +702,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.linux
 def test_nothing_is_left_in_memory_of_a_server_that_was_killed(tmp_path):
     """F26."""
     prefix = f"forebay-test-{os.getpid()}-left-"

@@ -8,27 +8,24 @@ epoll above all. But code fails that uses a name of Linux without a look whether
 import builtins
 import ctypes
 import errno
-import fcntl
+import importlib
 import io
-import mmap
 import os
-import select
-import signal
-import socket
 import termios
 
-_PREFIXES = {
-    fcntl: ("F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_", "F_GETPIPE_SZ", "F_SETPIPE_SZ"),
-    mmap: ("MADV_REMOVE", "MADV_HUGEPAGE", "MADV_NOHUGEPAGE", "MAP_POPULATE", "MAP_STACK"),
-    os: (
+_PREFIXES = {  # `select` before `socket`, whose import looks at it
+    "fcntl": ("F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_", "F_GETPIPE_SZ", "F_SETPIPE_SZ"),
+    "mmap": ("MADV_REMOVE", "MADV_HUGEPAGE", "MADV_NOHUGEPAGE", "MAP_POPULATE", "MAP_STACK"),
+    "os": (
         *("sched_", "O_PATH", "O_TMPFILE", "pidfd_", "memfd_", "MFD_", "posix_fa", "eventfd", "copy_file_range"),
         *("splice", "setns", "unshare", "waitid", "getrandom", "timerfd_"),
     ),
-    select: ("epoll", "EPOLL", "POLLRDHUP"),
-    signal: ("pidfd_", "sigtimedwait", "sigwaitinfo"),
-    socket: ("SO_PEERCRED", "SO_PASSCRED", "TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_QUICKACK"),
+    "select": ("epoll", "EPOLL", "POLLRDHUP"),
+    "signal": ("pidfd_", "sigtimedwait", "sigwaitinfo"),
+    "socket": ("SO_PEERCRED", "SO_PASSCRED", "TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_QUICKACK"),
 }
-for _module, _names in _PREFIXES.items():
+for _module_name, _names in _PREFIXES.items():
+    _module = importlib.import_module(_module_name)
     for _name in [one for one in dir(_module) if one.startswith(_names) and one != "sched_yield"]:
         delattr(_module, _name)
 
@@ -82,8 +79,9 @@ def _shorter(usual):
     return called
 
 
+_Socket = importlib.import_module("socket").socket
 for _name in ("bind", "connect", "connect_ex"):
-    setattr(socket.socket, _name, _shorter(getattr(socket.socket, _name)))
+    setattr(_Socket, _name, _shorter(getattr(_Socket, _name)))
 
 _usual_function = ctypes.CDLL.__getattr__
 

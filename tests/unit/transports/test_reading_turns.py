@@ -28,6 +28,7 @@ def turn(loop):
     loop.run_forever()
 
 
+@pytest.mark.linux
 def test_of_many_that_send_large_bodies_few_are_read_in_a_turn_and_all_in_the_end(door):
     clients = [door.connect() for _ in range(CLIENTS)]
     sent = request("alpha", BODY)
@@ -50,6 +51,7 @@ def test_of_many_that_send_large_bodies_few_are_read_in_a_turn_and_all_in_the_en
     assert [client.answers for client in clients] == [[(200, b"alpha " + BODY)]] * CLIENTS
 
 
+@pytest.mark.linux
 def test_a_request_whose_first_byte_came_with_the_body_before_it_is_read(door, monkeypatch):  # F72
     early = []
     byte_after = Landing.byte_after
@@ -67,6 +69,7 @@ def test_a_request_whose_first_byte_came_with_the_body_before_it_is_read(door, m
     assert early == [b"P"] * 3
 
 
+@pytest.mark.linux
 def test_a_byte_behind_a_body_that_begins_no_request_is_refused_at_once(door):  # F72
     client = door.connect()
     sent = request("alpha", bytes(200_000)) + b'"'

@@ -20,6 +20,7 @@ def listening():
         yield TcpAddress("127.0.0.1", server.getsockname()[1])
 
 
+@pytest.mark.linux
 def test_a_server_that_does_not_receive_what_is_sent_counts_as_gone_after_half_a_minute():
     with listening() as there, dial(there, PATIENCE_S) as connection:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000

@@ -33,6 +33,8 @@ from forebay.workers.memory.shm import ArenaWriter
 from forebay.workers.wire.frames import LANDED, FrameReader, encode, landed
 from forebay.workers.wire.objects import dump
 
+pytestmark = pytest.mark.linux
+
 SIZES = st.lists(st.sampled_from((1, 100, 40_000, LANDING_BYTES, 262_144, UNKNOWN_BYTES)), min_size=1, max_size=8)
 
 

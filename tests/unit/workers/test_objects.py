@@ -178,6 +178,7 @@ def test_a_runner_that_other_processes_cannot_build_is_refused():
 Parts = [b"index", b"x" * THRESHOLD_BYTES, b"y" * (THRESHOLD_BYTES + 1)]
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     "bodies",
     [
@@ -248,6 +249,7 @@ def test_a_value_goes_from_worker_to_worker_without_being_loaded_between():
     with_worker(use)
 
 
+@pytest.mark.linux
 def test_large_arrays_do_not_go_through_the_socket(monkeypatch):  # P145
     array = np.arange(1 << 20, dtype=np.float32)
     sent = []

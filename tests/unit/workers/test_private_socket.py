@@ -31,6 +31,7 @@ def arrives(path, listener):
         accepted.close()
 
 
+@pytest.mark.linux
 def test_it_is_reached_and_is_in_no_folder(prefix):
     """F26."""
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -44,6 +45,7 @@ def test_it_is_reached_and_is_in_no_folder(prefix):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.linux
 def test_after_a_change_of_the_user_the_folder_stays_until_it_closes(prefix, monkeypatch):
     monkeypatch.setattr(private_socket, "_is_open_to_its_user", lambda: False)
     made = PrivateSocket()

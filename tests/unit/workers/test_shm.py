@@ -20,6 +20,8 @@ from forebay.workers.memory import shm
 from forebay.workers.memory.shm import THRESHOLD_BYTES, ArenaReader, ArenaWriter
 from forebay.workers.wire.frames import FrameReader, encode
 
+pytestmark = pytest.mark.linux
+
 LARGE = THRESHOLD_BYTES
 
 

@@ -869,6 +869,7 @@ def test_a_length_is_read_whatever_number_it_is(doors):
         assert client.statuses == [413], digits
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("steps", [0, 1, 5])
 @pytest.mark.parametrize("is_remembered", [False, True])
 def test_a_body_for_which_memory_runs_out_while_it_lands_is_read_to_its_end(doors, monkeypatch, steps, is_remembered):
