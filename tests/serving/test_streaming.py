@@ -82,6 +82,20 @@ def test_events_hold_the_callers_own_rows_only(gate, gated, pool):
         assert second.result(PATIENCE_S) == [("batch", [8], "metadata"), ("batch", [10, 12], "metadata")]
 
 
+def test_rows_come_with_the_batch_they_were_in_while_others_of_the_same_call_wait(gate, gated, pool):
+    # S57
+    with gated.streaming().start(batch_size=4, batch_timeout_ms=200) as process:
+        first = pool.submit(lambda: shown(process.batched_run(cat(1, 2, 3))))
+        wait_until(lambda: process.statistics().waiting_rows == 3)
+        events = process.batched_run(cat(4, 5, 6))
+        second = pool.submit(lambda: shown([next(events)]))
+        gate.open()
+        assert second.result(PATIENCE_S) == [("batch", [8], "metadata")]
+        assert first.result(PATIENCE_S) == [("batch", [2, 4, 6], "metadata")]
+        gate.open()
+        assert shown(events) == [("batch", [10, 12], "metadata")]
+
+
 def test_tasks_get_async_iterators():
     # S56, S64
     serving = Serving.new(identity).streaming()
