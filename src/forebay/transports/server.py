@@ -169,10 +169,11 @@ class Server:
 
     async def _drain(self) -> None:
         assert self._hurry is not None
-        self._app.begin_drain()
         started = time.monotonic()
         hurried = asyncio.ensure_future(self._hurry.wait())
         closing = [asyncio.ensure_future(listener.stop(self._drain_s)) for listener in self._listeners]
+        await asyncio.sleep(0)  # the listeners come first: an answer that says it drains has to close its connection
+        self._app.begin_drain()
         await asyncio.wait([asyncio.ensure_future(asyncio.wait(closing)), hurried], return_when=asyncio.FIRST_COMPLETED)
         for stopping in closing:
             stopping.cancel()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from forebay.server.app import App
@@ -40,6 +42,21 @@ def test_what_follows_the_last_answer_has_the_rest_of_the_drain():
     server = Server(app, Port(), drain_s=DRAIN_S, ready=lambda _host, _port: server.fail(0))
     assert server.run() == 0
     assert app.grace_s == pytest.approx(DRAIN_S, abs=30.0)
+
+
+def test_an_app_says_that_it_drains_once_its_connections_close_with_their_answers():
+    seen = []
+
+    class Draining(Port):
+        async def stop(self, grace_s):
+            seen.append(app.is_draining)
+            await asyncio.sleep(0)
+            seen.append(app.is_draining)
+
+    app = NotingApp()
+    server = Server(app, Draining(), drain_s=DRAIN_S, ready=lambda _host, _port: server.fail(0))
+    assert server.run() == 0
+    assert seen == [False, True]
 
 
 class Broken:

@@ -239,6 +239,17 @@ class HttpConnection(ReadingConnection):
         others.add(self)
         self._is_among = others
 
+    def drain(self) -> None:
+        """Close the connection with the last answer that is due; on the fast lane every answer decides that itself."""
+        talk, cycle = self.talk, cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_started or (talk.waiting and talk.waiting[0][0] is not cycle):
+            return
+        if talk.state is DUE:
+            talk.on(SHUT)
+        elif not cycle.more_body:
+            return  # the next request has begun to arrive, and its answer will be the last
+        self.announce_end(cycle)
+
     def shutdown(self) -> None:
         """Close the connection once nothing is being answered on it."""
         if self.talk.state is IDLE and not self.talk.waiting:

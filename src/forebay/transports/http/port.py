@@ -164,6 +164,8 @@ class HttpPort:
         self.is_draining = True
         self.is_plain = False
         self.refusals.stop()
+        for connection in self.connections:
+            connection.drain()
 
     def remember(self, raw: bytes, head: Head, headers: list[tuple[bytes, bytes]], url: bytes) -> None:
         """Remember that these bytes are this head, so that they need not be parsed again."""

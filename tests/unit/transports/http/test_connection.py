@@ -417,6 +417,33 @@ def test_what_came_at_once_and_was_not_read_yet_is_answered_while_the_server_dra
     assert client.transport.is_closed
 
 
+OTHER = request("", target="/other", method="GET", length=False)
+
+
+@pytest.mark.parametrize(
+    "segments, rest, closes_at",
+    [
+        ([OTHER], b"", 1),  # answered after the drain has begun, though read before
+        ([OTHER * 3], b"", 3),
+        ([request("", b"12", target="/other")[:-1]], b"2", 1),
+        ([OTHER, OTHER[:9]], OTHER[9:], 2),
+        ([OTHER, request("alpha", b"1")[:-1]], b"1", 2),
+        ([OTHER, request("alpha", b"1")], b"", 2),
+    ],
+)
+def test_the_last_answer_of_a_drain_says_that_the_connection_closes(doors, segments, rest, closes_at):
+    door = doors()
+    client = door.connect().send(*segments)
+    door.lane.drain()
+    client.send(*[rest] * bool(rest))
+    while client.state.owes:
+        door.turn()
+    assert len(client.answers) == closes_at
+    assert client.transport.written.count(b"connection: close") == 1
+    assert b"connection: close" in client.transport.written.rpartition(b"HTTP/1.1")[2]
+    assert client.transport.is_closed or client.transport.has_ended
+
+
 def test_a_refusal_comes_before_what_was_not_read_yet(doors):
     door = doors(waits=True, max_body_bytes=10)
     client = door.connect().send(request("alpha", b"1") * 100 + request("alpha", b"x" * 11) + request("beta") * 1000)
