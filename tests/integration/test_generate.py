@@ -17,6 +17,8 @@ from tests.conftest import FOREBAY, Server
 from tests.generated import generate, lay
 from tests.waiting import PATIENCE_S
 
+from forebay.surfaces.container.context_files import is_ignored as ours
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv/environments"
 MODEL = """
@@ -460,6 +462,29 @@ def test_credentials_are_left_out_of_the_image(tmp_path):  # F133
     )
     for name in ("model.py", *kept):
         assert not is_ignored(name, lines)
+
+
+ODD_NAMES = {
+    "[env]": r"\[env\]",
+    "a*b?": r"a\*b\?",
+    r"back\slash": r"back\\slash",
+    "#env": r"\#env",
+    "!env": r"\!env",
+    "..env": "..env",
+    " spaced env  ": "?spaced env??",
+    "line\nbreak": "line?break",
+    "latin\udce9": "latin?",
+}
+
+
+def test_virtual_environments_of_any_name_are_left_out_of_the_image(tmp_path):
+    lay(tmp_path, {"model.py": MODEL, **{f"{name}/pyvenv.cfg": "" for name in ODD_NAMES}})
+    done = generate(tmp_path, "model.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = (tmp_path / "deploy/Dockerfile.dockerignore").read_text().splitlines()
+    assert {*ODD_NAMES.values()} <= {*lines}
+    assert [name for name in ("e/x.py", "axbx/x.py", "backslash/x.py", "env/x.py") if ours(name, lines)] == []
+    assert all(ours(f"{name}/x.py", lines) for name in ODD_NAMES)
 
 
 def test_a_key_in_plain_text_that_the_image_would_have_is_warned_of(tmp_path):  # F133

@@ -27,7 +27,7 @@ FILE_PAGE = PAGE.with_name("forebay-yaml.md")
 INTRO = """\
 # Settings
 
-Settings of a server can be given in three ways; `forebay check` shows the result:
+Set each setting in one of three ways; `forebay check TARGET --settings` shows every value and where it came from:
 
     forebay serve iris.py --http-port 9000          a flag
     FOREBAY_HTTP_PORT=9000 forebay serve iris.py    a variable of the environment

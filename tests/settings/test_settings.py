@@ -534,3 +534,21 @@ def test_settings_that_hold_say_where_they_come_from_and_hide_keys(said, folder)
     assert "(not shown)" in told
     assert "sesame" not in told
     assert set(lines) >= {"workers", "timeout_ms", "log.level", "grpc.port", "attach.secret"}
+
+
+def test_settings_of_models_are_shown_where_they_differ_from_those_of_all(said, folder):
+    model = "class {0}(forebay.Model):\n    {1}\n    def predict(self, batch: list[int]) -> list[int]: ...\n"
+    names = [f"M{number}" for number in range(6)]
+    own = ["stream_idle_ms = 0; timeout_ms = 5000"] + ["timeout_ms = 5000"] * 4 + ["max_queue = 7; timeout_ms = 60000"]
+    (folder / "several.py").write_text("import forebay\n" + "".join(map(model.format, names, own)))
+    table = said("several.py --settings --max-queue 7")
+    rows = [tuple(line.split(maxsplit=2)) for line in table.splitlines()]
+    rows = [row for row in rows if row[0] in {"stream_idle_ms", "timeout_ms", "max_queue"}]
+    # What is left out of the row of all models holds for none of them.
+    assert rows == [
+        ("timeout_ms", "5000", "model m0, m1, m2 and 2 more"),
+        ("timeout_ms", "60000", "model m5"),
+        ("stream_idle_ms", "30000", "default"),
+        ("stream_idle_ms", "0", "model m0"),
+        ("max_queue", "7", "--max-queue"),
+    ]

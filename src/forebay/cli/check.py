@@ -65,7 +65,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.settings:
         from forebay.cli.settings_in_force import lines_of
 
-        sys.stdout.writelines(line + "\n" for line in lines_of(options))
+        sys.stdout.writelines(line + "\n" for line in lines_of(options, project.app.served))
         return 0
     if parsed.draw is None and output is None:
         sys.stdout.writelines(line + "\n" for line in project.summary)

@@ -41,6 +41,9 @@ from forebay.types.settings import (
 )
 from forebay_target import TargetSpec, package_of
 
+_MAX_FUNCTIONS = 5
+"""Functions that an error names."""
+
 
 class Model:
     """A model: `load` it once in each worker, `predict` batches of samples.
@@ -407,10 +410,19 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
     where = shown_path(Path(module.__file__ or module.__name__))
     found = defined_models(module)
     if name is None:
-        if not found:
-            msg = f"{where} defines no forebay.Model; write `class MyModel(forebay.Model): ...` with a method `predict`"
-            raise ConfigError(msg)
-        return found
+        if found:
+            return found
+        functions = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+        ]
+        msg = "; write `class MyModel(forebay.Model): ...` with a method `predict`"
+        if functions:
+            more = ", ..." if len(functions) > _MAX_FUNCTIONS else ""
+            shown = ", ".join(functions[:_MAX_FUNCTIONS]) + more
+            msg = f", only functions ({shown}); {_in_class(where, functions[0])}"
+        raise ConfigError(f"{where} defines no forebay.Model{msg}")
     value = getattr(module, name, None)
     if not (inspect.isclass(value) and issubclass(value, Model)):
         known = {model.__name__.lower(): model.__name__ for model in found}
@@ -418,9 +430,18 @@ def models_in(module: ModuleType, name: str | None = None) -> list[type[Model]]:
         others = ", ".join(known.values())
         did_you_mean = f"; did you mean {known[hint]}?" if hint else f"; there is {others}" if others else ""
         if inspect.isfunction(value):
-            did_you_mean = ", but a function; call it in the method `predict` of a class"
+            did_you_mean = f", but a function; {_in_class(where, name)}"
         raise ConfigError(f"{where} has no forebay.Model named {name}{did_you_mean}")
     return [value]
+
+
+def _in_class(where: str, function: str) -> str:
+    """Return how to serve a function."""
+    name = function.title().replace("_", "")
+    return (
+        f"call {function} in the method `predict` of a class, `class {name}(forebay.Model): ...`, and serve that: "
+        f"forebay serve {where}:{name}"
+    )
 
 
 def _check_steps(model: type[Model]) -> None:

@@ -72,6 +72,13 @@ def read_small(path: Path) -> bytes | None:
     return content if len(content) <= MAX_FILE_BYTES else None
 
 
+def ignoring(name: str) -> str:
+    """Return the line of a `.dockerignore` that omits a file or folder; `?` stands for what no line can hold."""
+    pattern = re.sub(r"^[#!]|[][*?\\]", r"\\\g<0>", name)
+    pattern = re.sub("^ +| +$", lambda spaces: "?" * len(spaces[0]), pattern)
+    return "".join(char if char.isprintable() else "?" for char in pattern)
+
+
 def is_ignored(name: str, lines: Iterable[str]) -> bool:
     """Tell whether a `.dockerignore` omits a file: the last line that matches it, or a folder above it, decides."""
     above = [str(one) for one in (PurePosixPath(name), *PurePosixPath(name).parents)][:-1]
@@ -85,5 +92,5 @@ def is_ignored(name: str, lines: Iterable[str]) -> bool:
 
 def _matching(pattern: str) -> re.Pattern[str]:
     wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    return re.compile("".join(wild.get(part, re.escape(part)) for part in parts))
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\\.)", pattern)
+    return re.compile("".join(wild.get(part, re.escape(part.removeprefix("\\"))) for part in parts))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import ConfigError
+from forebay.surfaces.container.context_files import ignoring
 from forebay.surfaces.container.dockerfile import WHEELS, dockerfile
 from forebay.surfaces.container.generate_options import Wanted
 from forebay.surfaces.container.install_steps import steps
@@ -76,12 +77,12 @@ def files_of(recipe: Recipe, wanted: Wanted) -> dict[str, str | bytes]:
     own = [os.path.relpath(output / name.partition("/")[0], context) for name in texts]
     more = own if output == context else [os.path.relpath(output, context)]
     more += wanted.environments
-    more += [] if recipe.step else ["**/.env"]
     more += [os.path.relpath(file, context) for file in recipe.tls or ()]
     if recipe.index is not None and not any("pip.conf" in step.text for step in steps(context, recipe.files)):
         more.append(recipe.index.name)
     more += [os.path.relpath(file, context) for file in wanted.secrets]
-    inside = sorted({one for one in more if not one.startswith("..")})
+    inside = sorted({ignoring(one) for one in more if not f"{one}/".startswith("../")})
+    inside += [] if recipe.step else ["**/.env"]
     texts[IGNORED] = filled("dockerignore", {"own": _own_ignored(context), "more": inside})
     if recipe.wheel is not None:
         texts[f"{WHEELS}/{recipe.wheel.name}"] = recipe.wheel.content
