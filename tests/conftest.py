@@ -23,6 +23,7 @@ from typing import Any, cast
 import httpx
 import hypothesis
 import pytest
+from tests.browser import Browser
 from tests.forked import COMMAND, Forked
 from tests.patience import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - pytest calls them
 from tests.waiting import PATIENCE_S, eventually
@@ -305,6 +306,13 @@ def launch():
             return running[key]
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium that the tests of a file share."""
+    with Browser() as started:
+        yield started
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from tests.browser import PROGRAM, Browser
+from tests.browser import PROGRAM
 from tests.compat.openai_protocol.clients import PYTHON, Asker, Client, chat
 from tests.waiting import eventually
 
@@ -70,12 +70,6 @@ def test_the_model_is_a_node_of_a_graph(serve, askers):
     found = Client(askers[0], server, {}).chat("When does the ferry to Holm leave?", model="guide", max_tokens=16)
     assert "9:40" in found["result"]["choices"][0]["message"]["content"]
     assert found["result"]["usage"]["completion_tokens"] <= 16
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")

@@ -8,7 +8,7 @@ import threading
 
 import httpx
 import pytest
-from tests.browser import PROGRAM, Browser
+from tests.browser import PROGRAM
 from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
@@ -16,12 +16,6 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH
 CALLS = {"iris": {"measures": [5.1, 3.5, 1.4, 0.2]}, "ocr": 1.5, "failing": "x"}
 ROW = "[...document.querySelectorAll('.models tbody tr')].find(row => row.querySelector('.name')?.textContent === '{}')"
 HOSTILE = "<img src=x onerror=\"window.hacked='name'\">"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -568,7 +562,7 @@ def test_repositories_are_told(browser, serve, tmp_path):
         assert str(tmp_path / "texts") in told
         assert "2 models with 2 versions" in told
         assert "67" in told  # percent of the requests found their model there
-        assert "<b>/ is no name of a model" in told
+        assert "<b>/ cannot be the name of a model" in told
         assert "not in memory" in page.eval(f"{ROW.format('elsewhere')}.textContent")
         assert page.eval(f"{ROW.format('elsewhere')}.querySelector('td.workers').dataset.alarm ?? null") is None
         assert page.said == []

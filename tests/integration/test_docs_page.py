@@ -6,7 +6,7 @@ import re
 
 import httpx
 import pytest
-from tests.browser import PROGRAM, Browser
+from tests.browser import PROGRAM
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def test_the_page_shows_the_document_of_this_server(zoo):
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
-def test_the_page_asks_models_under_a_policy_that_lets_in_nothing_else(launch):
+def test_the_page_asks_models_under_a_policy_that_lets_in_nothing_else(launch, browser):
     server = launch("pictures.py", "--worker-kind", "thread")
     policy = server.client.get("/docs").headers["content-security-policy"]
     assert "script-src 'self';" in policy
     assert "unsafe" not in policy
-    with Browser() as browser, browser.page() as page:
+    with browser.page() as page:
         page.open(f"{server.url}/docs#/models/painter")
         page.until("document.querySelector('.opblock')")
         block = "[...document.querySelectorAll('.opblock-post')].find(it => it.innerText.includes('/models/painter'))"
@@ -90,9 +90,9 @@ def test_the_page_asks_models_under_a_policy_that_lets_in_nothing_else(launch):
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
-def test_the_page_is_grouped_by_model_follows_the_colours_and_leads_back(launch):
+def test_the_page_is_grouped_by_model_follows_the_colours_and_leads_back(launch, browser):
     server = launch("tried.py", "--worker-kind", "thread")
-    with Browser() as browser, browser.page(390, media=[("prefers-color-scheme", "dark")]) as page:
+    with browser.page(390, media=[("prefers-color-scheme", "dark")]) as page:
         page.open(f"{server.url}/docs").until("document.querySelectorAll('.opblock').length > 5")
         groups = page.eval("[...document.querySelectorAll('.opblock-tag')].map(one => one.dataset.tag)")
         assert groups[:4] == ["pictures", "bytes", "tensors", "parrot"]

@@ -4,19 +4,13 @@
 import json
 
 import pytest
-from tests.browser import PROGRAM, Browser
+from tests.browser import PROGRAM
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on the PATH (Debian: apt-get install chromium)")
 
 LIVE = "document.querySelector('#link').dataset.state === 'live'"
 ROW = "[...document.querySelectorAll('.models tbody tr')].find(row => row.querySelector('.name')?.textContent === '{}')"
 STATE = "{ in_flight: 0, waiting: 0, alive: 1, idle: 1, slots: 1, restarts: 0 }"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.browser import PROGRAM, Browser
+from tests.browser import PROGRAM
 from tests.models.tried import HOSTILE
 from tests.waiting import PATIENCE_S
 
@@ -24,12 +24,6 @@ RUN = {
     "javascript": ["node", "--no-warnings", "--input-type=module", "-e"],
 }
 CAT = b"\x89PNG not really"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from forebay.openai.request_fields import Stops
 from forebay.protocols import native
 from forebay.protocols.openai import openai_errors
 from forebay.protocols.openai.answer_blocks import Block, BlockAnswer, written
-from forebay.protocols.openai.request_reading import FIELDS, decoded, invalid
+from forebay.protocols.openai.request_reading import FIELDS, as_chat, decoded
 from forebay.protocols.openai.texts import Choice
 from forebay.types.first_use import known
 
@@ -76,12 +76,6 @@ def chat_body(body: bytes) -> bytes:
         InvalidRequest: If it cannot be read, or asks for what is not possible here.
     """
     said = decoded(_said, body)
-    fields: dict[str, Any] = {
-        name: value for name, value in decoded(FIELDS, body).items() if name not in _Said.__struct_fields__
-    }
-    for name in _FOREIGN:
-        if bytes(fields.get(name, b"null")) != b"null":
-            raise invalid(name, "is a field of /v1/chat/completions, and none of /v1/messages")
     found = {
         "max_tokens": said.max_tokens,
         "messages": _messages(said),
@@ -90,7 +84,7 @@ def chat_body(body: bytes) -> bytes:
         "tool_choice": _choice(said.tool_choice),
         "parallel_tool_calls": False if said.tool_choice and said.tool_choice.disable_parallel_tool_use else None,
     }
-    return msgspec.json.encode(fields | {name: value for name, value in found.items() if value is not None})
+    return as_chat("/v1/messages", decoded(FIELDS, body), _FOREIGN, _Said.__struct_fields__, found)
 
 
 def _tool(tool: _Tool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import msgspec
@@ -321,6 +321,28 @@ def _with_each(body: bytes, names: Iterable[str], members: Sequence[bytes]) -> l
         raise TooLarge(msg)
     begin = beside[:-1] + (b"," if fields else b"")
     return [b"%b%b}" % (begin, member) for member in members]
+
+
+def as_chat(
+    path: str, fields: Mapping[str, Any], foreign: Iterable[str], own: Collection[str], found: Mapping[str, Any]
+) -> bytes:
+    """Write the body of a chat that was asked for in another form.
+
+    Args:
+        path: Where that form is asked.
+        fields: Its body; what is not `own` stands in a chat as well.
+        foreign: Fields of chats that it has other names for.
+        own: Its own fields.
+        found: What these are in a chat; None is left out.
+
+    Raises:
+        InvalidRequest: If it has foreign fields.
+    """
+    for name in foreign:
+        if bytes(fields.get(name, b"null")) != b"null":
+            raise invalid(name, f"is a field of /v1/chat/completions, and none of {path}")
+    kept = {name: value for name, value in fields.items() if name not in own}
+    return msgspec.json.encode(kept | {name: value for name, value in found.items() if value is not None})
 
 
 def invalid(name: str, why: str) -> InvalidRequest:

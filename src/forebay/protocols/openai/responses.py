@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from forebay.openai import FunctionTool
 from forebay.protocols.openai.answer_blocks import Block, BlockAnswer, written
-from forebay.protocols.openai.request_reading import FIELDS, decoded, invalid
+from forebay.protocols.openai.request_reading import FIELDS, as_chat, decoded, invalid
 from forebay.protocols.openai.texts import Choice
 from forebay.types.first_use import known
 
@@ -70,12 +70,7 @@ def chat_body(body: bytes) -> bytes:
     for name in _KEPT:
         if name in fields:
             raise invalid(name, "is not supported, as responses are not stored; send the whole conversation as 'input'")
-    for name in _FOREIGN:
-        if name in fields:
-            raise invalid(name, "is a field of /v1/chat/completions, and none of /v1/responses")
-    for name in _Said.__struct_fields__:
-        fields.pop(name, None)
-    return msgspec.json.encode(fields | _asked(said))
+    return as_chat("/v1/responses", fields, _FOREIGN, _Said.__struct_fields__, _asked(said))
 
 
 def _says_nothing(name: str, value: msgspec.Raw) -> bool:
@@ -85,12 +80,12 @@ def _says_nothing(name: str, value: msgspec.Raw) -> bool:
 
 
 def _asked(said: _Said) -> dict[str, Any]:
-    """Return the fields that have other names or places in a chat, as far as they say something."""
+    """Return the fields that have other names or places in a chat."""
     text, choice = said.text or {}, said.tool_choice
     if isinstance(choice, _NamedTool):
         choice = {"type": choice.type, "function": {"name": choice.name}}
     about = [{name: getattr(tool, name) for name in FunctionTool.__struct_fields__} for tool in said.tools or ()]
-    found = {
+    return {
         "messages": _messages(said),
         "max_completion_tokens": said.max_output_tokens,
         "tools": [{"type": "function", "function": one} for one in about] or None,
@@ -99,7 +94,6 @@ def _asked(said: _Said) -> dict[str, Any]:
         "verbosity": text.get("verbosity"),
         "reasoning_effort": (said.reasoning or {}).get("effort"),
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _format(given: Any) -> Any:
