@@ -44,4 +44,4 @@ def answer(scores, size):
 
 
 def refusal():
-    return JSONResponse({"error": "the body is no picture; send a PNG or JPEG file as it is"}, status_code=400)
+    return JSONResponse({"error": "expected a PNG or JPEG file as the body"}, status_code=400)

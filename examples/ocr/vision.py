@@ -56,7 +56,7 @@ def decoded(encoded: bytes, max_pixels: int) -> np.ndarray:
     # The size is read first: a small file may unpack to gigabytes.
     size = picture_size(encoded)
     if size is None:
-        raise ValueError("the body is no JPEG and no PNG file; send one as it is, for instance with curl --data-binary")
+        raise ValueError("expected a JPEG or PNG file as the body; with curl, send it with --data-binary")
     if math.prod(size) > max_pixels:
         raise ValueError(f"the picture has {size[0]} x {size[1]} pixels, {max_pixels} are taken; make it smaller")
     picture = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)

@@ -136,7 +136,7 @@ def test_who_stops_listening_has_gone_away(eventually):  # F58
 
 def test_an_answer_that_is_no_stream_is_not_read_as_an_empty_one():
     with client(Shout) as shout:
-        with pytest.raises(RuntimeError, match="no stream, but application/json"):
+        with pytest.raises(RuntimeError, match="expected a stream, got application/json"):
             list(shout.stream("hey\n\nyou"))
         with pytest.raises(CallFailed, match="the text is empty"):
             list(shout.stream(""))

@@ -351,7 +351,7 @@ class TestServed:
     def test_what_is_no_picture_is_the_clients_fault(self, server):
         answer = asked(server, b"%PDF-1.7")
         assert answer.status_code == 400
-        assert "no JPEG and no PNG" in answer.json()["error"]["message"]
+        assert "expected a JPEG or PNG file" in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow

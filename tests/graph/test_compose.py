@@ -268,9 +268,9 @@ def use_membership(image):
 @pytest.mark.parametrize(
     "function,what",
     [
-        (use_attribute, "the result of 'detect' is no value yet, and here the attribute `shape` is read"),
-        (use_index, "the result of 'detect' is no value yet, and here it is indexed"),
-        (use_if, "'image' is no value yet, and here it is asked whether it is true"),
+        (use_attribute, "the result of 'detect' has no value yet, and here the attribute `shape` is read"),
+        (use_index, "the result of 'detect' has no value yet, and here it is indexed"),
+        (use_if, "'image' has no value yet, and here it is asked whether it is true"),
         (use_loop, "`NODE.map(values)` runs a node for each element"),
         (use_unpacking, "it is iterated over"),
         (use_arithmetic, "it is calculated with"),

@@ -612,7 +612,7 @@ def test_names_belong_to_one_description(common, own, attach, eventually):
 def test_a_schema_that_is_none_is_refused_with_a_sentence(common, schema):
     told = msgspec.to_builtins(describe(Plain))
     told["input"]["schema"] = schema
-    with pytest.raises(WorkerRefused, match=r"the schema of its input or output is no JSON Schema$"):
+    with pytest.raises(WorkerRefused, match=r"the schema of its input or output is not a JSON Schema$"):
         WorkerConnection(parse_address(common.door), {"worker": "a worker of the test", "model": told})
 
 
@@ -827,7 +827,7 @@ def test_what_is_in_the_way_of_the_socket_is_left_alone(opened, cli, tmp_path, e
     (tmp_path / "file").write_text("precious")
     found = cli("serve", "--attach", f"unix:{tmp_path}/file", "--http-port", "0")
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "is no socket; choose another path or remove it" in found.stderr
+    assert "is not a socket; choose another path or remove it" in found.stderr
     assert (tmp_path / "file").read_text() == "precious"
     server = opened()
     found = cli("serve", "--attach", server.door, "--http-port", "0")

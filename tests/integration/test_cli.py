@@ -248,7 +248,7 @@ def test_what_is_wrong_in_a_file_that_the_model_imports_is_said_with_that_place(
 def test_an_import_with_a_dot_in_a_folder_that_is_no_package_is_told_as_that(cli, write, tmp_path, imports):
     (tmp_path / "helper.py").write_text("f = 1\n")
     said = sentence(cli("check", write(f"{imports}\n" + MODEL)))
-    assert "model.py:1 imports by a name that begins with a dot, and its folder is no package" in said
+    assert "model.py:1 imports by a name that begins with a dot, and its folder is not a package" in said
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,17 @@ def test_a_class_of_whose_name_no_endpoint_can_have_one_is_said_with_its_line(cl
 def test_a_name_that_is_nowhere_is_told_those_that_are(cli, write):
     assert "has no forebay.Model named Q; there is Iris" in sentence(cli("check", f"{write(MODEL)}:Q"))
     target = write(MODEL + "\n\ndef plain(text):\n    return text\n")
-    assert "has no forebay.Model named plain, but a function; call it in" in sentence(cli("check", f"{target}:plain"))
+    told = sentence(cli("check", f"{target}:plain"))
+    assert "has no forebay.Model named plain, but a function; call plain in the method `predict` of a class" in told
+
+
+def test_a_file_of_functions_is_told_them_and_how_to_serve_one(cli, write):
+    target = write(
+        "from json import loads\n" + "".join(f"def tell_{one}(text): ...\n" for one in "abcdef") + "def _g(): ...\n"
+    )
+    told = sentence(cli("serve", target))
+    assert "defines no forebay.Model, only functions (tell_a, tell_b, tell_c, tell_d, tell_e, ...); call tell_a" in told
+    assert told.endswith(f"`class TellA(forebay.Model): ...`, and serve that: forebay serve {target}:TellA")
 
 
 @pytest.mark.parametrize(
@@ -392,7 +402,7 @@ def test_check_tells_of_a_path_that_no_socket_could_have(cli, write, tmp_path):
     said = sentence(cli("check", write(MODEL), "--attach", "unix:nowhere/s", cwd=tmp_path))
     assert "the socket nowhere/s cannot be made: there is no folder nowhere; choose a path in a folder" in said
     said = sentence(cli("check", write(MODEL), "--attach", "unix:model.py", cwd=tmp_path))
-    assert "model.py exists and is no socket" in said
+    assert "model.py exists and is not a socket" in said
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "s"))
         other.listen()

@@ -402,7 +402,7 @@ def test_what_leads_nowhere_is_told_in_the_same_form():
         for kind in ("text/csv", "application/msgpack", "multipart/form-data; boundary=a", form):
             answer = served.request("POST", "/v1/chat/completions", b"{}", {"content-type": kind})
             hint = " (with curl, add -H 'content-type: application/json')" if kind == form else ""
-            told = f"the body's type is '{kind.split(';')[0]}', this endpoint reads application/json{hint}"
+            told = f"Content-Type: expected application/json, got '{kind.split(';')[0]}'{hint}"
             assert (answer.status, answer.json()["error"]["message"]) == (415, told)
 
 

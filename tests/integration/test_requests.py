@@ -199,7 +199,13 @@ def test_a_file_in_json_is_base64(server):
         ("pictures", {"image": bytes(300_000)}, {"label": "a"}, 413, "bytes, got 300"),
         ("pictures", {"image": b""}, {"label": "a" * 3000}, 413, "the fields of the form are longer than 2000 bytes"),
         ("strict", {"image": b"1"}, {"score": "x"}, 422, "at `$.score`"),
-        ("rows", {"image": b"1"}, {}, 415, "arrays of samples are sent as application/json or application/msgpack"),
+        (
+            "rows",
+            {"image": b"1"},
+            {},
+            415,
+            "expected application/json or application/msgpack for an array of samples, got a form",
+        ),
     ],
 )
 def test_a_form_that_does_not_fit_is_told(server, model, files, data, status, why):

@@ -415,13 +415,13 @@ _returns("text", "a text", lambda at: "ab"[: len(at.fine)])
 _returns("bytes", "bytes", lambda at: b"ab"[: len(at.fine)])
 _returns("set", "a set", lambda at: {1, 2})
 _returns("dict", "a dict", lambda at: dict(enumerate(at.fine)))
-_returns("user_dict", "a mapping that is no dict", lambda at: UserDict(enumerate(at.fine)))
+_returns("user_dict", "a mapping that is not a dict", lambda at: UserDict(enumerate(at.fine)))
 _returns("proxy", "a read-only mapping", lambda at: MappingProxyType(dict(enumerate(at.fine))))
 _returns("generator", "a generator", lambda at: (one for one in at.fine))
 _returns("class", "a class", lambda at: list)
 _returns("exception_itself", "an exception instead of a list", lambda at: ValueError("returned"))
 _returns("coroutine", "a coroutine that nobody awaits", lambda at: at.instead(_never_awaited()))
-_returns("user_list", "a sequence that is no list", lambda at: UserList(at.fine))
+_returns("user_list", "a sequence that is not a list", lambda at: UserList(at.fine))
 _returns("deque", "a deque", lambda at: deque(at.fine))
 _returns("liar", "a list whose length is a lie", lambda at: Liar(at.fine))
 _returns("no_length", "a list whose `__len__` raises", lambda at: Wrong(at.fine))
@@ -821,7 +821,7 @@ def thread_raises(at: At) -> Any:
     return at.fine
 
 
-@way("starts a thread that never ends and is no daemon")
+@way("starts a thread that never ends and is not a daemon")
 def thread_for_ever(at: At) -> Any:
     threading.Thread(target=released.wait).start()
     return at.fine

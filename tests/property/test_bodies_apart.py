@@ -174,7 +174,7 @@ def test_whatever_is_said_of_bodies_nothing_is_raised_and_no_more_is_kept(seed):
     [
         ([frames.landed("/proc/1/fd/1", 1, 0, 2**63)], "together"),
         ([frames.landed("/proc/1/fd/1", 1, 0, 0)], "without a byte"),
-        ([[[[set_apart(bytes(LONG))[0]]]]], "no part of a body"),
+        ([[[[set_apart(bytes(LONG))[0]]]]], "bytes outside of all bodies"),
     ],
 )
 def test_what_is_announced_is_checked_before_anything_is_kept(told, problem):

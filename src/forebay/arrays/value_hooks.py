@@ -70,8 +70,8 @@ def hook(name: str, x: T) -> T:
         x: A tree of arrays whose first axis is the batch.
 
     Raises:
-        ConfigError: The name is no text; or the hook is asked for, but jax traces the function on behalf of somebody
-            else.
+        ConfigError: The name is not a string; or the hook is asked for, but jax traces the function on behalf of
+            somebody else.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the two are easily swapped
         msg = f"hook(name, x) is called with {name!r:.60}; its name is a text, got {type(name).__name__}"

@@ -142,7 +142,7 @@ class CallerConversation:
             count += len(bundle.seats)
             for one in bundle.seats:
                 if not one.left_s == one.left_s:
-                    raise InvalidRequest("what is left of the time of a request is no number")
+                    raise InvalidRequest("the time that is left to a request: expected a number, got NaN")
         if count + len(message.bundles) > MAX_SEATS:
             raise InvalidRequest(f"a frame has more than {MAX_SEATS} requests and bundles")
         if count != len(message.bodies):

@@ -628,7 +628,7 @@ class CallerLink(asyncio.Protocol):
 
     def _hear(self, said: MemberServings) -> None:
         if self._member is None:
-            raise InvalidRequest("it says which servings it runs, and is no member")
+            raise InvalidRequest("it sent servings, which only a member may do")
         self._member.heard(said)
 
     def _take(self, message: HandedRequests) -> Iterator[int]:

@@ -343,7 +343,7 @@ class LinkReader:
         for top, body in enumerate(bodies or ()):
             stood += self._find(bodies or [], top, top, body, _DEPTH)
         if stood != len(found):
-            raise InvalidRequest("bytes that are no part of a body are said to be elsewhere")
+            raise InvalidRequest("bytes outside of all bodies were announced")
 
     def _find(self, holder: list[Any], at: int, top: int, value: Any, depth: int) -> int:
         if value.__class__ is Apart:

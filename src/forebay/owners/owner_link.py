@@ -190,7 +190,7 @@ class OwnerLink(asyncio.Protocol):
                     case OwnerDirectory(directory) if self._on_directory is not None:
                         self._on_directory(self, directory)
                     case OwnerDirectory():
-                        raise InvalidRequest("it tells the directory to a front that is no member")
+                        raise InvalidRequest("it sent the directory to a front that is not a member")
                     case OwnerLeaving():
                         self._end("it is being stopped")
                     case OwnerOpening(options):  # this server is let in
@@ -326,7 +326,7 @@ class OwnerLink(asyncio.Protocol):
                 is_short = type(body) is bytes and len(body) <= short
                 body, pieces, size = (body, (), len(body)) if is_short else self._laid(slot, name, body)
             except (ForebayError, TypeError) as error:
-                failed = error if isinstance(error, ForebayError) else InvalidRequest(f"it is no plain data: {error}")
+                failed = error if isinstance(error, ForebayError) else InvalidRequest(f"expected plain data: {error}")
                 failure = Failure(without_frames(failed))
                 asyncio.get_running_loop().call_soon(self._fail, slot, name, failure)
                 continue

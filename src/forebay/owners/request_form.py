@@ -74,12 +74,12 @@ def require_form(body: Any, size: int, params: Mapping[str, Any], takes_lists: M
     if params.get("in") == TENSORS or takes_lists[call] or ROWS in params:
         count = len(params["given"]) if params.get("in") == TENSORS else size
         if not isinstance(body, list) or len(cast("list[Any]", body)) != count:
-            raise InvalidRequest(f"the body of a request is no list of {count}")
+            raise InvalidRequest(f"the body of a request: expected a list of {count}")
         rows = cast("list[Any]", body)
     elif size != 1:
         raise InvalidRequest(f"a request for one sample says that it has {size}")
     if set(map(type, rows)) - {bytes, memoryview}:
-        raise InvalidRequest("the body of a request is no bytes")
+        raise InvalidRequest("the body of a request: expected bytes")
     if params.get("in") == "form":
         for row in rows:
             _require_no_paths(row)

@@ -111,7 +111,7 @@ class SharedFiles:
         if found is None:
             folder, _, number = path.rpartition("/")
             if not self._peer or folder != f"/proc/{self._peer}/fd" or not (number.isascii() and number.isdecimal()):
-                raise InvalidRequest(f"{path[:80]!r} is no file of the process at the other end")
+                raise InvalidRequest(f"expected a file of the process at the other end, got {path[:80]!r}")
             found = open_file((path, inode), os.O_RDONLY)
             while len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))

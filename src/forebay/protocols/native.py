@@ -204,8 +204,7 @@ def params_of(contract: Contract, content_type: str, accept: str, *, in_query: b
     wanted = "json" if contract.raw_output or contract.streams else _wanted(accept)
     if not wanted:
         if not contract.has_media:
-            msg = f"the client takes '{accept[:100]}', this endpoint answers in {JSON_TYPE} or {MSGPACK_TYPE}"
-            raise NotAcceptable(msg)
+            raise NotAcceptable(f"Accept: expected {JSON_TYPE} or {MSGPACK_TYPE}, got '{accept[:100]}'")
         wanted = "json"
     return _params_of_call(contract.call, given, wanted) if contract.call else PARAMS[given, wanted]
 
@@ -219,8 +218,8 @@ def unread_type(content_type: str, *reads: str) -> UnsupportedMedia:
     """Return the error for a body of another media type than those that an endpoint reads."""
     media = _media_of(content_type)
     *others, last = reads
-    shown = f"{', '.join(others)} and {last}" if others else last
-    msg = f"the body's type is '{media[:100]}', this endpoint reads {shown}"
+    shown = f"{', '.join(others)} or {last}" if others else last
+    msg = f"Content-Type: expected {shown}, got '{media[:100]}'"
     if media == "application/x-www-form-urlencoded":
         msg += " (with curl, add -H 'content-type: application/json')"
     elif FORM_TYPE in reads and media.startswith(_FILES):

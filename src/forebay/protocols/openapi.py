@@ -348,7 +348,7 @@ _PARAMETERS: Final[Mapping[str, Json]] = {
     "Timeout": {
         "name": "X-Request-Timeout-Ms",
         "in": "header",
-        "description": "The answer is of no use any more after this many milliseconds.",
+        "description": "Time limit of the request, in milliseconds.",
         "schema": {"type": "integer", "minimum": 1},
     },
     "RequestId": {
@@ -378,7 +378,7 @@ _ERRORS: Final[Mapping[str, tuple[str, str, Json]]] = {
     "401": ("Unauthorized", "The API key is missing or wrong", {}),
     "403": ("Forbidden", "A web page of another origin asks for what costs something", {}),
     "404": ("NotFound", "There is no such model", {}),
-    "406": ("NotAcceptable", "None of the media types the client takes is spoken here", {}),
+    "406": ("NotAcceptable", "The model answers in no media type that the client accepts", {}),
     "413": ("TooLarge", "The body is larger than allowed", {}),
     "415": ("UnsupportedMediaType", "The media type of the body is not supported", {}),
     "422": ("Invalid", "The body can be read but does not fit the declared type", {}),

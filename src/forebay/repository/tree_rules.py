@@ -77,7 +77,7 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
             for name, below in folders.items():
                 inner, inner_folders = _by_folder(below, problems, name)
                 if wrong := self.may_be_called(name):
-                    problems.append(f"{name}/ is no name of a model: {wrong}")
+                    problems.append(f"{name}/ cannot be the name of a model: {wrong}")
                 else:
                     self._add(models, problems, name, name, inner, inner_folders)
         return Catalog(models, problems, ("model" if is_one else "models") if models else None)
@@ -129,7 +129,7 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def _add_revision(self, models: dict[str, dict[int, Revision]], problems: list[str], revision: Revision) -> None:
         if wrong := misplaced(revision) or self.holds([file.path for file in revision.files]):
-            problems.append(f"{revision.place or '.'}/ is no version of a model: {wrong}")
+            problems.append(f"{revision.place or '.'}/ is not a version of a model: {wrong}")
         else:
             models.setdefault(revision.model, {})[revision.number] = revision
 
@@ -159,7 +159,7 @@ def _by_folder(
         if first.startswith("."):
             continue
         if not first.isprintable() or (slash and not rest):
-            problems.append(f"{posixpath.join(below, file.path)!r} is ignored: that is no name of a file")
+            problems.append(f"{posixpath.join(below, file.path)!r} is ignored: expected a printable name of a file")
         elif slash:
             folders.setdefault(first, []).append(file._replace(path=rest))
         else:
@@ -175,12 +175,12 @@ def misplaced(revision: Revision) -> str:
     """Return what keeps the files from lying in a folder of model and version; empty if nothing does."""
     folders = {posixpath.dirname(file.path) for file in revision.files}
     if not _is_number(revision.version):
-        return f"{revision.version!r} is no version"
+        return f"expected a whole number as the version, got {revision.version!r}"
     if not revision.model.isprintable() or revision.model[:1] in {"", "."} or "/" in revision.model:
-        return f"{revision.model!r} is no name of a folder"
+        return f"expected the name of a folder, got {revision.model!r}"
     for file in revision.files:
         if not file.path.isprintable() or any(part in {"", ".", ".."} for part in file.path.split("/")):
-            return f"{file.path!r} is no path of a file below it"
+            return f"expected the path of a file below it, got {file.path!r}"
         if file.path in folders:
             return f"{file.path!r} is a file, and others lie in it as in a folder"
     return ""

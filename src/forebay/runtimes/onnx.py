@@ -95,7 +95,7 @@ def _given(name: str, array: Array) -> Array:
     lengths = set(map(len, found))
     if len(lengths) > 1:
         # The samples of a batch that fails are run one by one, so this reaches calls of several alone.
-        msg = f"'{name}' has bytes that are no text in UTF-8; onnxruntime takes such only if all have one length"
+        msg = f"'{name}': expected UTF-8, or bytes of one length for onnxruntime, got {len(lengths)} lengths"
         raise InvalidRequest(msg)
     return np.frombuffer(b"".join(found), f"V{lengths.pop()}").reshape(array.shape)
 

@@ -96,7 +96,7 @@ def weights_of(path: Path) -> dict[str, bytes]:
         except (OSError, ValueError) as error:
             raise ConfigError(f"its weights lie in '{name}', which cannot be read: {error}") from error
         if not is_file:
-            raise ConfigError(f"its weights lie in '{name}', which is no file")
+            raise ConfigError(f"its weights lie in '{name}', which is not a file")
         found[name] = file.read_bytes()
     return found
 
@@ -284,7 +284,7 @@ class _Reader:
             return ""
         at, end = cast("tuple[int, int]", where) if isinstance(where, tuple) else (0, _MAX_TEXT + 1)
         if end - at > _MAX_TEXT:
-            raise self._wrong("a name in it is none")
+            raise self._wrong(f"expected a text of at most {_MAX_TEXT} bytes as a name")
         return self._bytes((at, end)).decode(errors="surrogateescape")
 
     def _bytes(self, where: tuple[int, int]) -> bytes:
@@ -293,7 +293,7 @@ class _Reader:
 
     def _inside(self, where: Any, texts: int = 0) -> Iterator[tuple[int, Any]]:
         if not isinstance(where, tuple):
-            raise self._wrong("it is no ONNX file")
+            raise self._wrong("it is not an ONNX file")
         return self._fields(*cast("tuple[int, int]", where), texts)
 
     def _fields(self, at: int, end: int, texts: int = 0) -> Iterator[tuple[int, Any]]:
@@ -322,9 +322,9 @@ class _Reader:
                 at = begin + (8 if wire == 1 else 4)
                 value = (begin, at)
             else:
-                raise self._wrong("it is no ONNX file")
+                raise self._wrong("it is not an ONNX file")
             if at > end or not field:
-                raise self._wrong("it is no ONNX file, or not all of one")
+                raise self._wrong("it is not an ONNX file, or incomplete")
             yield field, value
             alike = alike + 1 if tag == last else 0
             last = tag
@@ -344,7 +344,7 @@ class _Reader:
             if not place or place + 1 < len(chunk):
                 break
         if at > end:
-            raise self._wrong("it is no ONNX file, or not all of one")
+            raise self._wrong("it is not an ONNX file, or incomplete")
         return at
 
     def _past_numbers(self, at: int, end: int, tag: int) -> int:
@@ -371,7 +371,7 @@ class _Reader:
             if byte[0] < 0x80:
                 return found
             shift += 7
-        raise self._wrong("it is no ONNX file, or not all of one")
+        raise self._wrong("it is not an ONNX file, or incomplete")
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(f"{self._name} cannot be loaded: {why}")

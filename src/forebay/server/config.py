@@ -149,7 +149,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         form_memory_bytes: Memory for the files of one form. Further files are written to the folder for temporary
             files (TMPDIR) until the request is answered. Fields that are longer than this together get 413.
         max_tensor_elements: Most elements of a request's tensors and arrays of samples; more get 413.
-        max_elements: Most other elements of a request: objects, their members, arrays that are no tensors; more get
+        max_elements: Most other elements of a request: objects, their members, arrays that are not tensors; more get
             413.
         max_head_bytes: Longest request line and headers together; longer ones get 431.
         max_head_lines: Most headers of a request; more get 431.

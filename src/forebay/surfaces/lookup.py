@@ -167,7 +167,7 @@ def _surface_for(target: str | None, options: Options) -> Surface:
 def _why_unknown(target: str) -> str:
     """Return why no surface knows a target, and what to do about it."""
     path = Path(target)
-    found = "is no project file"
+    found = "is not a project file"
     if path.is_dir():
         if any(_is_of_triton(file) for depth in _DEPTHS_OF_TRITON for file in islice(path.glob(depth), _LOOKS)):
             return (

@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_ok(self) -> bool:
-        """Whether it is no error."""
+        """Whether it is not an error."""
         return self.status < 400
 
     @property

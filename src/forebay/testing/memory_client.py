@@ -144,7 +144,7 @@ class AsyncClient:
         if not exchange.is_stream:
             _ = self._answer(exchange, rest).value  # raises if it is an error
             media = exchange.headers.get("content-type", "empty")
-            raise RuntimeError(f"the answer is no stream, but {media}; a model streams if it yields. `call` reads both")
+            raise RuntimeError(f"expected a stream, got {media}; a model streams if it yields. `call` reads both")
 
     def describe(self, model: str | None = None) -> dict[str, Any]:
         """Return what `/models/NAME` tells, such as the sizes of the batches there were."""

@@ -265,7 +265,7 @@ def _read(decoder: _Decoder, segment: Segment, text: bytes) -> dict[Any, msgspec
     try:
         values = decoder.decode(segment.completed(text))
     except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"the name of a member is no text: {error}") from None
+        raise msgspec.DecodeError(f"the name of a member is not UTF-8: {error}") from None
     return values if isinstance(values, dict) else dict(enumerate(values))
 
 

@@ -391,7 +391,7 @@ def _path(kind: type, value: Any) -> Any:
     """Make a path, which msgspec does not know, of a text."""
     if kind is Path and isinstance(value, str):
         return Path(value)
-    raise TypeError(f"{value!r} is no {kind}")
+    raise TypeError(f"expected {kind.__name__}, got {value!r}")
 
 
 def _shown(number: float) -> str:

@@ -90,7 +90,7 @@ def test_a_file_at_the_address_is_left_alone(start, tmp_path):  # B5
     (tmp_path / "batch.socket").write_text("mine")
     front = start(ready=False)
     assert front.wait() == 2
-    assert "batch.socket exists and is no socket" in front.log
+    assert "batch.socket exists and is not a socket" in front.log
     assert "Traceback" not in front.log
     assert (tmp_path / "batch.socket").read_text() == "mine"
 

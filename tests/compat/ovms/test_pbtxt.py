@@ -185,7 +185,10 @@ BROKEN = {
     ),
     "no options": (re.sub(r"node_options: \{.*?\}\s*\}", "", GOOD, flags=re.DOTALL), "no node_options"),
     "no handler": (GOOD.replace('handler_path: "model.py"', ""), "no handler_path"),  # O49, T23
-    "no handler file": (GOOD.replace("model.py", "modle.py"), r":\d+: .*'modle.py', and /.*/modle.py is no file"),  # O5
+    "no handler file": (
+        GOOD.replace("model.py", "modle.py"),
+        r":\d+: .*'modle.py', and /.*/modle.py is not a file",
+    ),  # O5
     "no resources": (GOOD.replace('input_side_packet: "PYTHON_NODE_RESOURCES:py"', ""), "PYTHON_NODE_RESOURCES:py"),
     "no input of a node": (graph_text(IN, OUT, python_node("n", [], ["OUT:output"])), "'n' has no input_stream"),
     "no output of a node": (graph_text(IN, OUT, python_node("n", ["IN:input"], [])), "'n' has no output_stream"),

@@ -92,7 +92,7 @@ def test_keys_that_may_collide_are_counted_for_each_text(text):  # F64
 def test_keys_that_may_collide_are_counted_for_each_request():  # F64
     text = str(set(range(1900)))
     assert unpacked(text) == {"k0": set(range(1900))}
-    with pytest.raises(ForebayError, match="keys that are no texts"):
+    with pytest.raises(ForebayError, match="keys that are not strings"):
         unpacked(*[text] * 20)
 
 

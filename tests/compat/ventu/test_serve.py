@@ -284,7 +284,7 @@ def test_the_object_is_found_however_it_is_offered(text, name, make):
         ("", None, "holds no Ventu object"),
         ("one = Lengths(Req, Resp)\ntwo = Lengths(Req, Resp)", None, "several Ventu objects: one, two"),
         ("model = Lengths(Req, Resp)", "modle", "has nothing named modle; did you mean model"),
-        ("model = 1", "model", "model in .* is no Ventu object and no function that returns one"),
+        ("model = 1", "model", "model in .*: expected a Ventu object or a function that returns one, got 1"),
         ("import nothing_like_this", None, "imports 'nothing_like_this', which is not installed here"),
         ("1 / 0", None, "ZeroDivisionError"),
         ("raise SystemExit(3)", None, "SystemExit"),

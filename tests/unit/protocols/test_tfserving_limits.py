@@ -57,7 +57,7 @@ def test_examples_and_their_features_are_counted():
 def test_a_feature_that_its_type_cannot_hold_is_refused(datatype):
     face = TensorFace(inputs=[TensorMetadata("x", datatype, (-1,))], outputs=FACE.outputs)
     given, _ = decode_examples(b'{"examples": [{"x": 1%s}]}' % (b"0" * 39 if datatype == "INT8" else b"e39"))
-    with pytest.raises(InvalidRequest, match=f"feature 'x' has values that are no {datatype}"):
+    with pytest.raises(InvalidRequest, match=f"feature 'x': expected values of {datatype}"):
         examples.tensors_of(examples.checked(given), face)
 
 

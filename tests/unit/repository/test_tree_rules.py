@@ -105,7 +105,7 @@ def test_no_path_leads_out_of_a_version(path):
     found = TreeRules(kind="models").read(files(f"net/1/{path}", "net/2/x"))
     assert shape(found) == {"net": {2: ["x"]}}
     assert len(found.problems) == 1
-    assert "net/1/ is no version of a model: " in found.problems[0]
+    assert "net/1/ is not a version of a model: " in found.problems[0]
 
 
 def test_hidden_names_and_markers_of_folders_are_nothing():  # N116
@@ -119,15 +119,15 @@ def test_what_is_no_model_hides_only_itself():  # N104
     found = TreeRules(holds=holds).read(files("net/1/saved_model.pb", "net/2/other", "bad/1/x"))
     assert shape(found) == {"net": {1: ["saved_model.pb"]}}
     assert list(found.problems) == [
-        "net/2/ is no version of a model: there is no saved_model.pb",
-        "bad/1/ is no version of a model: there is no saved_model.pb",
+        "net/2/ is not a version of a model: there is no saved_model.pb",
+        "bad/1/ is not a version of a model: there is no saved_model.pb",
     ]
 
 
 def test_a_name_that_cannot_be_one_is_told():
     found = TreeRules(may_be_called=lambda name: "no blanks" if " " in name else "").read(files("a b/1/x", "c/1/x"))
     assert list(found.models) == ["c"]
-    assert list(found.problems) == ["a b/ is no name of a model: no blanks"]
+    assert list(found.problems) == ["a b/ cannot be the name of a model: no blanks"]
 
 
 def test_texts_that_mean_versions():  # N103
@@ -199,7 +199,7 @@ def test_a_folder_called_by_a_number_beside_models_takes_none_down():  # F100
     no_model = TreeRules(holds=lambda paths: "" if "a" in paths else "no a")
     found = no_model.read(files(*models, "2024/notes.txt"))
     assert list(found.models) == ["net", "other"]
-    assert list(found.problems) == ["2024/ is no version of a model: no a"]
+    assert list(found.problems) == ["2024/ is not a version of a model: no a"]
 
 
 def test_versions_stay_versions_beside_folders_that_have_none():  # F100

@@ -135,7 +135,7 @@ def test_bytes_that_are_no_text_reach_onnxruntime(tmp_path):  # F80
     ):
         (answer,) = net({"a": np.array(given, object), "b": np.array(other, object)}).values()
         assert answer.tolist() == same
-    with pytest.raises(InvalidRequest, match="'a' has bytes that are no text in UTF-8; onnxruntime"):
+    with pytest.raises(InvalidRequest, match="'a': expected UTF-8, or bytes of one length for onnxruntime"):
         net({"a": np.array([picture, b"a"], object), "b": np.array(["a", "b"], object)})
 
 
@@ -143,7 +143,7 @@ def test_bytes_that_are_no_text_reach_onnxruntime(tmp_path):  # F80
     "name, data, said",
     [
         ("none.onnx", None, "none.onnx', and there is no such file or folder"),
-        ("bad.onnx", b"no model", "bad.onnx cannot be loaded: it is no ONNX file"),
+        ("bad.onnx", b"no model", "bad.onnx cannot be loaded: it is not an ONNX file"),
         ("empty.onnx", b"", "empty.onnx cannot be loaded"),
         ("text.bin", b"text", "holds no model; expected an .onnx or .skops file"),
         ("bad.xml", b"<net>", "bad.xml cannot be loaded"),

@@ -182,7 +182,7 @@ def test_a_process_that_ends_before_it_says_anything_is_a_refusal(tmp_path, monk
 
 def test_what_the_file_has_to_say_is_said_by_the_process(tmp_path):
     (tmp_path / "bad.onnx").write_text("no model")
-    with pytest.raises(ConfigError, match=r"bad.onnx', and bad.onnx cannot be loaded: it is no ONNX file"):
+    with pytest.raises(ConfigError, match=r"bad.onnx', and bad.onnx cannot be loaded: it is not an ONNX file"):
         tried_file(tmp_path / "bad.onnx")
 
 

@@ -152,7 +152,7 @@ def _refuse(symbol: Symbol, what: str) -> NoReturn:
     source = edge_of(symbol).source
     instead = f"; {_INSTEAD[what]}" if what in _INSTEAD else ""
     raise ConfigError(
-        f"{place()}: {source} is no value yet, and here {what}; a composed function runs once, to draw the graph, and "
+        f"{place()}: {source} has no value yet, and here {what}; a composed function runs once, to draw the graph, and "
         f"may only pass such values to nodes and return them: do this in a node of its own, `@node def ...`{instead}"
     )
 

@@ -131,7 +131,7 @@ def summarise(trace: bytes) -> Summary:
     try:
         read = msgspec.json.decode(trace, type=known(_Trace))
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"this is no trace of forebay's: {error}") from error
+        raise InvalidRequest(f"expected a trace that forebay wrote: {error}") from error
     events = read.traceEvents
     names = {event.pid: str(event.args["name"]) for event in events if event.name == "process_name"}
     batches = _by_name(names, (event for event in events if event.cat == BATCH))

@@ -140,8 +140,9 @@ def decode_request(
             tensors.append(Tensor(one.name, one.datatype, shape, memoryview(one.data), is_json=True))
             continue
         if has_list or length is None:
-            found_data = "both data and a binary_data_size" if has_list else "no data"
-            msg = f"input '{one.name}' has {found_data}; a list as data, or bytes behind the JSON with {LENGTH_HEADER}"
+            found_data = "both data and a binary_data_size" if has_list else "neither"
+            msg = f"input '{one.name}': expected a list as data, or bytes after the JSON with {LENGTH_HEADER}, "
+            msg += f"got {found_data}"
             raise InvalidRequest(msg)
         size = _implied_size(one, shape, len(body) - at) if size is None else size
         if type(size) is not int or not 0 <= size <= len(body) - at:
@@ -181,7 +182,7 @@ def decode_raw(body: bytes | memoryview, face: TensorFace) -> InferRequest:
     """
     if face.is_open or len(face.inputs) != 1:
         names = ", ".join(repr(one.name) for one in face.inputs) or "inputs of any name"
-        raise InvalidRequest(f"{LENGTH_HEADER} is 0, so the body is the only input; the model takes {names}")
+        raise InvalidRequest(f"{LENGTH_HEADER}: 0 sends the body as the only input, but the model takes {names}")
     port = face.inputs[0]
     rows, axes = ((1,), port.shape[1:]) if face.has_rows else ((), port.shape)
     shape = [*rows, *((-1,) if port.name in face.unranked else axes)]
@@ -205,7 +206,7 @@ def head_size(length: str | None, body_bytes: int) -> int:
     if length is None:
         return body_bytes
     if not (length.isascii() and length.isdecimal() and len(length) < _MAX_DIGITS and int(length) <= body_bytes):
-        msg = f"{LENGTH_HEADER} is {length[:20]!r} for a body of {body_bytes} bytes; it says how many of them are JSON"
+        msg = f"{LENGTH_HEADER}: expected the length of the JSON, at most {body_bytes} bytes, got {length[:20]!r}"
         raise InvalidRequest(msg)
     return int(length)
 

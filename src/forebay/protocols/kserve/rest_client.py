@@ -118,7 +118,7 @@ def decode_response(body: bytes, length: str | None = None) -> InferResponse:
         ValidationError: If it is none, or its parts do not agree.
     """
     if length is not None and not (length.isdecimal() and int(length) <= len(body)):
-        msg = f"{LENGTH_HEADER} is {length[:20]!r} for a body of {len(body)} bytes; it says how many of them are JSON"
+        msg = f"{LENGTH_HEADER}: expected the length of the JSON, at most {len(body)} bytes, got {length[:20]!r}"
         raise ValidationError(msg)
     at = len(body) if length is None else int(length)
     found = _decoded(body[:at], _Response)
@@ -167,11 +167,11 @@ def _listed(tensor: Tensor) -> list[Any]:
         try:
             return [element.decode() for element in split_elements(tensor.name, tensor.data, count)]
         except UnicodeDecodeError:
-            msg = f"input '{tensor.name}' holds bytes that are no UTF-8 text, which JSON cannot say; send it as binary"
+            msg = f"input '{tensor.name}' holds bytes that are not UTF-8, which JSON cannot hold; send it as binary"
             raise ValidationError(msg) from None
     array = numbers_of(to_array(tensor), datatype.name)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        msg = f"input '{tensor.name}' holds NaN or an infinity, which JSON cannot say; send it as binary"
+        msg = f"input '{tensor.name}' holds NaN or an infinity, which JSON cannot hold; send it as binary"
         raise ValidationError(msg)
     return array.ravel().tolist()
 

@@ -190,7 +190,7 @@ def _column(examples: Sequence[Example], port: TensorMetadata, axes: Sequence[in
         with np.errstate(over="raise"):  # a number that is too large would be infinite
             array = np.array(values, "float32" if datatype.name == "BF16" else datatype.numpy).reshape(shape)
     except (ArithmeticError, ValueError, TypeError) as error:
-        raise InvalidRequest(f"feature '{port.name}' has values that are no {datatype.name}: {error}") from None
+        raise InvalidRequest(f"feature '{port.name}': expected values of {datatype.name}: {error}") from None
     if datatype.name == "BF16":
         array = bits_of(array)
     return from_array(port.name, array, datatype.name)

@@ -23,7 +23,7 @@ def start(*targets: Target, drain_s: float = 30.0, **settings: Any) -> StartedSe
 
         forebay.start("model.py").wait()  # until Ctrl+C
 
-    Signals stay the program's. A server that nobody stops ends with the program's last thread that is no daemon, and
+    Signals stay the program's. A server that nobody stops ends with the program's last thread that is not a daemon, and
     answers what it has accepted; but Python closes executors before that, so models that use any need the `with`.
 
     Args:

@@ -158,7 +158,7 @@ def check(given: Any) -> Description:
     try:
         msgspec.json.encode(openapi_document("check", "1", [described]))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        msg = "the description of the model cannot be used: the schema of its input or output is no JSON Schema"
+        msg = "the description of the model cannot be used: the schema of its input or output is not a JSON Schema"
         raise ConfigError(msg) from error
     return description
 

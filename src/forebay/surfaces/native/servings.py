@@ -72,7 +72,7 @@ def serve_serving(serving: Serving[Any, Any], path: Path, name: str, overrides: 
     options = options_of(serving.settings, {})
     endpoint_name = overrides.name or kebab(name)
     if re.fullmatch(NAME, endpoint_name) is None:
-        msg = f"{path} calls its serving {name!r}, which is no name for an endpoint; begin it with a letter"
+        msg = f"{path}: expected a serving whose name begins with a letter, as its endpoint's does, got {name!r}"
         raise ConfigError(msg)
     if overrides.policy is not None or overrides.isolate_errors:
         msg = f"{path}:{name} is a Serving, which knows no --policy and no --isolate-errors; a forebay.Model does"

@@ -48,7 +48,7 @@ def import_file(path: Path) -> ModuleType:
         msg = f"{_shown(Path(error.filename or path), path)}:{error.lineno or 1}: {error.msg}{_marked(error)}"
     elif isinstance(error, ImportError) and f"{error.name}.".startswith(f"{TARGET_PREFIX}."):
         msg = (
-            f"{place} imports by a name that begins with a dot, and its folder is no package; leave the dot away, or "
+            f"{place} imports by a name that begins with a dot, and its folder is not a package; remove the dot, or "
             "put an __init__.py into the folder"
         )
     elif isinstance(error, ModuleNotFoundError):

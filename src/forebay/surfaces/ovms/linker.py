@@ -324,7 +324,9 @@ class _Linker:
         loop, turn = self._loop(node)
         handler = self._base_path / options["handler_path"]
         if not handler.is_file():
-            msg = f"{node.shown} has the handler_path '{options['handler_path']}', and {_absolute(handler)} is no file"
+            msg = (
+                f"{node.shown} has the handler_path '{options['handler_path']}', and {_absolute(handler)} is not a file"
+            )
             fail(node.lines["node_options"], msg)
         ports = sorted((port for port in node.inputs if port.tag != LOOPBACK), key=lambda port: port.tag.encode())
         writes = {port.name: port.key for port in node.outputs if port.tag != LOOPBACK}
@@ -362,7 +364,7 @@ class _Linker:
         if not any(info.back_edge for info in infos):
             line = next((info.line for info in (*infos, *node.infos)), port.line)
             msg = f"{node.shown} needs input_stream_info {{ tag_index: '{port.key}' back_edge: true }}"
-            fail(line, f"{msg}; without it {LOOPBACK} is no loop")
+            fail(line, f"{msg}; without it {LOOPBACK} is not a loop")
         handler = self._handler(node)
         if handler.name == "SyncSetInputStreamHandler":
             alone = [group for group in handler.sync_sets if port.key in map(_normal, group)]

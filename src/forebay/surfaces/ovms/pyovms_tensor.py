@@ -198,7 +198,7 @@ def check_writable(tensor: PyTensor) -> None:
         tensor.datatype.encode()
     except UnicodeEncodeError:
         raise ValidationError(
-            f"the tensor '{tensor.name}' is of the type {tensor.datatype!a}, which is no text"
+            f"the tensor '{tensor.name}': expected a datatype in Unicode, got {tensor.datatype!a}"
         ) from None
 
 

@@ -114,7 +114,9 @@ def find(module: ModuleType, name: str | None = None) -> Ventu:
             raise ConfigError(f"{what}: model = {value.__name__}(Request, Response)")
         found = _made(value, f"{name} in {where}")
         if found is None:
-            raise ConfigError(f"{name} in {where} is no Ventu object and no function that returns one")
+            raise ConfigError(
+                f"{name} in {where}: expected a Ventu object or a function that returns one, got {value!r:.80}"
+            )
         return found
     models = {id(model): key for key, value in vars(module).items() if (model := _model_of(value)) is not None}
     if len(models) > 1:

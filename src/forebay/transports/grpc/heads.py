@@ -168,9 +168,12 @@ class HeadReader:
         asked = _sorted(fields)
         head.path = asked[b":path"]
         if asked.get(b":method") != b"POST":
-            head.refusal, head.reason = http_refusal(405, (b"allow", b"POST")), "another HTTP method than POST"
+            head.refusal, head.reason = http_refusal(405, (b"allow", b"POST")), "expected the method POST"
         elif not _is_grpc(asked.get(b"content-type", b"")):
-            head.refusal, head.reason = http_refusal(415, (b"accept", b"application/grpc")), "no content of gRPC"
+            head.refusal, head.reason = (
+                http_refusal(415, (b"accept", b"application/grpc")),
+                "expected content-type application/grpc",
+            )
         else:
             self._read_call(head, asked, fields)
         return head
@@ -266,7 +269,7 @@ def _sorted(fields: Sequence[Field]) -> dict[bytes, bytes]:
         raise Malformed("a request needs :method, :scheme and :path, which begins with a slash")
     length = found.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18:
-        raise Malformed("content-length is no number")
+        raise Malformed(f"content-length: expected a number of at most 18 digits, got {length[:50]!r}")
     return found
 
 

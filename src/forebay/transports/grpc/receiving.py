@@ -365,7 +365,7 @@ class Receiver:
     def _take_headers(self, flags: int, stream: int, payload: bytes) -> None:
         self._control.check_settings()
         if not stream & 1:
-            msg = f"HEADERS on stream {stream}, which is no client's"
+            msg = f"HEADERS on stream {stream}; clients have odd numbers"
             raise ConnectionFault(Reason.PROTOCOL_ERROR, msg)
         if flags & (frames.PADDED | frames.HAS_PRIORITY):
             payload = frames.unpadded(flags, payload)

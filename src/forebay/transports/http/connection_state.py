@@ -274,5 +274,5 @@ def check_framing(
         msg = f"expected one Host header, got {hosts}" if host or not hosts else "the Host header is empty"
         raise NotHttp(msg)
     if method == b"CONNECT":
-        raise MethodNotAllowed("CONNECT is not allowed here; this server is no proxy")
+        raise MethodNotAllowed("CONNECT is not allowed; this server is not a proxy")
     return host, frame if upgrades else b""

@@ -368,7 +368,8 @@ class _Form:
             raise InvalidRequest("a part of the form has no name; write Content-Disposition: form-data; name=...")
         coding = _text(self._headers.get(b"content-transfer-encoding", b"")).lower()
         if coding not in _PLAIN_CODINGS:
-            msg = f"a part of the form has the Content-Transfer-Encoding {coding[:40]!r}; send its bytes as they are"
+            msg = "Content-Transfer-Encoding of a part of the form: expected none, 7bit, 8bit or binary, "
+            msg += f"got {coding[:40]!r}"
             raise UnsupportedMedia(msg)
         self._name = _text(name)
         if len(self._name) > _MAX_NAME_BYTES:
@@ -428,7 +429,7 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"a name in the form is no text in UTF-8: {value[:40]!r}") from None
+        raise InvalidRequest(f"a name in the form: expected UTF-8, got {value[:40]!r}") from None
 
 
 _opening: Final = threading.Lock()

@@ -215,7 +215,7 @@ class InferencePages:
         self._management.check(HttpRequest(scope))
         parameters: Any = asked.get("parameters") or {}
         if not isinstance(parameters, dict):
-            raise InvalidRequest("the parameters are no object")
+            raise InvalidRequest(f"parameters: expected an object, got {parameters!r:.40}")
         if what == "load" and parameters:
             told = ", ".join(cast("dict[str, Any]", parameters))[:100]
             raise InvalidRequest(f"a model is loaded as the project says, and not with {told}")

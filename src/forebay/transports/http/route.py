@@ -357,8 +357,8 @@ class Route:
             return
         if packing not in PACKINGS or self._staging is None:
             found = packing[:40].decode("latin-1")
-            takes = "as it is, without one" if self._staging is None else "with gzip or deflate, or as it is"
-            error = UnsupportedEncoding(f"the body's Content-Encoding is {found!r}; send it {takes}")
+            takes = "none" if self._staging is None else "gzip, deflate or none"
+            error = UnsupportedEncoding(f"Content-Encoding: expected {takes}, got {found!r}")
             if self._staging is not None:
                 error.takes = b"gzip, deflate, identity"
             raise error
@@ -367,7 +367,8 @@ class Route:
     def _require_staging(self) -> None:
         """Refuse forms where none can be read: as arrays of samples, and on a lane that does not read in steps."""
         if self._staging is None or self.contract.batchable:
-            msg = f"arrays of samples are sent as {native.JSON_TYPE} or {native.MSGPACK_TYPE}, a form is one sample"
+            types = f"{native.JSON_TYPE} or {native.MSGPACK_TYPE}"
+            msg = f"Content-Type: expected {types} for an array of samples, got a form, which is one sample"
             raise native.UnsupportedMedia(msg)
 
     def _read_timeout(self, head: Head, value: bytes) -> None:

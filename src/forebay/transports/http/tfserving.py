@@ -124,7 +124,7 @@ class PredictRoute(InferenceRoute):
             form = _COLUMNS if asked.rows is None else ROWS
             return _Read(told, named, form, (yield from as_tensors(asked, named.face)))
         if told.is_raw:
-            msg = f"the model '{self.endpoint.name}' takes or gives bytes, which are no instances; use /v2 or /models"
+            msg = f"the model '{self.endpoint.name}' takes or returns bytes, not instances; use /v2 or /models"
             raise InvalidRequest(msg)
         return _Read(told, samples=(yield from as_samples(asked, told.only_input)))
 

@@ -31,7 +31,7 @@ log = logging.getLogger("forebay.workers")
 
 _LAZY: Final = frozenset({AsyncGeneratorType, CoroutineType, GeneratorType})
 _WRAPPED: Final = (
-    " (`list(...)` makes one of a generator that is no stream; a decorator of `async def` or of a generator needs "
+    " (`list(...)` makes one of a generator that is not a stream; a decorator of `async def` or of a generator needs "
     "functools.wraps)"
 )
 

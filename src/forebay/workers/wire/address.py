@@ -230,7 +230,7 @@ def require_place(address: UnixAddress) -> None:
     if os.path.lexists(path):
         found = path.lstat()
         if not stat.S_ISSOCK(found.st_mode):
-            raise ConfigError(f"{path} exists and is no socket; choose another path or remove it")
+            raise ConfigError(f"{path} exists and is not a socket; choose another path or remove it")
         if found.st_uid != os.geteuid():
             raise ConfigError(f"the socket {path} belongs to another user; choose another path")
     elif not path.parent.is_dir():

@@ -370,7 +370,7 @@ class Conversation:
         if failures:
             for index, failure in cast("dict[int, Sequence[Any]]", failures).items():
                 if type(index) is not int or index < 0:
-                    raise InvalidRequest(f"{str(index)[:40]} is no position of an item")
+                    raise InvalidRequest(f"expected the position of an item, got {str(index)[:40]}")
                 found[index] = _failure(*failure)
         if self._check is not None:
             self._check(batch, found)
@@ -435,7 +435,7 @@ def _with_media(outcomes: Any, types: Any = None) -> Any:
     """Return the outcomes, made into `Media` where they have a media type, or a status and headers, of their own."""
     for index, kind in cast("dict[int, Any]", types or {}).items():
         if type(index) is not int or index < 0 or type(outcomes[index]) is not bytes:
-            raise InvalidRequest(f"{str(index)[:40]} is no position of bytes with a media type")
+            raise InvalidRequest(f"expected the position of bytes with a media type, got {str(index)[:40]}")
         outcomes[index] = media_of(outcomes[index], kind)
     return outcomes
 

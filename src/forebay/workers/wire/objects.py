@@ -139,7 +139,7 @@ def open_outcome(outcome: Any) -> Packed | Outputs:
     try:
         counts = _decode_index(outcome[0]).counts
     except msgspec.DecodeError as error:
-        msg = f"a worker answered with bytes that are no packed values ({error}); is its runner `packed`?"
+        msg = f"expected packed values from a worker, got other bytes ({error}); is its runner `packed`?"
         raise BadOutcome(msg) from error
     return Packed(outcome[1:]) if counts is None else Outputs(_split(counts, outcome))
 

@@ -44,7 +44,7 @@ def _inside(value: Any) -> Iterable[Any]:
     if kind is list:
         return cast("list[Any]", value)
     if kind is not dict:
-        raise InvalidRequest(f"it holds {kind.__name__}, which is no plain data")
+        raise InvalidRequest(f"expected plain data, got {kind.__name__}")
     found = cast("dict[Any, Any]", value)
     odd = set(map(type, found)) - {str}
     if odd:

@@ -296,7 +296,7 @@ class WorkerConnection:
                     )
                 kind, *rest = self._answer()
             if kind != "open":
-                raise InvalidRequest(f"{kind!r} is no answer to a hello")
+                raise InvalidRequest(f"expected an answer to a hello, got {kind!r}")
             return rest[0]
         except ssl.SSLError as error:
             raise WorkerRefused(f"the server at {self.address} {why_no_tls(error)}") from error

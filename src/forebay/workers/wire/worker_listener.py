@@ -506,7 +506,7 @@ def _told_in(frame: bytes) -> dict[str, Any]:
     """Return what a worker says about itself in its hello."""
     (message,) = frames.FrameReader(max_bytes=HELLO_BYTES, max_elements=HELLO_ELEMENTS).feed(frame)
     if not isinstance(message, list) or not message:
-        raise InvalidRequest("a frame is no message")
+        raise InvalidRequest("expected an array in a frame")
     hello = cast("list[Any]", message)
     _require_kind(hello[0], "hello")
     about = frames.told_in_hello(hello)

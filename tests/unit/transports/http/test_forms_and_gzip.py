@@ -290,11 +290,15 @@ def test_limits_are_told(parts, limits, why):
         (b'{"a": 1}', InvalidRequest, "the form cannot be read"),
         (b"--XX\r\nContent-Type: text/plain\r\n\r\n1\r\n--XX--", InvalidRequest, "has no name"),
         (b"--XX\r\nContent-Disposition: attachment; name=a\r\n\r\n1\r\n--XX--", InvalidRequest, "has no name"),
-        (b'--XX\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n1\r\n--XX--', InvalidRequest, "no text in UTF-8"),
+        (
+            b'--XX\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n1\r\n--XX--',
+            InvalidRequest,
+            "a name in the form: expected UTF-8",
+        ),
         (
             b"--XX\r\nContent-Disposition: form-data; name=a\r\nContent-Transfer-Encoding: base64\r\n\r\n1\r\n--XX--",
             UnsupportedMedia,
-            "Content-Transfer-Encoding 'base64'",
+            "part of the form: expected none, 7bit, 8bit or binary, got 'base64'",
         ),
         (b"--XX\r\n" + b"a: b\r\n" * 9 + b"\r\n1\r\n--XX--", InvalidRequest, "header count"),
         (b"--XX\r\na: " + bytes(5000) + b"\r\n\r\n1\r\n--XX--", InvalidRequest, "header size"),

@@ -50,7 +50,7 @@ def read_signature(path: Path) -> Signature:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
         raise ConfigError(f"the description {path} cannot be read: {reason}") from problem
     told = _parsed(text, str(path))
     feeds = [_var(one, "feed_type", f"{path}: feed_var {at}") for at, one in enumerate(told.feed_var)]

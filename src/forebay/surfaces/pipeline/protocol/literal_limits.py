@@ -63,7 +63,7 @@ class Budget:
         """Count keys that are no texts; raises LiteralTooLarge if there are too many in this request."""
         self._left_keys -= count
         if self._left_keys < 0:
-            raise LiteralTooLarge(f"at most {MAX_ODD_KEYS} keys that are no texts are read")
+            raise LiteralTooLarge(f"expected at most {MAX_ODD_KEYS} keys that are not strings, got more")
 
 
 class NotLiteral(Exception):

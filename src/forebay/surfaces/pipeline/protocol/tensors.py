@@ -121,7 +121,9 @@ def _array(tensor: Any, dtype: str, field: str) -> Any:
         bounds = np.iinfo(target)
         lowest, highest = int(given.min()), int(given.max())
         if lowest < bounds.min or highest > bounds.max:
-            raise _refused(tensor, f"holds {lowest if lowest < bounds.min else highest}, which is no {dtype}")
+            raise _refused(
+                tensor, f"holds {lowest if lowest < bounds.min else highest}, which is out of range for {dtype}"
+            )
     with np.errstate(over="ignore"):
         array = given.astype(target, copy=False)
     shape = _shape(tensor, array.size)
@@ -170,7 +172,7 @@ def _from_npy(tensor: Any) -> Any:
     data: bytes = tensor.byte_data
     head = _npy_head(data)
     if head is None:
-        raise _refused(tensor, "has bytes that are no .npy file")
+        raise _refused(tensor, "has bytes that are not an .npy file")
     dtype, shape, is_fortran, start = head
     if dtype.hasobject:
         raise _refused(tensor, "holds pickled objects, which are never read")

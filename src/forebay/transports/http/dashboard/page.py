@@ -183,7 +183,7 @@ class Dashboard:
         """
         refuse_foreign_page(request.headers)
         if self._app.cluster is None:
-            raise NotFound("this server has no peers, and is no front of a deployment")
+            raise NotFound("this server has no peers and is not a front of a deployment")
         told = await self._app.cluster(self._has_keys or _is_from_here(request))
         return Response(msgspec.json.encode(told), media_type="application/json", headers=_HEADERS)
 
@@ -220,7 +220,7 @@ class Dashboard:
         """Return the drawing of a graph; raises NotFound if the model is none that is drawn."""
         drawing = self._app.find(request.path_params["name"]).drawing
         if drawing is None:
-            raise NotFound(f"the model '{request.path_params['name'][:100]}' is no graph")
+            raise NotFound(f"the model '{request.path_params['name'][:100]}' is not a graph")
         rows = {name: (*drawing.labels.get(name, ()), _ROOM) for name in drawing.runs_in}
         svg = await asyncio.to_thread(draw, msgspec.structs.replace(drawing, labels=rows), "svg")
         # The page has a style for it, and its policy forbids others.
