@@ -217,7 +217,7 @@ def text_in_parts(data: Data) -> Iterator[str]:
         try:
             yield _text.decode(_TEXT * (segment.start > 0) + text + _TEXT * (len(segment.after) > 0))
         except UnicodeDecodeError as error:
-            raise msgspec.DecodeError(f"a text is none: {error}") from None
+            raise msgspec.DecodeError(f"a string is not UTF-8: {error}") from None
         at, brackets = segment.next, segment.after
 
 

@@ -28,9 +28,9 @@ def model(path="/embed", **more):
     [
         ("embed", "Words.embed: the path 'embed' has no '/' at its beginning; write '/embed'"),
         ("/embed/", "Words.embed: the path '/embed/' has a '/' at its end; write '/embed'"),
-        ("/my words", "Words.embed: the path '/my words' is none that a model can have; write '/my-words'"),
-        ("/a/../b", "Words.embed: the path '/a/../b' is none that a model can have; write '/a/b'"),
-        ("/{x}", "Words.embed: the path '/{x}' is none that a model can have; write '/x'"),
+        ("/my words", "Words.embed: the path '/my words' is not a path that a model can have; write '/my-words'"),
+        ("/a/../b", "Words.embed: the path '/a/../b' is not a path that a model can have; write '/a/b'"),
+        ("/{x}", "Words.embed: the path '/{x}' is not a path that a model can have; write '/x'"),
         ("", "Words.embed: the path '' has no '/' at its beginning; write '/embed'"),
         ("/", "Words.embed: the path '/' has a '/' at its end; write '/embed'"),
         ("/versions", "Words.embed: the path '/versions' is one of the server's own; write '/my-versions'"),

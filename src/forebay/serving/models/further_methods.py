@@ -194,7 +194,7 @@ def _problem(path: Any, name: str) -> str:
         return f"'{path}' is one of the server's own; write '{_spelled(path, name)}'"
     if _PATH.fullmatch(path) and len(path) <= _MAX_LENGTH:
         return ""
-    why = "has no '/' at its beginning" if not path.startswith("/") else "is none that a model can have"
+    why = "has no '/' at its beginning" if not path.startswith("/") else "is not a path that a model can have"
     if path.endswith("/"):
         why = "has a '/' at its end"
     return f"'{path[:_MAX_LENGTH]}' {why}; write '{_spelled(path, name)}'"
