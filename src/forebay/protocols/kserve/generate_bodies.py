@@ -85,7 +85,7 @@ def request_of(fields: Mapping[str, Field], face: TensorFace) -> InferRequest:
                 raise InvalidRequest(f"id: expected a text, got {name_of_call!r:.60}")
         elif bytes(field.value[:1]) in {b"[", b"{"}:
             raise InvalidRequest(
-                f"'{name[:80]}' is no input of the model, and a parameter is a text, a number or a bool"
+                f"'{name[:80]}' is not an input of the model; a parameter is a string, a number or a boolean"
             )
         elif name in _MEANT:
             parameters[name] = _read(name, field.value)
