@@ -109,7 +109,7 @@ def test_a_text_without_a_name_has_the_name_of_the_extension(server, name):
 
 
 def test_a_packed_body_is_read(server):
-    body = gzip.compress(json.dumps({"text_input": "a bc " * 40_000, "id": "i"}).encode())
+    body = gzip.compress(json.dumps({"text_input": "a bc " * 100_000, "id": "i"}).encode())
     packed = {"content-encoding": "gzip"}
     answer = post(server, "writes", body, headers=packed)
     assert answer.json() == {**WRITES, "id": "i", "text_output": "a bc", "tokens": [1, 2]}

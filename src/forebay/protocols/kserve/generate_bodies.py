@@ -18,7 +18,7 @@ from forebay.protocols.kserve.infer_calls import InferRequest, InferResponse
 from forebay.protocols.kserve.rest import MAX_PARAMETERS, too_many_parameters
 from forebay.types.element_limits import Data, ElementLimits, Steps
 from forebay.types.json_elements import json_elements, outside_texts
-from forebay.types.json_segments import members
+from forebay.types.json_segments import STEP_BYTES, joined, members
 from forebay.types.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _ONLY: Final = {"input": "text_input", "output": "text_output"}
 """What the extension calls an input and an output that have no names in the model."""
+_SHORT_LIST: Final = 64
+"""Bytes of a list that may hold nothing but blanks."""
 _MEANT: Final = ("timeout", "priority")
 """Parameters that mean something here."""
 
@@ -59,8 +61,12 @@ def fields_of(body: Data, limits: ElementLimits) -> Steps[dict[str, Field]]:
         raise InvalidRequest(f"'{twice[:80]}' is a member of the request and of its parameters; say it once")
     found: dict[str, Field] = {}
     for name, value in {**said, **inner}.items():
+        if len(value) > STEP_BYTES and bytes(value[:1]) != b"[":  # copied here, as that takes steps
+            found[name] = Field(memoryview((yield from joined([b"[", value, b"]"]))), 1)
+            continue
         is_list = bytes(value[:1]) == b"["
-        count = (yield from outside_texts(value)).items if is_list and value[1:-1].tobytes().strip() else 0
+        has_some = is_list and (len(value) > _SHORT_LIST or bytes(value[1:-1]).strip())
+        count = (yield from outside_texts(value)).items if has_some else 0
         found[name] = Field(value, count if is_list else None)
     return found
 
@@ -105,7 +111,7 @@ def encode_answer(response: InferResponse) -> bytes:
 
 def _tensor(port: TensorMetadata, field: Field) -> Tensor:
     if field.elements is None:
-        return Tensor(port.name, port.datatype, _shape(port, 1), b"[%b]" % field.value, is_json=True)
+        return Tensor(port.name, port.datatype, _shape(port, 1), b"".join((b"[", field.value, b"]")), is_json=True)
     return Tensor(port.name, port.datatype, _shape(port, field.elements), field.value, is_json=True)
 
 
