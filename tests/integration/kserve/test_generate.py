@@ -159,7 +159,7 @@ def test_an_error_after_the_first_part_is_an_event(server):
         ("writes", {"text_input": "a", "loud": "no"}, 400, "tensor 'loud': expected a list of BOOL"),
         ("writes", {"text_input": "a", "max_tokens": [[1]]}, 400, "input 'max_tokens'"),
         ("writes", {"text_input": "a", "id": 4}, 400, "id: expected a text, got 4"),
-        ("writes", {"text_input": "a", "other": []}, 400, "'other' is no input of the model"),
+        ("writes", {"text_input": "a", "other": []}, 400, "'other' is not an input of the model"),
         ("writes", {"text_input": "a", "parameters": {"text_input": "b"}}, 400, "say it once"),
         ("writes", {"text_input": "a", "parameters": 1}, 400, "expected a generate request"),
         ("writes", {"text_input": "a", "timeout": "soon"}, 400, "parameter 'timeout'"),
