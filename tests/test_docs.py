@@ -40,6 +40,7 @@ SHOWN = {
         "words.py": ("words/embed", "axe", [0.3, 1.0]),
         "users.py": ("users", "ada", {"name": "Ada Lovelace"}),
     },
+    "docs/how-to/health-of-a-model.md": {"guarded.py": ("guarded", "", True)},
     "docs/how-to/openai.md": {"parrot.py": (), "agent.py": (), "ranker.py": ()},
     "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
     "docs/how-to/streams.md": {"count.py": ("count", 2, [0, 1]), "story.py": ("story", "a b", ["a", "b"])},

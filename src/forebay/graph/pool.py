@@ -313,7 +313,7 @@ class GraphPool(Pool):
     def statistics(self) -> PoolStatistics:
         """Return a snapshot: its slots, and the restarts and the liveness of all nodes' workers."""
         pools = [endpoint.pool.statistics() for endpoint in self.endpoints]
-        is_alive = all(pool.alive for pool in pools)
+        is_alive = all(pool.can_answer for pool in pools)
         return PoolStatistics(
             slots=self._slots,
             idle=self.idle,

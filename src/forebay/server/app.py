@@ -424,9 +424,9 @@ class App:
                 elif dead := [
                     node for node, endpoint in one.nodes.items() if not endpoint.pool.statistics().can_answer
                 ]:
-                    told += [f"{called}: its node '{node}' has no worker{_why(one.nodes[node])}" for node in dead]
+                    told += [f"{called}: its node '{node}' {_lacks(one.nodes[node])}" for node in dead]
                 elif not one.endpoint.pool.statistics().can_answer:
-                    told.append(f"{called} has no worker{_why(one.endpoint)}")
+                    told.append(f"{called} {_lacks(one.endpoint)}")
         can_answer = any(one.endpoint.accepting and one.endpoint.pool.statistics().can_answer for one in self.every)
         return found if can_answer else found + away
 
@@ -578,6 +578,6 @@ class App:
             del self._models[versions.model]
 
 
-def _why(endpoint: Endpoint) -> str:
-    problem = endpoint.pool.statistics().problem
-    return f": {problem}" if problem else ""
+def _lacks(endpoint: Endpoint) -> str:
+    pool = endpoint.pool.statistics()
+    return f"has no {'healthy ' if pool.alive else ''}worker{pool.problem and f': {pool.problem}'}"

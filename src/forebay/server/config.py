@@ -316,6 +316,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         max_queue: Most samples that wait; further requests get 429.
         stuck_s: Time after which a worker is replaced that still runs a batch without waiting clients. A stuck thread
             cannot be stopped and is abandoned.
+        health_s: Time between two calls of a model's `healthy`; a call that takes longer counts as failed.
+        max_health_failures: Failed calls of `healthy` in a row after which a worker process is replaced.
         policy: With auto, forebay learns batch sizes and waits that meet the latency objective.
         latency_objective_ms: Latency that 95 of 100 requests must meet.
         isolate_errors: Split a failed batch in halves until the failing sample is alone.
@@ -355,6 +357,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     stream_idle_ms: Annotated[Milliseconds | None, Written("--stream-idle-ms", "MS", str(Model.stream_idle_ms))] = None
     max_queue: Annotated[Count | None, Written("--max-queue", "N", str(Model.max_queue))] = None
     stuck_s: Annotated[SomeSeconds, Written("--stuck-s", "S")] = STUCK_S
+    health_s: Annotated[SomeSeconds, Written("--health-s", "S")] = 5.0
+    max_health_failures: Annotated[Count, Written("--max-health-failures", "N")] = 3
     policy: Annotated[Literal["auto"] | None, Written("--policy")] = None
     latency_objective_ms: Annotated[SomeMilliseconds | None, Written("--latency-objective-ms", "MS")] = None
     isolate_errors: Annotated[bool | None, Written("--isolate-errors")] = None

@@ -239,6 +239,8 @@ class Endpoint:
         name, version = self.config.name, self.config.version
         with model_log.named(name), author_metrics.workers_of(model=name, version=version):
             await self.pool.start()
+        if self.pool.health is not None:
+            self.pool.health.begin(self.pool)
         if self.pool.bounds is not None:
             queue, size, streams = self._queue, self.batching.max_size, steps is not None
             self._scaling = WorkerScaling(name, self.pool, queue, self.metrics, max_rows=size, streams=streams)
@@ -317,6 +319,8 @@ class Endpoint:
         if self._scaling is not None:
             self._scaling.close()
         left_s = LAST_WORK_S if grace_s is None else max(grace_s - (time.monotonic() - started), 0.0)
+        if self.pool.health is not None:
+            self.pool.health.stop()
         await self.pool.stop(left_s)
         for request in list(self._open):
             if not request.done:  # the answer to one before it may have called it off

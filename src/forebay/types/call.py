@@ -46,6 +46,9 @@ Its results are written as rows of TensorFlow Serving's JSON.
 FIELDS: Final = "fields"
 """Among the params of a request that has fields of its sample in its query: their names and values, as texts."""
 
+HEALTH: Final = "health"
+"""The only param of an item that asks a model how it is; its body says nothing."""
+
 
 def written_in(params: Mapping[str, Any]) -> str:
     """Return the format of results that params ask for."""

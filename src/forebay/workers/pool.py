@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forebay.types.tenant import Tenant
     from forebay.types.worker_range import WorkerRange
     from forebay.workers.memory.landing import Places
+    from forebay.workers.pools.health_checks import HealthChecks
 
 
 CREDIT = 16
@@ -51,10 +52,11 @@ class PoolStatistics(msgspec.Struct, frozen=True):
         alive: Workers that are up.
         joined: Workers that ever came, where they come by themselves.
         left: Those of them that are gone.
-        problem: Why a worker cannot be replaced; empty if all can.
+        problem: Why a worker cannot be replaced, or is not healthy; empty if nothing is wrong.
         devices: What each worker runs on, as a person wrote it; none if nobody did.
         wanted: Workers that there should be now; None where nobody decides that.
         may_sleep: Whether it may have no worker and start one when a request comes.
+        unhealthy: Of the workers that are up, those whose model says that it cannot answer; None if it is never asked.
     """
 
     slots: int
@@ -67,11 +69,12 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     wanted: int | None = None
     may_sleep: bool = False
+    unhealthy: int | None = None
 
     @property
     def can_answer(self) -> bool:
-        """Whether a request would be answered: by a worker that is up, or by one that starts for it."""
-        return self.alive > 0 or (self.may_sleep and not self.problem)
+        """Whether a request would be answered: by a worker that is up and healthy, or by one that starts for it."""
+        return self.alive > (self.unhealthy or 0) or (self.may_sleep and not self.problem)
 
 
 class StartUp(msgspec.Struct, frozen=True):
@@ -101,10 +104,12 @@ class Pool:
         answers_apart: Whether entries of a batch are answered as they end: `done` gets batches made of some of them.
         accounts: Those of its server; None until an endpoint of one that keeps them starts it.
         bounds: Within which the number of its workers follows the load; None where it is fixed.
+        health: Asks its workers how they are; None where their model does not say.
         row_s: Seconds in which a row is answered, as another server says that has the workers; 0 if none does.
     """
 
     accounts: Accounts | None = None
+    health: HealthChecks | None = None
     row_s: float = 0.0
     bounds: WorkerRange | None = None
     places: Places | None = None
@@ -135,6 +140,22 @@ class Pool:
     def watch(self, on_idle: Callable[[], None]) -> None:
         """Call this on the loop whenever a slot became idle by itself (a worker came back)."""
         self._on_idle = on_idle
+
+    def checked(self) -> Sequence[int]:
+        """Return the numbers of the workers that are to be asked how they are; see `health`."""
+        return (0,)
+
+    def check(self, worker: int, batch: EntryBatch, done: Done) -> bool:
+        """Give a check to an idle slot of a worker; False if it has none."""
+        raise NotImplementedError
+
+    def replace(self, worker: int) -> bool:
+        """Replace an unhealthy worker as one that died; False where only processes could be."""
+        return False
+
+    def wake(self) -> None:
+        """Note that a slot became idle without an answer: a check of its worker is over."""
+        self._on_idle()
 
     async def start(self) -> None:
         """Bring up all workers.

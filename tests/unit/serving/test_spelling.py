@@ -26,6 +26,18 @@ def test_every_method_that_is_called_is_told_of():
     assert [name for name in (*HOOKS, *STEPS) if f"`{name}" not in told] == []
 
 
+@pytest.mark.parametrize(
+    "hook, told",
+    [
+        (lambda self, kind: True, r"healthy\(self, kind\) is called without arguments"),
+        (lambda self: (yield True), r"healthy is a generator"),
+    ],
+)
+def test_what_says_how_a_model_is_can_be_called(hook, told):
+    with pytest.raises(ConfigError, match=rf"MyModel\.{told}"):
+        settings_of(model(Base, healthy=hook))
+
+
 def does_nothing(self, *arguments):
     return arguments
 
@@ -66,9 +78,9 @@ def test_a_misspelt_attribute_or_method_is_named_with_what_was_meant(written, me
         ("deserialize", "`preprocess`"),
         ("serialize", "`postprocess`"),
         ("unbatch", "`predict`"),
-        ("health", "/readyz"),
-        ("check_health", "/readyz"),
-        ("__is_ready__", "/readyz"),
+        ("health", "`healthy`"),
+        ("check_health", "`healthy`"),
+        ("__is_ready__", "`healthy`"),
         ("reconfigure", "`load`"),
     ],
 )

@@ -58,6 +58,7 @@ GAUGES: Final = {
     "forebay_waiting_samples": "Samples in the queue",
     "forebay_workers": "Workers that are up",
     "forebay_workers_wanted": "Workers that there should be",
+    "forebay_workers_unhealthy": "Workers that are up and whose model says that it cannot answer",
     "forebay_objective_held": "Whether 95 of 100 answers hold the latency objective",
 }
 
@@ -78,6 +79,7 @@ OWNERS: Final = frozenset(
         "forebay_waiting_samples",
         "forebay_workers",
         "forebay_workers_wanted",
+        "forebay_workers_unhealthy",
         "forebay_objective_held",
         "forebay_queue_seconds",
         "forebay_model_seconds",
@@ -109,6 +111,7 @@ class Reading(msgspec.Struct, frozen=True):
     tenants_waiting: Mapping[str, int] = {}
     workers_wanted: int | None = None
     waiting_requests: int = 0
+    workers_unhealthy: int | None = None
 
 
 class Source(Protocol):
@@ -225,7 +228,7 @@ class _Text:
             f'forebay_requests_total{{code="{_escaped(code)}",{labels[1:]} {count}.0\n'
             for code, count in metrics.codes.items()
         )
-        held, wanted = reading.objective_held, reading.workers_wanted
+        held, wanted, unhealthy = reading.objective_held, reading.workers_wanted, reading.workers_unhealthy
         lines = [
             requests.encode(),
             f"forebay_stream_parts_total{labels} {metrics.parts}.0\n".encode(),
@@ -237,6 +240,7 @@ class _Text:
             f"forebay_waiting_samples{labels} {reading.waiting}.0\n".encode(),
             f"forebay_workers{labels} {reading.workers_alive}.0\n".encode(),
             b"" if wanted is None else f"forebay_workers_wanted{labels} {wanted}.0\n".encode(),
+            b"" if unhealthy is None else f"forebay_workers_unhealthy{labels} {unhealthy}.0\n".encode(),
             b"" if held is None else f"forebay_objective_held{labels} {held:d}.0\n".encode(),
         ]
         if reading.is_elsewhere:

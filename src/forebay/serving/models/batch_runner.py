@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from forebay.errors import BadOutcome
+from forebay.errors import BadOutcome, Unavailable
 from forebay.serving.models import isolation
 from forebay.serving.models.function_kinds import awaits, may_await
 from forebay.serving.models.misspelt_names import STEPS
@@ -23,7 +23,7 @@ from forebay.serving.models.model import Model, ModelSettings, set_in_vain, take
 from forebay.serving.models.padding import Padded, require_numpy
 from forebay.serving.models.sample_times import SampleTimes
 from forebay.serving.models.stream_steps import Stream
-from forebay.types.call import Failure, Item, Outcome
+from forebay.types.call import HEALTH, Failure, Item, Outcome
 from forebay.types.context import PARAM, Context, context_of
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.runner import Runner, WorkerContext
@@ -64,6 +64,7 @@ class BatchRunner(Runner, ABC):
         self._method = asked = "start" if settings.steps else method
         self._hooks = ("preprocess", "postprocess") if method == "predict" else ()
         self._settings = settings
+        self._has_health = settings.has_health
         self._model: Any = None
         self._predict: Callable[..., Any] = _not_open
         self._preprocess: Callable[[Any], Any] | None = None
@@ -185,6 +186,8 @@ class BatchRunner(Runner, ABC):
 
     def run(self, items: Sequence[Item]) -> Sequence[Outcome] | Iterator[Sequence[Any]] | JointStreams:
         """Run a batch; see `Runner.run`."""
+        if self._has_health and HEALTH in items[0].params:
+            return self._coroutines.run(self._health(self._model.healthy()))
         if self._blocks:
             return self._run_blocking(items)
         ended = lap.get()
@@ -215,7 +218,17 @@ class BatchRunner(Runner, ABC):
 
     def run_async(self, items: Sequence[Item]) -> Any:
         """Run a batch on a loop; only what may await is a coroutine there."""
+        if self._has_health and HEALTH in items[0].params:
+            return self._health(self._model.healthy())
         return self._run_async(items) if self.awaits else self.run(items)
+
+    async def _health(self, said: Any) -> Sequence[Outcome]:
+        """Return what a model says of itself as an outcome: a failure tells why it cannot answer."""
+        if inspect.isawaitable(said):
+            said = await said
+        if said is None:
+            return [Failure(BadOutcome("healthy returned None, perhaps because its `return` is missing"))]
+        return [b"" if said else Failure(Unavailable(f"healthy returned {said!r:.80}"))]
 
     async def _run_async(
         self, items: Sequence[Item], wait: Callable[[Any], Any] | None = None

@@ -17,14 +17,10 @@ from forebay.serving.models.further_methods import is_marked
 from forebay.types.call_signature import signature_of
 from forebay.types.did_you_mean import distance
 
-HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload")
+HOOKS: Final = ("load", "predict", "preprocess", "postprocess", "unload", "healthy")
 """Methods that are called if a class has them."""
 STEPS: Final = ("start", "step", "finish")
 """Methods of a model whose streams share their steps."""
-_HEALTH: Final = (
-    "a `load` that raises keeps a server from getting ready, and a worker process that cannot go on ends itself "
-    "(`os._exit(1)` in `predict`): it is replaced, and /readyz says so where no other one is left"
-)
 FOREIGN: Final = {
     "setup": "write `load`, which is called once in each worker",
     "initialize": "write `load`, which is called once in each worker",
@@ -36,10 +32,16 @@ FOREIGN: Final = {
     "serialize": "annotate what `predict` returns, or write `postprocess`, which is called with each result",
     "unbatch": "let `predict` return a list with one result for each sample",
     "reconfigure": "read its configuration in `load`; a reload (SIGHUP) loads the model again",
-    **dict.fromkeys(("check_health", "health", "__is_alive__", "__is_ready__"), _HEALTH),
+    **dict.fromkeys(
+        ("check_health", "health", "__is_alive__", "__is_ready__"),
+        "write `healthy`, which returns whether the model can answer: /readyz says so",
+    ),
 }
 """What other servers call, and what there is instead."""
-OUTSIDE: Final = ("workers", "worker_kind", "threads", "idle", "stuck_s", "max_timeout_ms")
+OUTSIDE: Final = (
+    *("workers", "worker_kind", "threads", "idle", "stuck_s", "max_timeout_ms"),
+    *("health_s", "max_health_failures"),
+)
 """What only who serves a model may say."""
 _LIKE_PREDICT: Final = ("forward", "inference", "infer", "run", "__call__", "handle", "execute")
 _LONG: Final = 12

@@ -60,8 +60,10 @@ class Model:
     `predict` takes a list of samples and returns a list of as many results, in order. A result that is an exception
     (or a `forebay.Failure`) fails that sample only; an exception that is raised fails the batch. `preprocess(sample)`
     and `postprocess(result)`, if defined, run for each sample, and what they raise fails that sample only. `unload`, if
-    defined, is called when a worker ends or its model is exchanged. Methods may be `async def`. A `predict` that is a
-    generator streams: each `yield` is a list with the next part for each sample, None where there is none.
+    defined, is called when a worker ends or its model is exchanged. `healthy`, if defined, is called between batches
+    and returns whether the model can answer; if it returns False or raises, the model is not ready. Methods may be
+    `async def`. A `predict` that is a generator streams: each `yield` is a list with the next part for each sample,
+    None where there is none.
 
     A model whose streams advance together has three methods instead of `predict`: `start(sample)` begins one and
     returns its state, `step(states)` returns the next part of each that is open now, `finish(state)` lets go of one.
@@ -182,6 +184,7 @@ class PlainSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_async: bool
     devices: Annotated[tuple[Annotated[str, Meta(max_length=16_384)], ...], Meta(max_length=1024)] = ()
     has_context: bool = False
+    has_health: bool = False
     single_flight: Sharing = "off"
 
 
@@ -267,8 +270,20 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
         steps=steps,
         has_context=one_input
         and any(takes_context(model, name) for name in ("start" if steps else "predict", "preprocess", "postprocess")),
+        has_health=_has_health(model),
         methods=methods,
     )
+
+
+def _has_health(model: type[Model]) -> bool:
+    """Tell whether a model says how it is, and check that it can be asked."""
+    function = getattr(model, "healthy", None)
+    if not callable(function):
+        return False
+    check_called_bare(model, "healthy")
+    if generates(function):
+        raise ConfigError(f"{model.__qualname__}.healthy is a generator; return True or False instead of `yield`")
+    return True
 
 
 def _check_answers(model: type[Model]) -> None:

@@ -89,7 +89,7 @@ DECIDED_BY_PROJECT: Final = frozenset(
     {
         *("description", "devices", "has_batch_key", "is_async", "isolate_errors", "latency_objective_ms"),
         *("max_batch_size", "max_queue", "max_wait_ms", "policy", "split", "timeout_ms", "deadline_ms"),
-        *("stream_idle_ms", "single_flight"),
+        *("stream_idle_ms", "single_flight", "has_health"),
     }
 )
 """What a worker of a model of the project may say as it likes: what the project says holds."""

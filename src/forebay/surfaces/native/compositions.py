@@ -274,6 +274,7 @@ def _pool(call: NodeCall, target: GraphTarget) -> Pool:
         seats=seats,
         isolates=is_isolating or not node.runs_batches,
         is_async=node.is_async,
+        has_health=node.model_settings.has_health,
         path=root_of(target.composition.function.__module__),
         local=lambda: node.runner(isolate_errors=is_isolating),
     )

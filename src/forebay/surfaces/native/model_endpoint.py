@@ -147,6 +147,7 @@ def _pool(
         seats=seats_of(settings, overrides),
         isolates=is_isolating,
         is_async=settings.is_async,
+        has_health=settings.has_health,
         path=root_of(model.__module__),
         local=lambda: runner_for(model, isolate_errors=is_isolating, files=loaded),
     )

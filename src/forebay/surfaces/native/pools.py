@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.surfaces.native.model_options import environment_of
+from forebay.workers.pools.health_checks import HealthChecks
 from forebay.workers.pools.inline import InlinePool
 from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.pools.threads import ThreadPool
@@ -31,6 +32,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
         seats: Rows of streams that may be open in each.
         isolates: Whether what shares the way to a worker is not to share its end.
         is_async: Whether one loop runs several at a time.
+        has_health: Whether what runs says how it is.
         path: Folders that processes import from as well.
         local: Builds what runs, where it need not be imported.
     """
@@ -43,6 +45,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     seats: int = 0
     isolates: bool = False
     is_async: bool = False
+    has_health: bool = False
     path: Sequence[str] = ()
     local: Callable[[], Runner] | None = None
 
@@ -56,6 +59,13 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
     Raises:
         ConfigError: If it does not go together.
     """
+    pool = _pool_of(spec, workers, overrides)
+    if workers.has_health:
+        pool.health = HealthChecks(overrides.health_s, overrides.max_health_failures)
+    return pool
+
+
+def _pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
     if overrides.bounds is not None and workers.kind != "process":
         raise ConfigError(
             f"{workers.what}: workers is a range, {overrides.bounds}, and only processes can be started and ended as "

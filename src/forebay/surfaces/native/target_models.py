@@ -154,6 +154,7 @@ def _built_elsewhere(python: str, target: str, file: Path, overrides: Overrides)
             devices=devices,
             seats=seats,
             isolates=is_isolating,
+            has_health=told.settings.has_health,
         )
         pool = pool_of(spec, wanted, overrides)
         endpoint = endpoint_of(class_name, told.settings, pool, overrides)

@@ -291,6 +291,7 @@ def reading(endpoint: Endpoint) -> Reading:
         endpoint.tenants_waiting,
         pool.wanted,
         endpoint.waiting_requests,
+        pool.unhealthy,
     )
 
 

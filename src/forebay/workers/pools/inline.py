@@ -88,7 +88,7 @@ class InlinePool(Pool):
         self._run = run = runner.run_async
         self.idle = self._seats or self._slots
         if self._seats:
-            self._streams = InlineStreams(self._seats, run, self._voice, self._seats_freed, self.accounts)
+            self._streams = InlineStreams(self._seats, run, self._voice, self._add_idle, self.accounts)
 
     @property
     def room(self) -> int | None:
@@ -96,8 +96,17 @@ class InlinePool(Pool):
         free = self._seats if self._streams is None else self._streams.seating.free
         return None if free == self._seats else free
 
-    def _seats_freed(self, rows: int) -> None:
-        self.idle += rows * (not self._is_stopping)
+    def _add_idle(self, slots: int = 1) -> None:
+        self.idle += slots * (not self._is_stopping)
+        if self.health is not None:
+            self.health.freed(0)
+
+    def check(self, worker: int, batch: EntryBatch, done: Done) -> bool:
+        """Run a check if there is a slot, and no stream."""
+        if not self.idle or self.room is not None:
+            return False
+        self.submit(batch, done)
+        return True
 
     def submit(self, batch: EntryBatch, done: Done) -> None:
         """Run the batch now, or as a task if the runner's answer is awaitable."""
@@ -150,7 +159,8 @@ class InlinePool(Pool):
         """Return a snapshot."""
         devices = tuple(map(str, self._devices))
         slots = self._seats or self._slots
-        return PoolStatistics(slots=slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
+        told = PoolStatistics(slots=slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
+        return told if self.health is None else self.health.told(told, (0,))
 
     def _answer(self, batch: EntryBatch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
         batch.model_s = time.monotonic() - started
@@ -158,7 +168,7 @@ class InlinePool(Pool):
             note(batch.noted, self._runner, laps, started, "0")
         outcomes, work = settled
         if not work:
-            self.idle += not self._is_stopping
+            self._add_idle()
             done(batch, outcomes)
             return
         done(batch, outcomes)
@@ -166,7 +176,7 @@ class InlinePool(Pool):
         self._freed()
 
     def _freed(self) -> None:
-        self.idle += not self._is_stopping
+        self._add_idle()
         self._on_idle()
 
     def _called_off(self, batch: EntryBatch) -> None:
@@ -187,7 +197,7 @@ class InlinePool(Pool):
         task.add_done_callback(self._left.discard)
         batch.on_cancel = None
         log.warning("a coroutine did not stop %g s after it was cancelled; abandoning it", CANCEL_S)
-        self.idle += not self._is_stopping
+        self._add_idle()
         done(batch, [Failure(Unavailable(why))] * len(batch.entries))
 
     async def _finish(self, batch: EntryBatch, done: Done, result: Any, started: float, laps: Laps | None) -> None:

@@ -273,7 +273,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
         idle = 0 if self._refusal is not None else max(self.idle - self.ahead, 0)
         problem = next((worker.problem.message for worker in self._kept() if worker.problem is not None), "")
         devices = tuple(map(str, self._devices))
-        return PoolStatistics(
+        told = PoolStatistics(
             slots=slots,
             idle=idle,
             restarts=self.restarts,
@@ -283,6 +283,30 @@ class ProcessPool(SlotPool[WorkerSlot]):
             wanted=self.wanted,
             may_sleep=self.bounds is not None and self.bounds.min == 0,
         )
+        up = {worker.index for worker in self._workers if worker.is_ready and not worker.is_leaving}
+        return told if self.health is None else self.health.told(told, up)
+
+    def checked(self) -> Sequence[int]:
+        """Return the numbers of the workers that there should be."""
+        return [worker.index for worker in self._kept()]
+
+    def check(self, worker: int, batch: EntryBatch, done: Done) -> bool:
+        """Give a check to a slot of a worker that has nothing to do."""
+        slots = [slot for slot in (*self._idle_slots, *self._seated) if slot.worker.index == worker]
+        slot = next((one for one in slots if not running(one)), None)
+        if slot is None:
+            return False
+        if slot not in self._seated:
+            self._idle_slots.remove(slot)
+        self.idle -= 1
+        slot.run(batch, done)
+        return True
+
+    def replace(self, worker: int) -> bool:
+        """End the process of a worker; another one takes its place."""
+        found = self._workers[worker]
+        found.kill(found.ready_life)  # of one that is about to come back there is none
+        return True
 
     @property
     def slots_each(self) -> int:

@@ -202,6 +202,7 @@ class SlotPool(Pool, Generic[S]):
             return
         self._idle_slots.append(slot)
         self.idle += 1
+        self._is_free(slot)
         if before is not None:
             before()
         else:
@@ -218,6 +219,11 @@ class SlotPool(Pool, Generic[S]):
                 break
             self._orphans.popleft()
             self.submit(batch, done)
+        self._is_free(slot)
+
+    def _is_free(self, slot: S) -> None:
+        if self.health is not None:
+            self.health.freed(slot.worker.index)
 
     def greeted(self, slot: Any, about: Mapping[str, Any]) -> None:
         """A worker said hello: answer with `slot.open`, or raise `InvalidRequest` to refuse it."""

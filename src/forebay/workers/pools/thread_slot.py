@@ -39,7 +39,7 @@ class ThreadSlot:
         self,
         seats: int,
         say: Callable[..., None],
-        freed: Callable[[int], object],
+        freed: Callable[[ThreadSlot, int], object],
         called_off: Callable[[ThreadSlot, int], object],
         accounts: Accounts | None,
     ) -> None:
@@ -48,7 +48,7 @@ class ThreadSlot:
         Args:
             seats: Rows that may be open at a time; 0 where one batch runs alone.
             say: Has the loop call something.
-            freed: Called on the loop when so many seats became free.
+            freed: Called on the loop with this when so many seats became free.
             called_off: Called on the loop with this and the name of a batch that nobody waits for any more.
         """
         self.seating = Seating(seats, self._allow, self._leave, time.monotonic, accounts)
@@ -102,7 +102,8 @@ class ThreadSlot:
     def _hear(self, number: int, told: Round) -> None:
         if self.is_given_up:
             return
-        self.seating.hear(told.parts, told.ended, self._freed, lambda: self._put("heard", number))
+        freed = functools.partial(self._freed, self)
+        self.seating.hear(told.parts, told.ended, freed, lambda: self._put("heard", number))
 
     # The thread's side
 

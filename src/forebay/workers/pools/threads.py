@@ -211,9 +211,27 @@ class ThreadPool(Pool):
         idle = 0 if self._refuses else self.idle
         problem = "" if self._problem is None else self._problem.message
         devices = tuple(map(str, self._devices))
-        return PoolStatistics(
+        told = PoolStatistics(
             slots=slots, idle=idle, restarts=self._restarts, alive=alive, problem=problem, devices=devices
         )
+        up = {worker.ctx.index for worker, thread in self._slots.values() if thread in self._threads}
+        return told if self.health is None else self.health.told(told, up, self._threads_per_worker)
+
+    def checked(self) -> Sequence[int]:
+        """Return the numbers of the workers."""
+        return range(len(self._workers))
+
+    def check(self, worker: int, batch: EntryBatch, done: Done) -> bool:
+        """Give a check to a thread of a worker that has nothing to do."""
+        for slot, (whose, thread) in self._slots.items():
+            is_up = thread in self._threads if self._seats else slot in self._idle_slots
+            if whose.ctx.index == worker and is_up and not slot.seating.open:
+                if not self._seats:
+                    self._idle_slots.remove(slot)
+                self.idle -= 1
+                slot.submit(batch, functools.partial(self._end, done))
+                return True
+        return False
 
     def _begin(self, worker: _Worker, number: int) -> ThreadSlot:
         slot = ThreadSlot(self._seats, self._say, self._seats_freed, self._called_off, self.accounts)
@@ -249,9 +267,14 @@ class ThreadPool(Pool):
         self._replace_thread(worker, thread)
         _answer(lost, "the worker that held the request hangs")
 
-    def _seats_freed(self, rows: int) -> None:
+    def _seats_freed(self, slot: ThreadSlot, rows: int) -> None:
         if not self._is_stopping:
             self.idle += rows
+            self._is_free(slot)
+
+    def _is_free(self, slot: ThreadSlot) -> None:
+        if self.health is not None and slot in self._slots:
+            self.health.freed(self._slots[slot][0].ctx.index)
 
     def _interrupted(self, slot: ThreadSlot, name: int, why: str) -> None:
         """A thread was interrupted outside of user code: what it had in hand goes round again, once."""
@@ -344,6 +367,7 @@ class ThreadPool(Pool):
         if not self._seats:
             self._idle_slots.append(slot)
         self.idle += self._seats or 1
+        self._is_free(slot)
 
     def _serve(self, worker: _Worker, slot: ThreadSlot, *, first: bool) -> None:
         assert self._loop is not None
