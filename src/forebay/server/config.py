@@ -301,7 +301,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         target_queue_ms: With a range of workers: mean time in the queue above which workers are added.
         scale_down_s: With a range of workers: time after which one unneeded worker stops.
         devices: Devices of the workers, assigned in turn: `cuda:0,cuda:1`, or sets of processors, `cpu:0-3,cpu:4-7`.
-        threads: Threads of each worker that call its model.
+        threads: Threads of each worker that call its model; of an `async def predict` in a process, calls on one loop.
         python: Interpreter of the worker processes; forebay must be installed there.
         max_batch_size: Most samples in a batch.
         max_wait_ms: Time a free worker waits for a batch to fill.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,11 +38,13 @@ class Runner:
         borrows_input: What a runner is given is its own. True promises that nothing refers to a body any more once
             `run` has returned (or its iterator has ended): in a worker process large bodies are then views of shared
             memory, written over by the next batch, and not copied out of it first.
+        shares_loop: Whether a process may run several batches at a time by `run_async`, on the loop of `run_on_loop`.
         phases: What the time of its last run went into, if it does not tell
             `forebay.workers.user_calls.phases.lap`; read right after `run`, in the same thread.
     """
 
     borrows_input: bool = False
+    shares_loop: bool = False
     phases: Sequence[Phase] = ()
 
     def open(self, ctx: WorkerContext) -> None:
@@ -68,6 +70,10 @@ class Runner:
     def run_async(self, items: Sequence[Item]) -> Any:
         """Run a batch on a loop: return the same as `run`, or what has to be awaited for it."""
         return self.run(items)
+
+    def run_on_loop(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the loop on which `open` has loaded what is needed."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release what `open` took."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,6 +88,7 @@ class BatchRunner(Runner, ABC):
         # A decorator may wait for what it wraps by `asyncio.run`, which is refused where a loop runs.
         self._calls_apart = self.awaits and not settings.streams and not any(map(awaits, functions))
         self._blocks = self.awaits and not self._calls_apart
+        self.shares_loop = self._blocks and settings.is_async and not settings.streams
 
     @abstractmethod
     def _decoded(self, items: Sequence[Item]) -> Samples:
@@ -108,6 +109,10 @@ class BatchRunner(Runner, ABC):
             self._coroutines.run(loaded)
         self._told_of_settings(ctx)
         self._loaded()
+
+    def run_on_loop(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the loop that has loaded the model."""
+        self._coroutines.run(main)
 
     def share(self, opened: BatchRunner) -> None:
         """Use the model of another runner, which opens and closes it; coroutines stay on the loop that loaded it."""

@@ -7,7 +7,7 @@ comprehension each way is the common case; only a batch in which something fails
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -290,6 +290,11 @@ class MethodsRunner(Runner):
         self._predict = predict
         self._others = others
         self.borrows_input = all(runner.borrows_input for runner in (predict, *others.values()))
+        self.shares_loop = all(runner.shares_loop for runner in (predict, *others.values()))
+
+    def run_on_loop(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the loop that has loaded the model."""
+        self._predict.run_on_loop(main)
 
     def open(self, ctx: WorkerContext) -> None:
         """Make the model and load it."""

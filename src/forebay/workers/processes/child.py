@@ -2,7 +2,8 @@
 """A worker process: dials the server, says hello, opens its runner and asks for batches until it is told to stop.
 
 Each thread has a connection of its own, and a connection is a slot: nothing is shared between them but the runner.
-A thread blocks in `recv` while it is idle, so an idle worker costs nothing and a batch costs one wake-up.
+A thread blocks in `recv` while it is idle, so an idle worker costs nothing and a batch costs one wake-up. Slots of a
+runner that awaits are coroutines of one thread instead.
 
 Run as `python -P -m forebay.workers.processes.child --connect unix:PATH --worker N`; the process pool does that.
 """
@@ -10,6 +11,9 @@ Run as `python -P -m forebay.workers.processes.child --connect unix:PATH --worke
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import functools
 import gc
 import logging
 import os
@@ -22,7 +26,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from forebay.errors import BadOutcome, ForebayError
+from forebay.errors import BadOutcome, ForebayError, Unavailable
 from forebay.observe.logs.model_log import capture, origin, release
 from forebay.observe.metrics.author_metrics import MetricReporter
 from forebay.types.call import Failure, Media, MediaHead, told_of
@@ -35,7 +39,16 @@ from forebay.workers.processes.parent_death import end_with
 from forebay.workers.runner import Runner, RunnerSpec, WorkerContext
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.phases import Laps, lap, needed, phases_of
-from forebay.workers.user_calls.user_code import answered, caught, close_runner, do_after, settled, user_code
+from forebay.workers.user_calls.user_code import (
+    answered,
+    attempt,
+    attempt_async,
+    caught,
+    close_runner,
+    do_after,
+    settled,
+    user_code,
+)
 from forebay.workers.wire.address import Address, parse_address
 from forebay.workers.wire.worker_connection import WorkerConnection, calls_off
 
@@ -190,36 +203,94 @@ def _items(bodies: list[Any], params: Any, sizes: list[int] | None) -> list[Rece
     return [ReceivedItem(*fields) for fields in zip(bodies, each, sizes or [1] * count, strict=True)]
 
 
+class _Batch:
+    """A batch that runs, its outcomes until they are sent, and what is noted of it."""
+
+    def __init__(self, connection: WorkerConnection, message: list[Any]) -> None:
+        _, self.id, bodies, params, sizes, *rest = message
+        message.clear()  # nobody but the runner refers to the bodies
+        self.items = _items(bodies, params, sizes)
+        self.count = len(bodies)
+        self.outcomes: Sequence[Any] = ()
+        self._connection = connection
+        probe.set(connection.begin(self.id))
+        self._started = started = time.monotonic()
+        self._laps = Laps(started) if rest[:1] == [True] else None
+        lap.set(self._laps)
+        self._own_s: list[float] | None = [] if connection.options.get("costs") is True else None
+        needed.set(self._own_s)
+
+    def answer(self, runner: Runner, *, is_ready: bool) -> None:
+        """Send the outcomes."""
+        connection, outcomes, self.outcomes = self._connection, self.outcomes, ()
+        seconds = time.monotonic() - self._started
+        told = None if self._laps is None else [self._started, phases_of(runner, self._laps)]
+        about = (told, self._own_s)
+        connection.end()
+        try:
+            frame = _result(connection, self.id, outcomes, seconds, about, is_ready=is_ready)
+        except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not, or too much
+            failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
+            frame = _result(connection, self.id, [failure] * self.count, seconds, about, is_ready=is_ready)
+        self.items = []
+        del outcomes
+        if connection.is_lent_still():
+            connection.send(["keeps"])
+        connection.send_frame(frame)
+
+
 def _run(connection: WorkerConnection, runner: Runner, message: list[Any]) -> None:
-    _, batch_id, bodies, params, sizes, *rest = message
-    message.clear()  # nobody but the runner refers to the bodies
-    items, count = _items(bodies, params, sizes), len(bodies)
-    del bodies
-    probe.set(connection.begin(batch_id))
-    started = time.monotonic()
-    laps = Laps(started) if rest[:1] == [True] else None
-    lap.set(laps)
-    own_s: list[float] | None = [] if connection.options.get("costs") is True else None
-    needed.set(own_s)
-    outcomes, work = answered(runner.run, items, lambda steps: _stream(connection, batch_id, count, steps))
-    seconds = time.monotonic() - started
-    told = None if laps is None else [started, phases_of(runner, laps)]
-    connection.end()
-    try:
-        frame = _result(connection, batch_id, outcomes, seconds, (told, own_s), is_ready=not work)
-    except Exception as error:  # noqa: BLE001 - the user's results hold something that msgpack does not, or too much
-        failure = Failure(BadOutcome(f"the results cannot be sent to the server: {error}"))
-        frame = _result(connection, batch_id, [failure] * count, seconds, (told, own_s), is_ready=not work)
-    del items, outcomes
-    if connection.is_lent_still():
-        connection.send(["keeps"])
-    connection.send_frame(frame)
+    batch = _Batch(connection, message)
+    name, count = batch.id, batch.count
+    batch.outcomes, work = answered(runner.run, batch.items, lambda steps: _stream(connection, name, count, steps))
+    batch.answer(runner, is_ready=not work)
     if work:
         while (message := connection.receive())[0] != "written":
             if message[0] == "stop":
                 return
         do_after(work)
         connection.send(["ready"])
+
+
+async def _serve_on_loop(connection: WorkerConnection, runner: Runner, metrics: MetricReporter) -> None:
+    """Be one of several slots whose batches run side by side on this loop; see `serve`."""
+    heard = asyncio.Event()
+    forget = connection.watch(heard.set)
+    batch: _Batch | None = None
+    task: asyncio.Task[Any] = asyncio.create_task(asyncio.sleep(0))
+    is_stopping = False
+    if "log" in connection.options:
+        origin.set(connection)
+    connection.lends = runner.borrows_input
+    connection.ask()
+    try:
+        while not is_stopping:
+            await heard.wait()
+            heard.clear()
+            for message in connection.receive_all(wait=False):
+                if message[0] == "batch":
+                    batch = _Batch(connection, message)
+                    task = asyncio.create_task(attempt_async(runner.run_async, batch.items))
+                    task.add_done_callback(functools.partial(_ended, batch, runner, metrics))
+                elif message[0] == "stop":
+                    is_stopping = True
+                elif batch is not None and calls_off(message, batch.id):
+                    task.cancel()
+        await asyncio.wait([task])
+    except (EOFError, ConnectionError):
+        task.cancel()
+    finally:
+        forget()
+
+
+def _ended(batch: _Batch, runner: Runner, metrics: MetricReporter, task: asyncio.Task[Any]) -> None:
+    """Answer a batch of a task that is over; it may have been cancelled before it began."""
+    found: Any = Failure(Unavailable("the request was cancelled")) if task.cancelled() else task.result()
+    found = found if type(found) is Failure else attempt(settled, found, batch.count)
+    batch.outcomes = [found] * batch.count if type(found) is Failure else found[0]
+    with contextlib.suppress(ConnectionError):  # the server is gone
+        batch.answer(runner, is_ready=True)
+        metrics.look()
 
 
 def _result(
@@ -313,17 +384,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner = _open(connection)
         if runner is None:
             return 1
-        threads = [
-            threading.Thread(target=_join, args=(address, options, runner), daemon=True)
-            for _ in range(connection.options["threads"] - 1)
-        ]
-        for thread in threads:
-            thread.start()
         metrics = MetricReporter(lambda data: connection.send_aside(["metrics", data]))
         metrics.look()
-        serve(connection, runner, metrics)
-        for thread in threads:
-            thread.join()
+        _serve_all(connection, address, options, runner, metrics)
         close_runner(runner.close)
         metrics.report()
         connection.close()
@@ -331,6 +394,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pass  # the server is gone, and a worker without one has nothing to do
     release()  # what `atexit` runs may print
     return 0
+
+
+def _serve_all(
+    first: WorkerConnection, address: Address, options: argparse.Namespace, runner: Runner, metrics: MetricReporter
+) -> None:
+    """Be all slots of the worker: in a thread each, or on one loop if the runner awaits."""
+    others = range(first.options["threads"] - 1)
+    if others and runner.shares_loop and not first.options.get("seats"):
+        slots = [first, *(WorkerConnection(address, _about(options, first=False)) for _ in others)]
+
+        async def serve_all() -> None:
+            await asyncio.gather(*(_serve_on_loop(slot, runner, metrics) for slot in slots))
+
+        runner.run_on_loop(serve_all())
+        return
+    threads = [threading.Thread(target=_join, args=(address, options, runner), daemon=True) for _ in others]
+    for thread in threads:
+        thread.start()
+    serve(first, runner, metrics)
+    for thread in threads:
+        thread.join()
 
 
 def _leave_it_to_the_server(_number: int, _frame: object) -> None:
