@@ -10,18 +10,17 @@ CALLS = 4
 KINDS = {"inline": ("--workers", str(CALLS)), "process": ("--threads", str(CALLS))}
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def server(serve, kind, tmp_path):
-    return serve("side_by_side.py", "--worker-kind", kind, *KINDS[kind], env={"MARK": str(tmp_path / "mark")})
+@pytest.fixture(scope="module", params=KINDS)
+def server(request, launch):
+    return launch("side_by_side.py", "--worker-kind", request.param, *KINDS[request.param])
 
 
 @pytest.fixture
 def ask(server):
+    yield from asking(server)
+
+
+def asking(server):
     executor = ThreadPoolExecutor(2 * CALLS)
 
     def begin(sample, **headers):
@@ -67,8 +66,10 @@ def test_a_call_that_nobody_waits_for_is_cancelled_and_its_neighbours_go_on(ask,
     assert told(ask("tell").result())["cancelled"] <= 2, "one that had not begun is not run"
 
 
-@pytest.mark.parametrize("kind", ["process"], indirect=True)
-def test_calls_of_a_process_that_dies_are_run_again_by_the_next_one(server, ask, eventually):
+def test_calls_of_a_process_that_dies_are_run_again_by_the_next_one(serve, tmp_path, eventually):
+    server = serve("side_by_side.py:Meets", *KINDS["process"], env={"MARK": str(tmp_path / "mark")})
+    asks = asking(server)
+    ask = next(asks)
     first = told(ask("tell").result())["pid"]
     staying = [ask("stay") for _ in range(2)]
     eventually(lambda: told(ask("tell").result())["staying"] == 2)
@@ -77,6 +78,7 @@ def test_calls_of_a_process_that_dies_are_run_again_by_the_next_one(server, ask,
     assert len(second) == 1
     assert first not in second
     assert server.metric("forebay_worker_restarts_total") == 1
+    assert next(asks, None) is None
 
 
 def test_bodies_and_methods_stay_apart(server):

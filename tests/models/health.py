@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: reportIncompatibleMethodOverride=false
 """Models that say how they are, as a file says: `ok`, `false`, `raise`, `hang`, `exit` or `none`.
 
-Each call of `healthy` adds a letter to a second file: `.`, or `!` while a batch runs in the same model.
+Each call of `healthy` adds a line to a second file: the model, and `busy` while a batch runs in it.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ def said() -> str:
 
 
 class Told(forebay.Model):
+    name = "told"
     busy = False
 
     def predict(self, batch: list[float]) -> list[int]:
@@ -31,7 +33,7 @@ class Told(forebay.Model):
 
     def healthy(self) -> bool | None:
         with CALLS.open("a") as calls:
-            calls.write("!" if self.busy else ".")
+            calls.write(f"{self.name} {'busy' if self.busy else ''}\n")
         if said() == "hang":
             threading.Event().wait()
         if said() == "exit":
@@ -42,6 +44,8 @@ class Told(forebay.Model):
 
 
 class Awaits(Told):
+    name = "awaits"
+
     async def predict(self, batch: list[float]) -> list[int]:
         await asyncio.sleep(max(batch))
         return [os.getpid()] * len(batch)
@@ -53,6 +57,8 @@ class Awaits(Told):
 
 
 class Counts(Told):
+    name = "counts"
+
     def predict(self, batch: list[int]):
         self.busy = True
         try:
@@ -61,9 +67,3 @@ class Counts(Told):
                 yield [number if number < last else None for last in batch]
         finally:
             self.busy = False
-
-
-@forebay.compose
-def twice(seconds: float) -> int:
-    """Ask a node that says how it is."""
-    return forebay.node(Told)(seconds)

@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+from collections import Counter
 from pathlib import Path
 
 import forebay
@@ -24,7 +25,8 @@ class Meets(forebay.Model):
     async def load(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.changed, self.released = asyncio.Condition(), asyncio.Event()
-        self.arrived = self.staying = self.cancelled = 0
+        self.arrived: Counter[str] = Counter()
+        self.staying = self.cancelled = 0
 
     async def predict(self, batch: list[str]) -> list[dict[str, int]]:
         (sample,) = batch
@@ -32,9 +34,9 @@ class Meets(forebay.Model):
         assert asyncio.get_running_loop() is self.loop
         async with self.changed:
             if what == "meet":
-                self.arrived += 1
+                self.arrived[number] += 1
                 self.changed.notify_all()
-                await self.changed.wait_for(lambda: self.arrived >= int(number))
+                await self.changed.wait_for(lambda: self.arrived[number] >= int(number))
         if what == "stay" and not IS_SECOND:
             self.staying += 1
             try:
@@ -48,6 +50,7 @@ class Meets(forebay.Model):
             leave()
         if what == "release":
             self.released.set()
+            self.released = asyncio.Event()
         if what == "say":
             await asyncio.sleep(0)
             print(f"said {number}")
