@@ -240,7 +240,7 @@ class Endpoint:
         with model_log.named(name), author_metrics.workers_of(model=name, version=version):
             await self.pool.start()
         if self.pool.health is not None:
-            self.pool.health.begin(self.pool)
+            self.pool.health.ask_all(self.pool.checked)
         if self.pool.bounds is not None:
             queue, size, streams = self._queue, self.batching.max_size, steps is not None
             self._scaling = WorkerScaling(name, self.pool, queue, self.metrics, max_rows=size, streams=streams)

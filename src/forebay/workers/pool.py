@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -152,6 +152,13 @@ class Pool:
     def replace(self, worker: int) -> bool:
         """Replace an unhealthy worker as one that died; False where only processes could be."""
         return False
+
+    def _with_health(self, told: PoolStatistics, up: Collection[int], threads: int = 1) -> PoolStatistics:
+        """Add which of the workers that are up, of so many threads each, are not healthy."""
+        if self.health is None:
+            return told
+        found = self.health.unhealthy(up)
+        return msgspec.structs.replace(told, unhealthy=len(found) * threads, problem=told.problem or "".join(found[:1]))
 
     def wake(self) -> None:
         """Note that a slot became idle without an answer: a check of its worker is over."""

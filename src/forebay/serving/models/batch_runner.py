@@ -229,8 +229,7 @@ class BatchRunner(Runner, ABC):
 
     async def _health(self, said: Any) -> Sequence[Outcome]:
         """Return what a model says of itself as an outcome: a failure tells why it cannot answer."""
-        if inspect.isawaitable(said):
-            said = await said
+        said = await said if inspect.isawaitable(said) else said
         if said is None:
             return [Failure(BadOutcome("healthy returned None, perhaps because its `return` is missing"))]
         return [b"" if said else Failure(Unavailable(f"healthy returned {said!r:.80}"))]

@@ -61,7 +61,8 @@ def pool_of(spec: RunnerSpec, workers: Workers, overrides: Overrides) -> Pool:
     """
     pool = _pool_of(spec, workers, overrides)
     if workers.has_health:
-        pool.health = HealthChecks(overrides.health_s, overrides.max_health_failures)
+        every_s, max_failures = overrides.health_s, overrides.max_health_failures
+        pool.health = HealthChecks(every_s, max_failures, pool.check, pool.replace, pool.wake)
     return pool
 
 

@@ -16,8 +16,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,8 +26,8 @@ from forebay.types.call import HEALTH, Failure, Request
 from forebay.workers.wire.objects import pack
 
 if TYPE_CHECKING:
+    from forebay.types.batch import Done
     from forebay.types.call import Outcome
-    from forebay.workers.pool import Pool, PoolStatistics
 
 log = logging.getLogger("forebay.workers")
 
@@ -52,8 +52,15 @@ class _Health(msgspec.Struct):
 class HealthChecks:
     """The checks of one pool, on its loop."""
 
-    def __init__(self, every_s: float, max_failures: int) -> None:
-        """Ask nobody yet.
+    def __init__(
+        self,
+        every_s: float,
+        max_failures: int,
+        check: Callable[[int, EntryBatch, Done], bool],
+        replace: Callable[[int], bool],
+        over: Callable[[], object],
+    ) -> None:
+        """Ask nobody yet; `check`, `replace` and `over` are those of the pool, `over` being its `wake`.
 
         Args:
             every_s: Seconds between two checks of a worker, and the most that one may take.
@@ -62,14 +69,20 @@ class HealthChecks:
         self._every_s = every_s
         self._late = f"healthy did not return within {every_s:g} s"
         self._max_failures = max_failures
+        self._check, self._replace, self._over = check, replace, over
         self._workers: dict[int, _Health] = {}
-        self._pool: Pool | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, pool: Pool) -> None:
-        """Ask all workers now, and again each period."""
-        self._pool = pool
-        self._look()
+    def ask_all(self, workers: Callable[[], Sequence[int]]) -> None:
+        """Ask all workers that there are, now and again each period."""
+        self._workers = {worker: self._workers.get(worker) or _Health() for worker in workers()}
+        for worker, health in list(self._workers.items()):
+            if health.batch is None:
+                self._ask(worker, health)
+            elif self._is_late(health):
+                _cancel(health)
+                self._fail(worker, health, self._late)
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self.ask_all, workers)
 
     def stop(self) -> None:
         """Ask no more; a check that runs is cancelled."""
@@ -77,7 +90,7 @@ class HealthChecks:
             self._timer.cancel()
         for health in self._workers.values():
             _cancel(health)
-        self._pool = None
+        self._workers = {}
 
     def freed(self, worker: int) -> None:
         """A slot of a worker became idle; if a check is due, the slot gets it."""
@@ -85,39 +98,24 @@ class HealthChecks:
         if health is not None and health.is_due:
             self._ask(worker, health)
 
-    def told(self, told: PoolStatistics, up: Collection[int], threads: int = 1) -> PoolStatistics:
-        """Add to what a pool tells which of the workers that are up, of so many threads each, are not healthy."""
-        ill = [worker for worker, health in self._workers.items() if worker in up and health.reason]
-        why = f"worker {ill[0]} is not healthy: {self._workers[ill[0]].reason}" if ill else ""
-        return msgspec.structs.replace(told, unhealthy=len(ill) * threads, problem=told.problem or why)
-
-    def _look(self) -> None:
-        assert self._pool is not None
-        self._workers = {worker: self._workers.get(worker) or _Health() for worker in self._pool.checked()}
-        for worker, health in list(self._workers.items()):
-            if health.batch is None:
-                self._ask(worker, health)
-            elif self._is_late(health):
-                _cancel(health)
-                self._fail(worker, health, self._late)
-        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._look)
+    def unhealthy(self, up: Collection[int]) -> list[str]:
+        """Return a sentence for each of the workers that are up and not healthy."""
+        found = [(worker, health.reason) for worker, health in self._workers.items() if worker in up and health.reason]
+        return [f"worker {worker} is not healthy: {reason}" for worker, reason in found]
 
     def _ask(self, worker: int, health: _Health) -> None:
-        if self._pool is None or health.batch is not None:
-            return
-        request = Request(body=_BODY, reply=lambda _request, _outcome: None, params=_PARAMS)
+        # A runner that packs needs a packed body.
+        request = Request(body=pack({}), reply=lambda _request, _outcome: None, params={HEALTH: True})
         # Were it handed on, it would ask another worker: as one that was handed on already, it fails with its own.
         batch = health.batch = EntryBatch([request], None, 1, attempts=2)
         health.asked_at = time.monotonic()
         health.is_due = False
-        if not self._pool.check(worker, batch, functools.partial(self._answered, worker, health)):
+        if not self._check(worker, batch, functools.partial(self._answered, worker, health)):
             health.batch, health.is_due = None, True
 
     def _answered(self, worker: int, health: _Health, batch: EntryBatch, outcomes: Sequence[Outcome]) -> None:
         health.batch = None
-        if self._pool is None:
-            return
-        if not batch.cancelled:  # else it was late, and has failed
+        if not batch.cancelled:  # else it was late, and has failed, or the pool stops
             (outcome,) = outcomes
             if self._is_late(health):
                 self._fail(worker, health, self._late)
@@ -125,7 +123,7 @@ class HealthChecks:
                 self._fail(worker, health, outcome.error.message)
             else:
                 health.failures, health.reason = 0, ""
-        self._pool.wake()
+        self._over()
 
     def _is_late(self, health: _Health) -> bool:
         return time.monotonic() - health.asked_at >= self._every_s
@@ -135,14 +133,9 @@ class HealthChecks:
             log.warning("worker %d is not healthy: %s", worker, reason)
         health.reason = reason
         health.failures += 1
-        assert self._pool is not None
-        if health.failures >= self._max_failures and self._pool.replace(worker):
+        if health.failures >= self._max_failures and self._replace(worker):
             log.warning("worker %d is replaced after %d failed checks: %s", worker, health.failures, reason)
             health.failures = 0
-
-
-_PARAMS: Final = {HEALTH: True}
-_BODY: Final = pack({})  # as a runner that packs needs it
 
 
 def _cancel(health: _Health) -> None:

@@ -160,7 +160,7 @@ class InlinePool(Pool):
         devices = tuple(map(str, self._devices))
         slots = self._seats or self._slots
         told = PoolStatistics(slots=slots, idle=self.idle, alive=int(self._run is not None), devices=devices)
-        return told if self.health is None else self.health.told(told, (0,))
+        return self._with_health(told, (0,))
 
     def _answer(self, batch: EntryBatch, done: Done, settled: Settled, started: float, laps: Laps | None) -> None:
         batch.model_s = time.monotonic() - started

@@ -284,7 +284,7 @@ class ProcessPool(SlotPool[WorkerSlot]):
             may_sleep=self.bounds is not None and self.bounds.min == 0,
         )
         up = {worker.index for worker in self._workers if worker.is_ready and not worker.is_leaving}
-        return told if self.health is None else self.health.told(told, up)
+        return self._with_health(told, up)
 
     def checked(self) -> Sequence[int]:
         """Return the numbers of the workers that there should be."""

@@ -215,7 +215,7 @@ class ThreadPool(Pool):
             slots=slots, idle=idle, restarts=self._restarts, alive=alive, problem=problem, devices=devices
         )
         up = {worker.ctx.index for worker, thread in self._slots.values() if thread in self._threads}
-        return told if self.health is None else self.health.told(told, up, self._threads_per_worker)
+        return self._with_health(told, up, self._threads_per_worker)
 
     def checked(self) -> Sequence[int]:
         """Return the numbers of the workers."""
