@@ -17,11 +17,6 @@ def test_a_folder_that_is_a_version_is_called_as_the_one_above(address, name):  
     assert name_of(address) == name
 
 
-def test_a_model_of_tensorflow_lite_is_told_what_to_do(tmp_path):  # F89
-    (tmp_path / "m.tflite").touch()
-    assert "is a model of TensorFlow Lite, which nothing here runs" in _why_unknown(str(tmp_path / "m.tflite"))
-
-
 def lay(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

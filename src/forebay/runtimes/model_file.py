@@ -63,6 +63,7 @@ class FileKind(NamedTuple):
 KINDS: Final = {
     ".onnx": FileKind(OnnxRuntime, "onnx"),
     ".xml": FileKind(OpenVino, "openvino"),
+    ".tflite": FileKind(OpenVino, "openvino", head=re.compile(rb".{4}TFL3", re.DOTALL)),
     ".skops": FileKind(ScikitLearn, "sklearn"),
     **dict.fromkeys((".joblib", ".pkl", ".pickle"), FileKind(ScikitLearn, "sklearn", found="")),
     ".ubj": FileKind(BoostedTrees, "xgboost", head=re.compile(rb"\{.{0,200}?learner", re.DOTALL)),
@@ -218,8 +219,8 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
     if make is None:
         raise ConfigError(
             f"{named} '{path}', which holds no model; expected an .onnx or .skops file, XGBoost's .ubj or .json, "
-            "LightGBM's .txt, OpenVINO's .xml and .bin, TensorFlow's saved_model.pb, or Paddle's .pdmodel and "
-            ".pdiparams or __model__ with its parameters"
+            "LightGBM's .txt, OpenVINO's .xml and .bin, TensorFlow's saved_model.pb or .tflite, or Paddle's .pdmodel "
+            "and .pdiparams or __model__ with its parameters"
         )
     runtime, problem = caught(make, options)
     if problem is None:

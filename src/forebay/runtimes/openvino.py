@@ -40,7 +40,7 @@ class OpenVino:
     """A model in OpenVINO's format."""
 
     def __init__(self, model: Path, options: RunOptions) -> None:
-        """Load the `.xml` file, beside its `.bin`, or the folder of a SavedModel."""
+        """Load the `.xml` file, beside its `.bin`, a `.tflite` file, or the folder of a SavedModel."""
         openvino = silent_library(f"{model.name} is run by OpenVINO", "forebay[openvino]")
         config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
         device = options.device

@@ -182,11 +182,6 @@ def _why_unknown(target: str) -> str:
         if file := _file_of_module(target):
             return f"{target} does not exist; did you mean {file}?"
         found = "does not exist"
-    elif path.suffix == ".tflite":
-        return (
-            f"{target} is a model of TensorFlow Lite, which nothing here runs; serve the SavedModel that it was made "
-            "of, or an .onnx file (python -m tf2onnx.convert --tflite)"
-        )
     elif path.suffix in (".yaml", ".yml"):
         return f"{target} {found}; settings in a file of that name are given as --config {target}"
     return (

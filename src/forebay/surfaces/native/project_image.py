@@ -83,7 +83,10 @@ def recipe(target: str, options: Options, build: Callable[[], Project]) -> Recip
 def _extras_of(target: str) -> tuple[str, ...]:
     """Return what runs a target."""
     path = split_target(target)[0]
-    return _EXTRAS.get(path.suffix, (*_ANY, *(extra for files, extra in _IF_FOUND.items() if any(path.rglob(files)))))
+    if path.suffix in _EXTRAS:
+        return _EXTRAS[path.suffix]
+    found = (extra for files, extra in _IF_FOUND.items() if any(path.rglob(files)))
+    return tuple(dict.fromkeys((*_ANY, *found)))
 
 
 def _split_models(target: str, file: str, project: Project, overrides: Overrides) -> tuple[SplitModel, ...]:

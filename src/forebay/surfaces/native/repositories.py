@@ -139,7 +139,7 @@ def model_problem(paths: Collection[str]) -> str:
     if found:
         return f"there are several models in it: {', '.join(sorted(found))}"
     pairs = "no .xml with its .bin, no saved_model.pb and no .pdmodel with its .pdiparams"
-    return f"there is no .onnx, no .skops, no .ubj, no model.txt, {pairs} in it"
+    return f"there is no .onnx, no .skops, no .tflite, no .ubj, no model.txt, {pairs} in it"
 
 
 def model_files(paths: Collection[str]) -> list[str]:
