@@ -208,6 +208,12 @@ def png(width, height):
     return cv2.imencode(".png", np.full((height, width, 3), 120, np.uint8))[1].tobytes()
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_yaml_that_a_page_shows_is_yaml_of_several_lines(page):
+    for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        assert all(document is None or isinstance(document, dict | list) for document in yaml.safe_load_all(text)), text
+
+
 def test_rules_and_board_ask_for_metrics_that_there_are(tmp_path):
     rules = ROOT / "docs/how-to/alerts.rules.yml"
     board = (ROOT / "docs/how-to/grafana-board.json").read_text()

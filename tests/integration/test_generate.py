@@ -60,6 +60,13 @@ server.set_response_op(ResponseOp(input_ops=[Op(name="say", input_ops=[RequestOp
 server.prepare_server("config.yml")
 server.run_server()
 """
+PIPELINE_CONFIG = """
+rpc_port: 18090
+http_port: 18080
+op:
+  say:
+    local_service_conf: {client_type: local_predictor, model_config: say}
+"""
 VENTU = """
 from pydantic.v1 import BaseModel
 from ventu import Ventu
@@ -111,7 +118,10 @@ KINDS = {
         ["nucleus.yaml"],
         {**NUCLEUS, "nucleus.yaml": NUCLEUS["nucleus.yaml"] + "protobuf_path: words.proto\n", "words.proto": PROTO},
     ),
-    "pipeline": (["server.py"], {"server.py": PIPELINE, "config.yml": "rpc_port: 18090\nhttp_port: 18080\n"}),
+    "pipeline": (
+        ["server.py"],
+        {"server.py": PIPELINE, "config.yml": PIPELINE_CONFIG, "say/model.onnx": onnx_model},
+    ),
     "ventu": (["lengths.py:model"], {"lengths.py": VENTU}),
     "ovms": (["."], {one.name: one.read_bytes for one in sorted((ROOT / "examples/ovms-incrementer").iterdir())}),
 }
@@ -300,7 +310,7 @@ def test_what_only_its_kind_knows(projects):
     assert not (projects["repository"] / "models/deploy").exists()  # the server would look for a model in it
     assert (projects["ventu"] / "requirements.txt").read_text().splitlines()[1:] == [f"pydantic=={version('pydantic')}"]
     assert ["COPY", "requirements.txt /app/requirements.txt"] in lines_of(projects["ventu"])
-    assert installed("pipeline") == "[grpc,pipeline]"  # without numpy it does not start
+    assert installed("pipeline") == "[grpc,onnx,pipeline]"  # its model is an ONNX file
     assert command_of(projects["pipeline"]) == ["forebay", "serve", "server.py"]
     assert [one["containerPort"] for one in pod("pipeline")[1]["ports"]] == [18080, 18090]
     assert {"name": "dev-shm", "emptyDir": {"medium": "Memory"}} in pod("pipeline")[0]["volumes"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.arrays.json_lists import values_in_parts
-from forebay.errors import InvalidRequest, ValidationError
+from forebay.errors import InvalidRequest, NotPrepared, ValidationError
 from forebay.types.datatypes import BY_NUMPY, DataType, datatype_of
 from forebay.types.element_limits import at_once
 from forebay.types.json_segments import joined
@@ -53,9 +53,13 @@ def to_array(tensor: Tensor) -> npt.NDArray[Any]:
 
     Raises:
         ValidationError: If shape and data do not agree, or the type is not known.
+        NotPrepared: If NumPy is not installed.
     """
-    import numpy as np
-
+    try:
+        import numpy as np
+    except ImportError:  # forebay itself does without
+        msg = "tensors need NumPy, which is not installed where the model runs: pip install numpy"
+        raise NotPrepared(msg) from None
     datatype = datatype_of(tensor.datatype)
     check_size(tensor.name, tensor.datatype, tensor.shape, len(tensor.data))
     if datatype.size:

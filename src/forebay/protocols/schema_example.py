@@ -10,6 +10,7 @@ from forebay.protocols.openapi_components import COMPONENTS, Json
 
 _DEEPEST: Final = 6
 _DEEPEST_ITEM: Final = 2
+_MOST_ITEMS: Final = 16
 
 
 def example_of(schema: Json, parts: Mapping[str, Json], depth: int = 0) -> Any:
@@ -18,6 +19,9 @@ def example_of(schema: Json, parts: Mapping[str, Json], depth: int = 0) -> Any:
     Args:
         parts: Components that it refers to, by name.
         depth: How deep it lies in the example; beyond six levels there is nothing.
+
+    Raises:
+        ValueError: If an array in it has more than 16 items, so that nobody would read the example.
     """
     schema = parts.get(str(schema.get("$ref", "")).removeprefix(COMPONENTS), schema)
     for told in ("examples", "enum"):
@@ -37,9 +41,9 @@ def example_of(schema: Json, parts: Mapping[str, Json], depth: int = 0) -> Any:
         return {name: example_of(fields.get(name, {}), parts, depth + 1) for name in schema.get("required", ())}
     if kind == "array":
         least = schema.get("minItems", 1 if depth < _DEEPEST_ITEM else 0)  # a type may hold items of its own kind
-        items: list[Json] = schema.get("prefixItems") or [schema.get("items") or {}] * max(
-            int(not depth), min(least, 16)
-        )
+        if least > _MOST_ITEMS:
+            raise ValueError(f"an array has at least {least} items")
+        items: list[Json] = schema.get("prefixItems") or [schema.get("items") or {}] * max(int(not depth), least)
         return [example_of(item, parts, depth + 1) for item in items]
     if kind == "string":
         return "text".ljust(schema.get("minLength", 0), "t")[: schema.get("maxLength")]
@@ -52,8 +56,9 @@ def _number(schema: Json, kind: str) -> float:
     """Return a number within the bounds, where there is a whole one."""
     lowest = schema.get("minimum", schema.get("exclusiveMinimum"))
     highest = schema.get("maximum", schema.get("exclusiveMaximum"))
+    usual = 1 if kind == "integer" else 1.5
+    if (lowest is None or lowest < usual) and (highest is None or usual < highest):
+        return usual
     if lowest is not None:
         return lowest + ("exclusiveMinimum" in schema)
-    if highest is not None:
-        return highest - ("exclusiveMaximum" in schema)
-    return 1 if kind == "integer" else 1.5
+    return usual if highest is None else highest - ("exclusiveMaximum" in schema)

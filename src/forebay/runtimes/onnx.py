@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ class OnnxRuntime:
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load the `.onnx` file."""
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import; otherwise it reports to its maker
         ort = library("onnxruntime", f"{model.name} is run by onnxruntime", "forebay[onnx]")
         self._available: Sequence[str] = ort.get_available_providers()
         told = ort.SessionOptions()

@@ -2,12 +2,13 @@
 """Shapes that cannot be are refused before anything is computed of them, and the table of types agrees with NumPy."""
 
 import struct
+import sys
 
 import numpy as np
 import pytest
 
 from forebay.arrays.numpy_tensors import as_raw, from_array, numbers_of, to_array
-from forebay.errors import ValidationError
+from forebay.errors import NotPrepared, ValidationError
 from forebay.types.datatypes import DATATYPES
 from forebay.types.tensor import Tensor, check_size, elements
 
@@ -49,3 +50,9 @@ def test_shape_and_data_must_agree():
         check_size("x", "FP32", (2, 3), 23)
     with pytest.raises(ValidationError, match=r"all within 2\^63 bytes"):
         check_size("x", "BYTES", (1 << 62,), 0)  # each has its length before it
+
+
+def test_a_tensor_without_numpy_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(NotPrepared, match="pip install numpy"):
+        to_array(Tensor("x", "FP32", (1,), b"\0\0\0\0"))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import types
@@ -109,6 +111,16 @@ def test_a_tensor_of_which_an_onnx_file_says_no_shape_is_no_scalar(tmp_path, sha
     net = forebay.runtimes.load(model_files.save(tmp_path / "same.onnx", [("Identity", ["in"], ["out"])], *axes))
     (feed,) = net.signature().feeds
     assert (feed.rows, feed.shape, feed.is_scalar) == (None, (), is_scalar)
+
+
+def test_onnxruntime_reports_nothing_to_its_maker(tmp_path):
+    path = model_files.save(
+        tmp_path / "same.onnx", [("Identity", ["in"], ["out"])], [("in", "FLOAT", ["n"])], [("out", "FLOAT", ["n"])]
+    )
+    code = f"import forebay.runtimes; forebay.runtimes.load({str(path)!r})"
+    told = {name: value for name, value in os.environ.items() if name not in {"CI", "ORT_DISABLE_TELEMETRY"}}
+    subprocess.run([sys.executable, "-c", code], env={**told, "HOME": str(tmp_path)}, check=True, timeout=PATIENCE_S)
+    assert [file.name for file in tmp_path.iterdir()] == ["same.onnx"]  # no folder with the number of this machine
 
 
 def test_what_a_library_says_is_told_to_its_end():  # F89

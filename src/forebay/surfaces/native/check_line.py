@@ -47,7 +47,10 @@ def _curl(app: App, http: HttpConfig) -> list[str]:
     if is_chat:
         sample = {"model": described.name, "messages": [{"role": "user", "content": "Hello"}]}
     else:
-        sample = example_of(*described.input.json_schema(COMPONENTS + "{name}"))
+        try:
+            sample = example_of(*described.input.json_schema(COMPONENTS + "{name}"))
+        except ValueError:  # it would be too long
+            return []
     body = msgspec.json.encode([sample] if described.batchable and not is_chat else sample).decode()
     return (
         [" ".join([*words, "-H", "'content-type: application/json'", "-d", shlex.quote(body)])]

@@ -15,6 +15,7 @@ from forebay.surfaces.pipeline import script
 if TYPE_CHECKING:
     from forebay.surfaces.container.recipe import Recipe
     from forebay.surfaces.contract import Options, Project
+    from forebay.surfaces.pipeline.prepared_server import PreparedServer
 
 _KEYS: Final = frozenset({"rpc_port", "dag", "op", "build_dag_each_worker"})
 """Any of them tells that a YAML file is the configuration of a pipeline."""
@@ -39,18 +40,7 @@ class PipelineSurface:
             ConfigError: If the script runs no server, or what it builds is wrong.
             ModelError: If it raises.
         """
-        path = Path(target)
-        if path.suffix != ".py":
-            scripts = sorted(one for one in path.parent.glob("*.py") if script.is_pipeline(one))
-            reading = [one for one in scripts if path.name in one.read_text(errors="replace")]
-            named = f": forebay serve {(reading or scripts)[0]}" if scripts else ""
-            msg = f"{target} is the configuration of a pipeline; what can be served is the script that reads it{named}"
-            raise ConfigError(msg)
-        found = script.Script(str(Path(target).resolve()), options.arguments, started_in=script.here())
-        server = script.capture(found)
-        with _told_what_to_install():
-            from forebay.surfaces.pipeline.project import project_of
-        return project_of(server, lambda: found, options)
+        return _project(*_captured(Path(target), options), options)
 
     def recipe(self, target: str, options: Options) -> Recipe:
         """Return what a container of the project needs, which the script says."""
@@ -58,9 +48,11 @@ class PipelineSurface:
         from forebay.surfaces.pipeline.logs import FOLDER
 
         path = Path(target).absolute()
-        project = self.build(target, options)
+        found, server = _captured(path, options)
+        project = _project(found, server, options)
+        extras = ("pipeline", *_runtimes_of(server, path.parent))
         writes = (f"/app/{FOLDER}", "/dev/shm")  # noqa: S108 - where large values are kept
-        return recipe_of(project, options, folder=path.parent, target=(path.name,), extras=("pipeline",), writes=writes)
+        return recipe_of(project, options, folder=path.parent, target=(path.name,), extras=extras, writes=writes)
 
 
 def serve(server: Any) -> int:
@@ -72,6 +64,37 @@ def serve(server: Any) -> int:
     with _told_what_to_install():
         from forebay.surfaces.pipeline.project import serve_here
     return serve_here(server)
+
+
+def _captured(path: Path, options: Options) -> tuple[script.Script, PreparedServer]:
+    """Execute the script up to its server."""
+    if path.suffix != ".py":
+        scripts = sorted(one for one in path.parent.glob("*.py") if script.is_pipeline(one))
+        reading = [one for one in scripts if path.name in one.read_text(errors="replace")]
+        named = f": forebay serve {(reading or scripts)[0]}" if scripts else ""
+        msg = f"{path} is the configuration of a pipeline; what can be served is the script that reads it{named}"
+        raise ConfigError(msg)
+    found = script.Script(str(path.resolve()), options.arguments, started_in=script.here())
+    return found, script.capture(found)
+
+
+def _project(found: script.Script, server: PreparedServer, options: Options) -> Project:
+    """Put the graph that the script built on workers."""
+    with _told_what_to_install():
+        from forebay.surfaces.pipeline.project import project_of
+    return project_of(server, lambda: found, options)
+
+
+def _runtimes_of(server: PreparedServer, folder: Path) -> set[str]:
+    """Return the extras that run the model files of its ops."""
+    from forebay.runtimes.model_file import KINDS
+    from forebay.surfaces.pipeline.dag.op_workers import built
+
+    all_settings = built(server)[0].settings.values()
+    local: list[dict[str, Any]] = [settings["local_service_conf"] or {} for settings in all_settings]
+    places = [folder / conf["model_config"] for conf in local if conf.get("model_config")]
+    files = [file for place in places for file in (place, *place.glob("*"))]
+    return {KINDS[file.suffix].extra for file in files if file.suffix in KINDS}
 
 
 def _is_configuration(path: Path) -> bool:
