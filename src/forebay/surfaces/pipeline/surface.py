@@ -94,7 +94,7 @@ def _runtimes_of(server: PreparedServer, folder: Path) -> set[str]:
     local: list[dict[str, Any]] = [settings["local_service_conf"] or {} for settings in all_settings]
     places = [folder / conf["model_config"] for conf in local if conf.get("model_config")]
     files = [file for place in places for file in (place, *place.glob("*"))]
-    return {KINDS[file.suffix].extra for file in files if file.suffix in KINDS}
+    return {kind.extra for file in files if (kind := KINDS.get(file.suffix)) is not None and kind.holds(file)}
 
 
 def _is_configuration(path: Path) -> bool:
