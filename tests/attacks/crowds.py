@@ -101,20 +101,21 @@ def json_spots(seed: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
             yield from json_spots(value, (*path, number))
 
 
-def _put(seed: Any, path: tuple[Any, ...], value: Any) -> Any:
+def put(seed: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The seed with another value at a spot."""
     if not path:
         return value
     found = seed.copy()
     if isinstance(seed, dict):
-        found[path[0]] = _put(seed.get(path[0]), path[1:], value)
+        found[path[0]] = put(seed.get(path[0]), path[1:], value)
     else:
-        found[path[0]] = _put(seed[path[0]], path[1:], value)
+        found[path[0]] = put(seed[path[0]], path[1:], value)
     return found
 
 
 def json_attack(seed: Any, path: tuple[Any, ...], kind: str) -> Attack:
     """The seed with a crowd at a spot."""
-    text = json.dumps(_put(seed, path, PLACEHOLDER)).encode()
+    text = json.dumps(put(seed, path, PLACEHOLDER)).encode()
     body = text.replace(json.dumps(PLACEHOLDER).encode(), json_crowd(kind))
     return Attack(f"{'.'.join(map(str, path)) or 'the whole'}: {kind}", body, len(body))
 

@@ -98,6 +98,7 @@ def _hello(name: str, kind: str) -> Attack:
 # seeds: a valid body of each protocol with all of its fields
 
 TREE = {"name": "a", "leaves": [{"weight": 1.0, "tags": ["a"]}], "by_name": {"a": {}}, "numbers": [1.0], "more": 0}
+PAGE = {"ratio": 0.5, "is_new": True, "tags": ["a"], "text": "a"}
 OUTPUT = {"name": "output", "parameters": {"binary_data": False}}
 KSERVE = {
     "id": "a",
@@ -120,6 +121,37 @@ MESSAGE = {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "
 CHAT = {**TEXTS, "model": "chat", "max_completion_tokens": 5, "messages": [{**MESSAGE, "tool_call_id": "a"}]}
 COMPLETION = {**TEXTS, "model": "completion", "prompt": [1, 2]}
 EMBEDDING = {"model": "vectors", "input": ["a"], "user": "a", "metadata": {}, "encoding_format": "float"}
+OFFERED = {"name": "f", "description": "a", "parameters": {"type": "object"}, "strict": False}
+RESPONSE = {
+    "model": "agent", "instructions": "a", "max_output_tokens": 50, "metadata": {"a": "b"}, "temperature": 1.0,
+    "top_p": 1.0, "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}, "verbosity": "low"},
+    "reasoning": {"effort": "low"}, "stream": False, "store": False, "include": [], "truncation": "disabled",
+    "tools": [{"type": "function", **OFFERED}], "tool_choice": {"type": "function", "name": "f"},
+    "parallel_tool_calls": True, "user": "a", "service_tier": "auto", "background": False,
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "a"}]},
+    ],
+}  # fmt: skip
+HINTED = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+MESSAGES = {
+    "model": "agent", "max_tokens": 50, "system": HINTED, "stop_sequences": ["b"], "temperature": 1.0, "top_p": 1.0,
+    "metadata": {"user_id": "a"}, "stream": False, "thinking": {"type": "disabled"}, "service_tier": "auto",
+    "tools": [{"name": "f", "description": "a", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "messages": [
+        {"role": "user", "content": HINTED},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": HINTED}]},
+    ],
+}  # fmt: skip
+RANKING = {
+    "model": "ranks", "query": "a", "documents": ["a", "ab"], "top_n": 1, "return_documents": True, "user": "a",
+    "metadata": {"a": "b"},
+}  # fmt: skip
+SCORES = {"model": "ranks", "text_1": ["a", "b"], "text_2": ["a", "ab"], "user": "a"}
+PAIRS = {"model": "ranks", "queries": "a", "documents": ["a"]}
 PREDICT = {"signature_name": "serving_default", "instances": [{"numbers": [1.0], "text": "a"}]}
 COLUMNS = {"inputs": {"numbers": [[1.0]], "text": ["a"]}}
 CLASSIFY = {"signature_name": "serving_default", "context": {"a": 1.0}, "examples": [{"numbers": [1.0], "text": "a"}]}
@@ -171,6 +203,12 @@ def doors() -> list[Door]:
         Door("models", "http", "/v1/chat/completions", _json(CHAT)),
         Door("models", "http", "/v1/completions", _json(COMPLETION)),
         Door("models", "http", "/v1/embeddings", _json(EMBEDDING)),
+        Door("models", "http", "/v1/responses", _json(RESPONSE)),
+        Door("models", "http", "/v1/messages", _json(MESSAGES)),
+        Door("models", "http", "/v1/rerank", _json(RANKING)),
+        Door("models", "http", "/v1/score", _json(SCORES)),
+        Door("models", "http", "/score", _json(PAIRS)),
+        Door("models", "http", "/models/asked?size=5", _json(PAGE), in_thread=True),
         Door("models", "grpc", f"{predict}/Predict", _proto(spoken.PredictRequest, **named)),
         Door("models", "grpc", f"{predict}/Classify", _proto(spoken.ClassificationRequest, **named)),
         Door("models", "grpc", f"{predict}/Regress", _proto(spoken.RegressionRequest, **named)),

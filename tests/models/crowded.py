@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with all kinds of containers in their samples, for attacks on the protocols in front of them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from forebay.openai import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    FunctionCall,
+    RerankRequest,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 
 class Leaf(msgspec.Struct):
@@ -89,3 +100,54 @@ class Vectors(forebay.Model):
 
     def predict(self, batch: list[EmbeddingRequest]) -> list[list[float]]:
         return [[0.5] for _ in batch]
+
+
+class Calling(ChatRequest, frozen=True):
+    """A conversation with all that the doors to chats translate."""
+
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+
+class Agent(forebay.Model):
+    """Says the last message again, and calls the tools that it is offered with it."""
+
+    max_batch_size = 1
+    max_queue = 100
+
+    def predict(self, batch: list[Calling]) -> Iterator[list[str | TextPart]]:
+        (asked,) = batch
+        text = asked.messages[-1].text
+        yield [text]
+        for tool in asked.tools:
+            yield [TextPart(tool_calls=[ToolCall(function=FunctionCall(tool.function.name, text))])]
+
+
+class Ranks(forebay.Model):
+    """Ranks documents by their length."""
+
+    max_queue = 5000
+
+    def predict(self, batch: list[RerankRequest]) -> list[float]:
+        return [float(len(one.document)) for one in batch]
+
+
+class Page(msgspec.Struct):
+    """A sample whose fields may stand in the query of a request."""
+
+    size: int = 1
+    ratio: float = 0.5
+    is_new: bool = False
+    tags: list[str] = []
+    text: str | None = None
+
+
+class Asked(forebay.Model):
+    """Answers with a status and a header of its own."""
+
+    def predict(self, batch: list[Page]) -> list[forebay.Answer]:
+        return [forebay.Answer(one, 201, {"x-size": str(one.size)}) for one in batch]

@@ -115,10 +115,11 @@ class Media:
         if not _MEDIA_TYPE.fullmatch(type):
             raise ValueError(f"expected a media type such as 'image/png', got {type!r:.100}")
         try:
-            self._body = body if isinstance(body, bytes) else memoryview(body).tobytes()
+            # Neither has a class of its own, such as NumPy's, which no frame between processes could hold.
+            self._body = memoryview(body).tobytes() if body.__class__ is not bytes else bytes(body)
         except TypeError:
             raise TypeError(f"the body of a Media is bytes, and not {body.__class__.__name__}") from None
-        self._type = type
+        self._type = str.__str__(type)
         self._head: tuple[int, Headers] = 200, ()  # of an `Answer` that it was made of
 
     @property

@@ -90,7 +90,12 @@ def checked_headers(pairs: Sequence[tuple[Any, Any]]) -> Headers:
     if len(pairs) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         most = f"at most {MAX_HEADERS} with {MAX_HEADER_BYTES} bytes"
         raise ValueError(f"the headers of an answer: expected {most}, got {len(pairs)} with {size} bytes or more")
-    return tuple((name, value) for name, value in pairs)
+    return tuple((_exact(name), _exact(value)) for name, value in pairs)
+
+
+def _exact(text: str) -> str:
+    """Return a text of no class of its own, such as `numpy.str_`, which no frame between processes could hold."""
+    return str.__str__(text)
 
 
 def error_of(status: int, body: bytes) -> errors.ForebayError:

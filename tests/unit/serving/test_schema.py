@@ -7,6 +7,7 @@ import enum
 import json
 import math
 import sys
+import tracemalloc
 import types
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
@@ -25,7 +26,9 @@ from forebay.serving.models.annotations import io_types
 from forebay.serving.models.decode_errors import explain
 from forebay.serving.models.named import named
 from forebay.serving.models.schema import WireType, plain
-from forebay.types.file import FormPart
+from forebay.types.call import FIELDS, Media
+from forebay.types.file import File, FormPart
+from forebay.types.model_answer import checked_headers
 
 FORMATS = ["json", "msgpack"]
 PACK = {"json": msgspec.json.encode, "msgpack": msgspec.msgpack.encode}
@@ -1136,3 +1139,33 @@ def test_untagged_unions_are_described():
     schema, parts = WireType(Point | Rows, "output").json_schema(TEMPLATE)
     assert schema["anyOf"] == [{"$ref": "#/components/schemas/Point"}, {"$ref": "#/components/schemas/Rows"}]
     assert set(parts) == {"Point", "Rows"}
+
+
+class Page(msgspec.Struct):
+    size: int = 1
+    text: str | None = None
+    thumb: File | None = None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_body_with_fields_beside_it_is_held_to_its_type_before_objects_are_made(format):  # F73
+    read = WireType(Page, "input").reader({"in": format, FIELDS: [("size", "5"), ("thumb", "ab")]})
+    found = read(PACK[format]({"text": "a"}))
+    assert (found.size, found.text, found.thumb.read()) == (5, "a", b"ab")
+    body = PACK[format]({"text": [[0]] * 200_000})
+    tracemalloc.start()
+    try:
+        with pytest.raises(msgspec.ValidationError, match=r"Expected `str \| null`, got `array` - at `\$.text`"):
+            read(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * len(body)  # its lists would take 120 bytes each
+
+
+def test_texts_of_other_classes_in_an_answer_cross_to_another_process():
+    text = np.array(["x-a"])[0]
+    assert type(text) is not str
+    assert {type(one) for pair in checked_headers([(text, text)]) for one in pair} == {str}
+    media = Media(np.bytes_(b"a"), np.str_("image/png"))
+    assert (type(media.body), type(media.type)) == (bytes, str)

@@ -70,6 +70,11 @@ def chat_body(body: bytes) -> bytes:
     for name in _KEPT:
         if name in fields:
             raise invalid(name, "is not supported, as responses are not stored; send the whole conversation as 'input'")
+    for name in _ECHOED:  # as they were sent, and an answer is UTF-8
+        try:
+            bytes(fields.get(name, b"")).decode()
+        except UnicodeDecodeError:
+            raise invalid(name, "is not valid UTF-8") from None
     return as_chat("/v1/responses", fields, _FOREIGN, _Said.__struct_fields__, _asked(said))
 
 

@@ -22,7 +22,7 @@ from forebay.serving.models.further_methods import CALL, ModelMethod, methods_of
 from forebay.serving.models.model import Model, load_module, models_in, settings_of
 from forebay.serving.models.outputs import declared_of
 from forebay.serving.models.sample_errors import FILE_BODY, ONE_BODY, refusal
-from forebay.serving.models.schema import WRITTEN, in_one_line, part_encoder
+from forebay.serving.models.schema import FORMATS, WRITTEN, in_one_line, part_encoder
 from forebay.serving.models.tensor_codec import TensorCodec, codec_for
 from forebay.serving.tensor_face import TENSORS
 from forebay.types.call import ROWS, Failure, Item, Last, Media, Outcome, written_in
@@ -264,9 +264,10 @@ class ModelRunner(BatchRunner):
     def _body(self, result: Any, format: str) -> bytes | Media | Failure:
         """Return a result that is no `Answer`, or the body of one, as `_written` does."""
         if type(result) is Media and format != TENSORS:
-            if not self._no_media:
+            why_not = self._no_media or ("" if format in FORMATS else "an array in JSON cannot hold one")
+            if not why_not:
                 return result
-            return Failure(BadOutcome(f"a result of {self._class.__name__} is a forebay.Media, and {self._no_media}"))
+            return Failure(BadOutcome(f"a result of {self._class.__name__} is a forebay.Media, and {why_not}"))
         wrong, error = None, None
         if self._declared is not None:
             wrong, error = caught(self._declared.misfit, result)

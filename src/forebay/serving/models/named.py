@@ -70,12 +70,12 @@ class NamedReader:
             raise InvalidRequest(f"the query cannot be read: {error}") from error
         return self._read(_in_text(given), "the query")
 
-    def beside(self, given: Sequence[tuple[str, str]], body: Mapping[str, Any]) -> Any:
-        """Read an object with further fields, as texts; raises an `InvalidRequest` if it has one of them itself."""
+    def beside(self, given: Sequence[tuple[str, str]], body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of fields beside a body; raises an `InvalidRequest` if it has one of them itself."""
         for name, _ in given:
             if name in body:
                 raise InvalidRequest(f"'{name}' is in the query and in the body; send it in one of them")
-        return self._convert({**body, **self._named(_in_text(given))})
+        return self._named(_in_text(given))
 
     def _read(self, given: Sequence[tuple[str, FormPart]], where: str) -> Any:
         if not self._has_fields:

@@ -136,18 +136,28 @@ class WireType:
 
     def reader(self, params: Mapping[str, Any]) -> Decode:
         """Return what reads the body of a request with these params, which may have fields in its query."""
-        fields, decode = params.get(FIELDS), self.decoder(params["in"])
-        if not fields or params["in"] not in _FORMATS:
+        fields, kind = params.get(FIELDS), params["in"]
+        decode = self.decoder(kind)
+        if not fields or kind not in _FORMATS:
             return decode
-        read = (msgspec.json if params["in"] == "json" else msgspec.msgpack).decode
+        codec = msgspec.json if kind == "json" else msgspec.msgpack
 
         def read_beside(body: Buffer) -> Any:
-            whole: Any = read(body) if len(body) else {}
-            if not isinstance(whole, dict):
-                return decode(body)
-            return NamedReader(*self.places, self.converter(strict=False)).beside(fields, cast("dict[str, Any]", whole))
+            try:  # its members stay as they are: the type is to see them before objects are made of them
+                members = codec.decode(body, type=known(dict[str, msgspec.Raw])) if len(body) else {}
+            except msgspec.ValidationError:
+                return decode(body)  # which says what it is, if not an object
+            named = NamedReader(*self.places, self.converter(strict=False)).beside(fields, members)
+            return self._lax_decoder(kind)(codec.encode(members | named, enc_hook=File.read))
 
         return read_beside
+
+    def _lax_decoder(self, format: str) -> Decode:
+        """Return what reads samples whose numbers may be texts."""
+        name = f"lax {format}"
+        if name not in self._decoders:
+            self._decoders[name] = self._make_decoder(format, strict=False)
+        return self._decoders[name]
 
     def encoder(self, format: str) -> Encode:
         """Return what writes a result; whatever it raises is the model's fault, not the client's."""
@@ -209,7 +219,7 @@ class WireType:
             self._places = self.json_schema(PREFIX + "{name}")
         return self._places
 
-    def _make_decoder(self, format: str) -> Decode:
+    def _make_decoder(self, format: str, *, strict: bool = True) -> Decode:
         if self.raw:
             if self.annotation is bytes:
                 return own  # of bytes it is the same object: nothing is copied
@@ -217,14 +227,14 @@ class WireType:
             return lambda body: convert(own(body))
         if self._adapter is None:
             codec = msgspec.json if format == "json" else msgspec.msgpack
-            decode = codec.Decoder(known(self.annotation), dec_hook=self._hook).decode
+            decode = codec.Decoder(known(self.annotation), strict=strict, dec_hook=self._hook_of(strict=strict)).decode
             if self.openai:
                 decode = empty_fields.reader(decode, unwrap(self.annotation), self.openai, codec)
             return self._filled(decode)
         if format == "json":
             validate_json = self._adapter.validate_json
             return lambda body: validate_json(own(body) if isinstance(body, memoryview) else body)
-        unpack, validate = msgspec.msgpack.Decoder().decode, self.converter()
+        unpack, validate = msgspec.msgpack.Decoder().decode, self.converter(strict=strict)
         return lambda body: validate(unpack(body))
 
     def converter(self, *, strict: bool = True) -> Callable[[Any], Any]:
@@ -233,8 +243,11 @@ class WireType:
             return _converter(self._adapter) if strict else partial(self._adapter.validate_python, strict=False)
         if self.annotation is Any:
             return _as_it_is
-        hook = self._hook if strict or self._hook is None else partial(self._hook, strict=False)
+        hook = self._hook_of(strict=strict)
         return self._filled(partial(msgspec.convert, type=known(self.annotation), strict=strict, dec_hook=hook))
+
+    def _hook_of(self, *, strict: bool) -> Callable[..., Any] | None:
+        return self._hook if strict or self._hook is None else partial(self._hook, strict=False)
 
     def _filled(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return what reads whole objects, where this does not; see `left_out`."""
