@@ -686,6 +686,9 @@ def call_answered(cli):
                 with connection:
                     connection.recv(1000)
                     connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1000):  # closed with something unread, it would be reset
+                        pass
 
             thread = threading.Thread(target=reply)
             thread.start()
