@@ -95,8 +95,9 @@ def test_a_request_is_a_sample_of_the_types_that_the_file_declares(server):
         refused = ask(server, name, wrong)
         assert refused.status_code == 422
         assert refused.json()["error"]["detail"]["path"] == where
-    told = ask(server, name, [[1, 2, 3]]).json()["error"]["message"]
-    assert told.endswith("with a value for each input of the file (/v1 and /v2 take many at once)")
+    for samples in ([[1, 2, 3]], {"x": [[1], [2], [3]]}):
+        told = ask(server, name, samples).json()["error"]["message"]
+        assert told.endswith("with a value for each input of the file (/v1 and /v2 take many at once)")
     schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     numbers = {"type": "array", "items": {"type": "number"}}
     assert schemas["PriceOfHousesInput"]["properties"]["x"] == {**numbers, "minItems": 3, "maxItems": 3}

@@ -180,7 +180,7 @@ class StockOffer:
 
     def _not_served(self, name: str, number: int | None) -> NotFound:
         why = "a client has said which are" if name in self.policies else "see --versions"
-        return NotFound(f"version {number} of the model '{name}' is there and not served; {why}")
+        return NotFound(f"version {number} of the model '{name}' exists but is not served; {why}")
 
     def recall(self, name: str, number: int) -> None:
         """Serve a version again that was loaded by hand, if another one has taken its place."""

@@ -129,7 +129,7 @@ def test_check_says_what_would_be_served_and_runs_nothing(write, cli):
     done = cli("check", path, "--workers", "2")
     assert done.returncode == 0
     assert "POST /inference" in done.stdout + done.stderr
-    assert "2 worker slots" in done.stdout + done.stderr
+    assert "2 worker slots, " in done.stdout + done.stderr
 
 
 def test_options_of_the_server_hold_here_too(serve, lengths):

@@ -250,7 +250,7 @@ async def test_a_new_version_takes_over_once_it_is_there(files):  # N109
         await looking
         assert found.versions("a") == {"2": "ready", "1": "not served"}
         assert found.stock.statistics().loaded == 1
-        with pytest.raises(NotFound, match="version 1 of the model 'a' is there and not served; see --versions"):
+        with pytest.raises(NotFound, match="version 1 of the model 'a' exists but is not served; see --versions"):
             await found.ask("a", "1")
 
 
@@ -433,7 +433,7 @@ async def test_the_versions_that_a_client_says_stay_when_others_come(files):
         assert await found.ask("a") == "a/1"
         assert await found.ask("b") == "b/2"
         assert found.versions("a") == {"1": "ready", "2": "not served", "3": "not served"}
-        with pytest.raises(NotFound, match="version 3 of the model 'a' is there and not served; a client has said"):
+        with pytest.raises(NotFound, match="version 3 of the model 'a' exists but is not served; a client has said"):
             await found.ask("a", "3")
         files.put("a/1", "other files")
         await found.look()
@@ -960,7 +960,7 @@ async def test_what_the_policy_leaves_out_is_not_loaded_by_hand_only_to_leave(fi
         offer = found.stock.offer
         offer.require_choice("a", "2")
         offer.require_choice("a", "7")  # who loads it says that there is none
-        with pytest.raises(NotFound, match="version 1 of the model 'a' is there and not served; see --versions"):
+        with pytest.raises(NotFound, match="version 1 of the model 'a' exists but is not served; see --versions"):
             offer.require_choice("a", "1")
         source = found.app.source
         assert source is not None

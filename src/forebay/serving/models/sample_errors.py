@@ -47,7 +47,8 @@ def refusal(
         return failure_of(error).error
     if why.kind == "invalid":
         message = why.message
-        if number is None and given is not None and why.path == "$" and _IS_ARRAY.search(message):
+        is_whole = why.path == "$" or no_array is FILE_BODY  # an input of a file may have come with an axis of samples
+        if number is None and given is not None and is_whole and _IS_ARRAY.search(message):
             message += f"; {no_array}"
         return _invalid(message, why.path, number, why.problems)
     message = why.message if number is None else f"sample {number}: {why.message}"

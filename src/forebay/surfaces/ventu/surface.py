@@ -225,9 +225,10 @@ def _summary(path: Path, name: str | None, endpoint: Endpoint) -> list[str]:
     batching = endpoint.batching
     waits = f"waits {batching.max_wait_s * 1000:g} ms" if batching.idle == "wait" else batching.idle
     where = f"{path}:{name}" if name else str(path)
+    slots = endpoint.pool.statistics().slots
     return [
         (
             f"POST /inference  {where}, batches of up to {batching.max_size} ({waits}), "
-            f"{endpoint.pool.statistics().slots} worker slots, timeout {round(endpoint.config.timeout_s * 1000)} ms"
+            f"{slots} worker slot{'s' * (slots != 1)}, timeout {round(endpoint.config.timeout_s * 1000)} ms"
         )
     ]
