@@ -29,6 +29,8 @@ for _module_name, _names in _PREFIXES.items():
     for _name in [one for one in dir(_module) if one.startswith(_names) and one != "sched_yield"]:
         delattr(_module, _name)
 
+if hasattr(os, "process_cpu_count"):
+    setattr(os, "process_cpu_count", os.cpu_count)  # noqa: B010 - as where there is no `sched_getaffinity`
 setattr(termios, "TIOCOUTQ", 0x40047473)  # noqa: B010 - its number there, which means nothing here
 
 _HIDDEN = ("/proc", "/sys", "/dev/shm")
