@@ -26,3 +26,13 @@ class Vllm(forebay.Model):
 
     def predict(self, batch: list[RerankRequest]) -> list[float]:
         return [float(len({*one.query.strip("?").split()} & {*one.document.split()})) for one in batch]
+
+
+class Cohere(forebay.Model):
+    """Knows the beginnings of the documents of Cohere's example."""
+
+    name = "rerank-v4.0-pro"
+
+    def predict(self, batch: list[RerankRequest]) -> list[float]:
+        scores = {"Washington": 0.999071, "Capital punishment": 0.7867867, "Carson City": 0.32713068}
+        return [next((scores[name] for name in scores if one.document.startswith(name)), 0.0) for one in batch]

@@ -202,6 +202,8 @@ class ResponseBlocks(BlockAnswer):
             "model": self.asked.model,
             "parallel_tool_calls": True,
             "store": False,
+            **dict.fromkeys(_ECHOED),
+            "metadata": {},
             "tool_choice": "auto",
             "tools": [],
             **echoed,
