@@ -771,8 +771,8 @@ class Endpoint:
                     handed.append((entry, parts))
                 else:
                     self._windows.hand_out(batch, [(entry, parts)], lambda: None)
-            if failed is not None and not entry.done:
-                self._settle(entry, failed)
+            if failed is not None:
+                self._end_stream(entry, failed.error)
         self._windows.hand_out(batch, handed, release)
 
     def _others_wait(self) -> bool:
@@ -780,9 +780,15 @@ class Endpoint:
 
     def _cut_off(self, request: Request, error: Exception) -> None:
         """End a streamed answer that cannot go on."""
-        told = _told(error)
-        if not request.done:
-            self._settle(request, Failure(told))
+        self._end_stream(request, _told(error))
+
+    def _end_stream(self, request: Request, error: ForebayError) -> None:
+        """End a streamed answer with an error; clients are sent to the log for what the user's code did."""
+        if request.done:
+            return
+        if isinstance(error, UserCodeError) and not error.is_logged:
+            self._log_failure(error, [request])
+        self._settle(request, Failure(error))
 
     def _settle(self, request: Request, outcome: Outcome) -> None:
         """Decide the outcome of a request away from the hot path."""

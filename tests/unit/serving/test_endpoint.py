@@ -13,13 +13,13 @@ import pytest
 from forebay.arrays.tensor_rows import STEP_ELEMENTS
 from forebay.batching.lines import NEVER
 from forebay.batching.queue import BatchConfig
-from forebay.errors import Code, RunnerFailed
+from forebay.errors import BadOutcome, Code, RequestError, RunnerFailed
 from forebay.serving import slices
 from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.serving.stream_delivery import PATIENCE_S, WINDOW_BYTES
 from forebay.serving.tensor_face import TensorRequest
 from forebay.testing import FakeClock, ManualPool, MemoryOrigin
-from forebay.types.call import ALONE, Failure, Request
+from forebay.types.call import ALONE, Failure, Request, media_of
 from forebay.types.tenant import Tenant
 from forebay.workers.pool import CREDIT
 from forebay.workers.pools.inline import InlinePool
@@ -813,6 +813,26 @@ async def test_what_the_user_raised_is_logged_with_the_request_ids(clock, caplog
     (record,) = [record for record in caplog.records if record.name == "forebay.requests"]
     assert record.request_ids == ["a", "b"]
     assert "ValueError: user's" in record.trace
+
+
+@clocked
+async def test_a_part_that_cannot_be_sent_is_logged_with_its_request_id(clock, caplog):
+    """G8: clients of a stream are sent to the log as well, for the first part and for later ones."""
+    with caplog.at_level(logging.ERROR):
+        async with Desk(streams=True) as desk:
+            for name in "abc":
+                desk.submit(name, on_part=lambda part, release: release())
+            await turn()
+            desk.pool.part([Failure(BadOutcome("a number")), 1, Failure(RequestError("no words"))], lambda: None)
+            desk.pool.part([None, media_of(b"1", ("", 202, ())), None], lambda: None)
+            assert desk.answers == {"a": Code.INTERNAL, "b": Code.INTERNAL, "c": Code.INVALID_ARGUMENT}
+    logged = [
+        (record.getMessage(), record.request_ids) for record in caplog.records if record.name == "forebay.requests"
+    ]
+    assert logged == [
+        ("BadOutcome: a number", ["a"]),
+        ("BadOutcome: only the first part of a stream can be a forebay.Answer", ["b"]),
+    ]
 
 
 @clocked
