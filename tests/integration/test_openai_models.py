@@ -64,7 +64,10 @@ def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():
         ):
             status, found = ask(served, path, model="any")
             assert status == 404
-            assert f"`forebay.openai.{kind}`" in found["error"]["message"]
+            told = (
+                f"no model here answers at /v1/{path}; models whose samples are of the type `forebay.openai.{kind}` do"
+            )
+            assert found["error"]["message"] == told
             assert found["error"]["type"] == "invalid_request_error"
         status, found = ask(served, "messages", model="any")
         assert (status, found["type"], found["error"]["type"]) == (404, "error", "not_found_error")

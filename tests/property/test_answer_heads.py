@@ -6,8 +6,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from forebay.serving.models.answer_writing import write_result
 from forebay.types.call import media_of
-from forebay.types.model_answer import MAX_HEADER_BYTES, MAX_HEADERS, checked_headers, checked_status, error_of
+from forebay.types.model_answer import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    Answer,
+    checked_headers,
+    checked_status,
+    error_of,
+)
 
 ODD = st.text(st.sampled_from("ab-:, \t\r\n\0ü\x7f\"'") | st.characters(), max_size=6)
 HEADERS = st.lists(st.tuples(st.sampled_from(["x-a", "Set-Cookie"]) | ODD, ODD | st.none() | st.integers()), max_size=3)
@@ -49,6 +57,12 @@ def test_headers_are_bounded():
     for pairs in ([(f"x{number}", "") for number in range(MAX_HEADERS + 1)], [("x", "a" * MAX_HEADER_BYTES)]):
         with pytest.raises(ValueError, match="expected at most"):
             checked_headers(pairs)
+
+
+def test_headers_are_a_dict():
+    answer = Answer(1, headers=[("x", "a")])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="expected a dict of texts by name, got `list`"):
+        write_result(answer, "json", lambda body, _: body, is_alone=True, is_raw=False)
 
 
 @given(st.integers(400, 599), st.binary(max_size=8))

@@ -30,6 +30,13 @@ def wish(request: Request, parameters: Mapping[str, Parameter]) -> None:
         request.tenant = in_class(request.tenant, parameters)
 
 
+def require_one_sample(model: str, count: int) -> None:
+    """Refuse several samples for a model that streams: nobody could tell their parts apart."""
+    if count > 1:
+        msg = f"the model '{model}' streams what it gives for one sample, and {count} came; send them one by one"
+        raise InvalidRequest(msg)
+
+
 def offered(regions: SharedRegions | None) -> SharedRegions:
     """Return the shared memory of a server; raises an `InvalidRequest` if it uses none."""
     if regions is None:

@@ -146,6 +146,12 @@ def test_an_error_after_the_first_part_is_an_event(server):
     assert answer.json() == {"error": "no more words"}
 
 
+def test_a_stream_is_of_one_text(server):
+    answer = post(server, "says", {"text_input": ["a", "b"]}, "generate_stream")
+    assert answer.status_code == 400
+    assert answer.json()["error"].endswith("streams what it gives for one sample, and 2 came; send them one by one")
+
+
 @pytest.mark.parametrize(
     "model, body, status, told",
     [

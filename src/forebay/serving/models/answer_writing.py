@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
 
 from forebay.serving.models.schema import FORMATS, WireType, in_one_line
 from forebay.types.call import Failure, Media, media_of
@@ -27,7 +27,7 @@ def write_result(result: Any, format: str, write: Callable[[Any, str], Any], *, 
     """
     if type(result) is not Answer:
         return write(result, format)
-    status, headers, body = checked_status(result.status), checked_headers([*result.headers.items()]), result.body
+    status, headers, body = checked_status(result.status), checked_headers(_pairs(result.headers)), result.body
     if not is_alone or format not in FORMATS:  # tensors, rows and the like have no head of their own
         if status >= 400:
             raise error_of(status, _freely(body, "json"))
@@ -39,6 +39,13 @@ def write_result(result: Any, format: str, write: Callable[[Any, str], Any], *, 
     kind = "application/json" if is_raw and is_free else ""
     body, kind = (written.body, written.type) if isinstance(written, Media) else (written, kind)
     return media_of(body, (kind, status, headers))
+
+
+def _pairs(headers: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(headers, Mapping):
+        found = type(headers).__name__
+        raise ValueError(f"the headers of an answer: expected a dict of texts by name, got `{found}`")  # noqa: TRY004
+    return list(cast("Mapping[Any, Any]", headers).items())
 
 
 def _freely(body: Any, format: str) -> bytes:

@@ -21,7 +21,7 @@ from forebay.protocols.kserve import response_bytes
 from forebay.protocols.kserve.infer_calls import Parameter
 from forebay.protocols.kserve.request_layouts import RequestLayout, RequestLayouts, Span
 from forebay.protocols.kserve.response_bytes import Written
-from forebay.server.infer_exchange import offered, response_to, wish
+from forebay.server.infer_exchange import offered, require_one_sample, response_to, wish
 from forebay.server.kserve_facts import in_tritons_words
 from forebay.serving.tensor_face import TensorRequest
 from forebay.transports.grpc.call_tasks import run_beside
@@ -141,9 +141,8 @@ class InferMethods:
         for place in layout.places.values():
             offered(self._app.shared_regions).require(place)
         params, size = served.tensors.ask(tensors, [one.name for one in layout.outputs], parameters=layout.parameters)
-        if size > 1 and asked.contract.streams:
-            msg = f"the model '{name}' streams what it gives for one sample, and {size} came; send them one by one"
-            raise InvalidRequest(msg)
+        if asked.contract.streams:
+            require_one_sample(name, size)
         spans = [span for span in layout.data if span is not None]
         plan = _Plan(layout, asked, params, size, spans)
         is_usual = layout.fixed is not None and not layout.is_elsewhere and len(spans) == len(layout.inputs)

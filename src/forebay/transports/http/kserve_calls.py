@@ -22,7 +22,7 @@ from forebay.errors import ForebayError, InvalidRequest, UserCodeError, Validati
 from forebay.protocols import native
 from forebay.protocols.kserve import generate_bodies, rest
 from forebay.protocols.kserve.infer_calls import InferRequest
-from forebay.server.infer_exchange import offered, response_to, wish
+from forebay.server.infer_exchange import offered, require_one_sample, response_to, wish
 from forebay.server.served import Served, StandIn
 from forebay.serving.tensor_face import TensorFace, TensorRequest
 from forebay.transports.http.error_answers import error_headers
@@ -269,6 +269,8 @@ class GenerateRoute(InferenceRoute):
         fields = at_once(generate_bodies.fields_of(body, self.elements)) if read is None else read
         asked = generate_bodies.request_of(fields, self._face)
         params, size = self._face.ask(asked.inputs, is_json=True, parameters=asked.parameters)
+        if self._streams:
+            require_one_sample(self.endpoint.name, size)
         data: list[Any] = [one.data for one in asked.inputs]
         asked = msgspec.structs.replace(asked, inputs=())  # they refer to the body
         request = TensorRequest(data, reply, params, origin, size=size, id=head.id, call=asked)

@@ -65,7 +65,7 @@ def fault(error: ForebayError, request_id: str, path: str = "") -> tuple[int, li
 def unspoken(path: str) -> str | None:
     """Return why nothing is served at a path of the protocol; None if it is none of these."""
     kind = next((door.sample for door in DOORS if path in door.targets), None)
-    return kind and f"no model here is asked at {path}: one is whose samples are of the type `forebay.openai.{kind}`"
+    return kind and f"no model here answers at {path}; models whose samples are of the type `forebay.openai.{kind}` do"
 
 
 def model_page(app: App, name: str, created: int) -> dict[str, Any]:
