@@ -8,9 +8,10 @@ import json
 
 import httpx
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
-from tests.models import boosted, model_files, sklearn_files
+from tests.models import boosted, model_files, sklearn_files, torch_files
 from tests.waiting import PATIENCE_S
 
 THREE = "idle: wait\n    max_wait_ms: 60000\n    max_batch_size: 3"
@@ -61,6 +62,8 @@ def server(launch, tmp_path_factory):
         targets[boosted.save(folder / "flats.json", data=table, labels=boosted.prices(table))] = THREE
     if importlib.util.find_spec("lightgbm") is not None:
         targets[boosted.save(folder / "chances.txt", "multiclass")] = THREE
+    if importlib.util.find_spec("torch") is not None:
+        targets[torch_files.layer_file(folder / "chances of torch.pt2")] = f"trust_pickle: true\n    {THREE}"
     listed = [
         f"  - target: {path.name}\n    {settings or 'workers: 1'}\n"
         + ("" if "worker_kind" in settings else "    worker_kind: thread\n")
@@ -205,6 +208,16 @@ def test_rows_of_lightgbm_are_lists_in_which_values_may_be_missing(server, at_on
     tensor = {"name": "x", "datatype": "FP64", "shape": [3, 4], "data": data[whole].ravel().tolist()}
     answer = httpx.post(f"{server.url}/v2/models/chances/infer", json={"inputs": [tensor]}, timeout=PATIENCE_S)
     assert answer.json()["outputs"][0]["data"] == wanted[whole].ravel().tolist()
+
+
+def test_rows_of_a_program_of_pytorch_are_typed_and_the_same_in_a_batch_and_alone(server, at_once):
+    pytest.importorskip("torch")
+    rows = np.random.default_rng(5).normal(size=(9, 4)).astype("f")
+    answers, batches = ask_together(at_once, server, "chances-of-torch", [{"input": row} for row in rows.tolist()])
+    assert np.allclose([answer.json()["output"] for answer in answers], torch_files.answer(rows), atol=1e-6)
+    assert batches == 3
+    mixed, _ = ask_together(at_once, server, "chances-of-torch", [{"input": one} for one in ([1], *rows[:2].tolist())])
+    assert [answer.status_code for answer in mixed] == [422, 200, 200]
 
 
 def test_a_file_that_may_run_code_is_refused_until_it_is_trusted(tmp_path, cli):

@@ -51,7 +51,7 @@ _USUAL: Final = {
     "-w": "--workers",
 }
 """What other servers and tools call commands and flags of ours."""
-_TARGETS: Final = (".py", ".yaml", ".yml", ".json", ".onnx", ".skops", ".tflite", ".ubj", ".pbtxt")
+_TARGETS: Final = (".py", ".yaml", ".yml", ".json", ".onnx", ".pt2", ".skops", ".tflite", ".ubj", ".pbtxt")
 
 
 class Parser(argparse.ArgumentParser):

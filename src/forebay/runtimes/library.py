@@ -82,7 +82,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         types: Types in files of skops, by their full names, beside those that skops trusts.
-        pickle: Whether pickles are loaded.
+        pickle: Whether pickles and programs of PyTorch are loaded.
     """
 
     types: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from forebay.runtimes.library import RunOptions, Runtime, Trust, accelerator
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.paddle import Paddle
+from forebay.runtimes.pytorch import PyTorch
 from forebay.runtimes.saved_model import folder_of, runtime_of
 from forebay.runtimes.scikit_learn import ScikitLearn
 from forebay.runtimes.signature import Feed, Signature, Value, Var, named
@@ -66,6 +67,7 @@ KINDS: Final = {
     ".tflite": FileKind(OpenVino, "openvino", head=re.compile(rb".{4}TFL3", re.DOTALL)),
     ".skops": FileKind(ScikitLearn, "sklearn"),
     **dict.fromkeys((".joblib", ".pkl", ".pickle"), FileKind(ScikitLearn, "sklearn", found="")),
+    **dict.fromkeys((".pt2", ".pt", ".ts"), FileKind(PyTorch, "torch", found="")),
     ".ubj": FileKind(BoostedTrees, "xgboost", head=re.compile(rb"\{.{0,200}?learner", re.DOTALL)),
     ".json": FileKind(
         BoostedTrees, "xgboost", found="", head=re.compile(rb'\{\s*("version"\s*:\s*\[[^\]]*\]\s*,\s*)?"learner"\s*:')
@@ -191,7 +193,7 @@ def load(
         precision: fp32, fp16 or bf16, where the library can choose.
         signature: Which signature of a SavedModel; `serving_default`, or the only one, if it is not said.
         trust_types: Full names of types that a `.skops` file may hold beside those that skops trusts.
-        trust_pickle: Whether to load a pickle, which can run any code.
+        trust_pickle: Whether to load a pickle or a program of PyTorch, which can run any code.
 
     Raises:
         ConfigError: If there is no model, or nothing that runs it, with what to do.
@@ -219,8 +221,8 @@ def load_with(path: Path, options: RunOptions, named: str = "the model is") -> M
     if make is None:
         raise ConfigError(
             f"{named} '{path}', which holds no model; expected an .onnx or .skops file, XGBoost's .ubj or .json, "
-            "LightGBM's .txt, OpenVINO's .xml and .bin, TensorFlow's saved_model.pb or .tflite, or Paddle's .pdmodel "
-            "and .pdiparams or __model__ with its parameters"
+            "LightGBM's .txt, PyTorch's .pt2, OpenVINO's .xml and .bin, TensorFlow's saved_model.pb or .tflite, or "
+            "Paddle's .pdmodel and .pdiparams or __model__ with its parameters"
         )
     runtime, problem = caught(make, options)
     if problem is None:

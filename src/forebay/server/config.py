@@ -326,7 +326,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
             request at a time.
         trust_types: Types that a `.skops` file may hold beside those that skops trusts, by their full names. Loading
             them can run code.
-        trust_pickle: Load model files that are pickles (`.joblib`, `.pkl`, `.pickle`), which can run any code.
+        trust_pickle: Load pickles (`.joblib`, `.pkl`, `.pickle`) and files of PyTorch (`.pt2`, `.pt`, `.ts`), which can
+            run any code.
         max_trial_bytes: Memory of the process that first loads a model file; a file that needs more is rejected.
         ray: What each worker reserves in a Ray cluster (`--cluster`); elsewhere it has no meaning.
     """
