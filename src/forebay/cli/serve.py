@@ -32,8 +32,8 @@ Serve a model or a project. TARGET is one of
   model.py           a Python file; every forebay.Model class in it is served at /models/NAME
   model.py:Name      one class of it, one forebay.Serving, or one function with @forebay.compose
   model.onnx         a model file; also model.skops of scikit-learn, model.ubj or model.json of XGBoost, model.txt of
-                     LightGBM, model.pt2 of PyTorch, OpenVINO's model.xml, model.tflite, or the folder of a SavedModel or
-                     of a Hugging Face encoder (tokenizer.json and model.onnx)
+                     LightGBM, model.pt2 of PyTorch, OpenVINO's model.xml, model.tflite, or the folder of a SavedModel
+                     or of a Hugging Face encoder (tokenizer.json and model.onnx)
   forebay.yaml       several targets with settings of their own; also the folder of this file. Use --config FILE for a
                      file of another name
   FOLDER             model files in folders MODEL/VERSION; also in a bucket: s3://BUCKET/PATH, gs:// or az://
