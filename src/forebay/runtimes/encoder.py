@@ -18,6 +18,8 @@ from forebay.runtimes.encoder_folder import FILES, TOKENIZER, EncoderConfig, net
 from forebay.runtimes.library import RunOptions, library, ordinary
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.signature import Signature, Value, Var
+from forebay.types.failures import words_of
+from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array
@@ -41,7 +43,9 @@ class Encoder:
 
         self._np, file = np, network_of(folder)
         tokenizers = library("tokenizers", f"{TOKENIZER} is read by tokenizers", "forebay[onnx,tokenizers]")
-        self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer, problem = caught(tokenizers.Tokenizer.from_file, str(folder / TOKENIZER))
+        if problem is not None:
+            raise ConfigError(f"its {TOKENIZER} cannot be read: {words_of(problem)[:500]}")
         self._network = OnnxRuntime(file, options)
         self.can_run_on, self.over_samples = self._network.can_run_on, self._network.over_samples
         if unknown := {var.name for var in self._network.signature.feeds} - _INPUTS.keys():

@@ -189,7 +189,7 @@ def holding(name, text):
             holding("config.json", '{"architectures": "Tiny"}'),
             r"its config.json cannot be read: .*\$.architectures",
         ),
-        ({}, holding("tokenizer.json", "{}"), r"it cannot be loaded: "),
+        ({}, holding("tokenizer.json", "{}"), r"its tokenizer.json cannot be read: "),
         (
             {"network": "model_O1.onnx"},
             lambda path: (path / "model_O2.onnx").touch(),
