@@ -220,6 +220,11 @@ def test_anthropics_client_reads_errors(anthropic, tmp_path):
         assert (error["status_code"], error["body"]["type"], error["body"]["error"]["type"]) == (status, "error", kind)
         assert words in error["body"]["error"]["message"]
         assert error["body"]["request_id"]
+    counted = message("a")
+    del counted["max_tokens"]
+    missing = anthropic.ask("messages.count_tokens", **counted)["error"]
+    assert (missing["class"], missing["body"]["error"]["type"]) == ("NotFoundError", "not_found_error")
+    assert "did you mean /v1/messages?" in missing["body"]["error"]["message"]
     stranger = Client(anthropic.asker, anthropic.server, anthropic.headers, library="anthropic", api_key="wrong")
     assert stranger.ask("messages.create", **message("a"))["error"]["class"] == "AuthenticationError"
     found = anthropic.ask("messages.create", **message("to be fail", stream=True))

@@ -100,7 +100,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         named = [one for one in models if one.startswith("/models/") and one.count("/") == 2]
         if not hint and (asked := spoken or (named[:_NAMED] if request.method == "POST" else [])):
             msg += f"; models here are asked at {' and '.join(prefix + one for one in asked)}"
-        return _error(request, NothingThere(msg), fault if spoken else error_answer)
+        return _error(request, NothingThere(msg), partial(fault, path=path) if spoken else error_answer)
 
     async def refused(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, ForebayError)

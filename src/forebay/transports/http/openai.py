@@ -55,8 +55,9 @@ def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Rout
 
 
 def fault(error: ForebayError, request_id: str, path: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an answer that is an error, in the form of a path."""
-    door = next((door for door in DOORS if path in door.targets), DOORS[0])
+    """Return status, headers and body of an answer that is an error, in the form of a path or of one above it."""
+    above = next((door for door in DOORS for target in door.targets if f"{path}/".startswith(f"{target}/")), None)
+    door = above or DOORS[0]
     request_id = request_id or next_id()
     headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
     return openai_errors.status_of(error), headers + error_headers(error), door.error_body(error, request_id)
