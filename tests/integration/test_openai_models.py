@@ -539,7 +539,7 @@ def test_what_a_response_repeats_of_its_request_breaks_no_event():
     events = [one.split(b"\n") for one in answer.body.removesuffix(b"\n\n").split(b"\n\n")]
     assert {len(lines) for lines in events} == {2}
     told = json.loads(events[-1][1].removeprefix(b"data: "))["response"]
-    assert (told["metadata"], "top_p" in told, told["output"][0]["content"][0]["text"]) == ({"a": "b"}, False, "a")
+    assert (told["metadata"], told["top_p"], told["output"][0]["content"][0]["text"]) == ({"a": "b"}, None, "a")
 
 
 @pytest.mark.parametrize(
