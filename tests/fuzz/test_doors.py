@@ -13,9 +13,12 @@ SECONDS = 1.5
 TIMED = {"door_crowds"}
 """Those that measure how long an answer takes, which tests must not; `test_crowds.py` has their attacks."""
 
+LOADING = {"door_model_files"}
+"""Those whose libraries take longer to be loaded; `test_model_files.py` damages files as well."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in run.doors() if name not in TIMED])
+@pytest.mark.parametrize("name", [name for name in run.doors() if name not in TIMED | LOADING])
 def test_a_door_does_what_other_implementations_do(name):
     assert run.run([name], SECONDS, seed=11) == 0
 
