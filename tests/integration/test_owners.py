@@ -108,6 +108,21 @@ def test_the_logs_call_a_request_as_its_client_is_told(front, owner):
     eventually(lambda: answer.headers["x-request-id"] in owner.log)
 
 
+def test_the_logs_call_a_stream_as_its_client_is_told(front, owner, tmp_path):
+    for number in range(2):
+        gate = tmp_path / f"gate{number}"
+        with front.client.stream("POST", "/models/slow", json=[str(gate), 2]) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == 'data: "part 0"'
+            gate.mkdir()
+            assert answer.headers["x-request-id"] in [line for line in lines if line][-1]
+        said = [answer.headers["x-request-id"]]
+        broken = eventually(lambda n=number: [one for one in owner.records if one.get("endpoint") == "slow"][n:])
+        assert broken[0]["request_ids"] == said
+        # Servers that tests fork may count alike: one of them has a number more now.
+        assert owner.call("fails", "break").status_code == 500
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Clients that go away, and queues that are full
 

@@ -41,7 +41,7 @@ class Gate(forebay.Model):
 
 
 class Slow(forebay.Model):
-    """Streams a number, and the others once the file is there that its request names."""
+    """Streams a number, and the others once the file is there that its request names; if it is a folder, it breaks."""
 
     timeout_ms = 60_000
 
@@ -50,6 +50,8 @@ class Slow(forebay.Model):
             yield [f"part {number}" if number < count else None for _, count in batch]
             for path, _ in batch:
                 wait_for(path)
+                if Path(path).is_dir():
+                    raise RuntimeError("broken")
 
 
 class Fails(forebay.Model):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, cast
 import msgspec
 
 from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable, revive
+from forebay.observe.logs.request_ids import id_of
 from forebay.observe.traces.trace_context import TraceContexts
 from forebay.owners.caller_conversation import MAX_PARAM_BYTES
 from forebay.owners.detached_bodies import (
@@ -335,7 +336,9 @@ class OwnerLink(asyncio.Protocol):
                 self._say()
             root, tenant = request.root(), request.tenant
             trace = traces.outgoing(root) if has_spans or root.trace else ""
-            told = name, packed, request.size, request.deadline - now, root.id, trace, client_of(request.origin)
+            # Clients of a stream are told its id before its end, which is when an owner says how it called a request.
+            called = root.id if request.on_part is None else id_of(root)
+            told = name, packed, request.size, request.deadline - now, called, trace, client_of(request.origin)
             if tenant is None and request.due == NEVER:
                 slot.joins.append(told)  # as `HandedOn`
             else:
