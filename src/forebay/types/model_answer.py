@@ -61,8 +61,8 @@ class Answer:
             status: 200 to 599, but for 204, 205 and 304, which have no body.
             headers: Texts in printable ASCII, by name. The server sets those of the connection and `content-type`.
         """
-        self.body = body
-        self.status = status
+        self.body: Any = body
+        self.status: int = status
         self.headers: Mapping[str, str] = {} if headers is None else headers
 
 
