@@ -79,14 +79,14 @@ async def test_only_what_changed_is_loaded_anew(tmp_path, monkeypatch):  # O110,
 async def test_a_handler_counts_wherever_it_lies(tmp_path, where):  # O5, O111
     path = {"beside": "../shared/model.py", "absolute": f"{tmp_path}/shared/model.py", "linked": "link/model.py"}[where]
     text = one_node().replace('"model.py"', f'"{path}"')
-    importing = "from answers import one\n" + textwrap.dedent(handler("{one}"))
-    files = {"shared/model.py": importing, "shared/answers.py": "one = 1\n", "other/model.py": handler("0")}
+    importing = "from shared_numbers import one\n" + textwrap.dedent(handler("{one}"))
+    files = {"shared/model.py": importing, "shared/shared_numbers.py": "one = 1\n", "other/model.py": handler("0")}
     write(tmp_path, {"config.json": config(a={}, other={}), "a/graph.pbtxt": text, "other/graph.pbtxt": one_node()})
     write(tmp_path, files)
     (tmp_path / "a/link").symlink_to(tmp_path / "shared")
     async with serving(tmp_path) as face:
         assert (await said(face, "a"), await said(face, "other")) == ("1 1", "0 1")
-        write(tmp_path, {"shared/answers.py": "one = 20\n"})
+        write(tmp_path, {"shared/shared_numbers.py": "one = 20\n"})
         assert await face.reload()
         assert await said(face, "a") == "20 1"
         write(tmp_path, {"shared/model.py": handler("new")})
