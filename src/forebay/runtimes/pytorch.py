@@ -112,7 +112,7 @@ class PyTorch:
 
     def _scripted(self, file: str, data: bytes) -> Signature:
         extra: dict[str, Any] = {_METADATA: ""}
-        self._call = self._torch.jit.load(BytesIO(data), map_location=self._device, _extra_files=extra).eval()
+        self._call = self._torch.jit.load(BytesIO(data), map_location=self._device, _extra_files=extra).train(False)
         self._code = str(self._call.inlined_graph)
         ports = _declared(file, extra[_METADATA])
         self._inputs = [port.name for port in ports]
