@@ -124,7 +124,8 @@ def test_an_address_that_the_name_has_no_more_gets_no_requests(shards, hosts, tm
         owners[2].signal(signal.SIGKILL)  # a request that it had goes to another one
         remaining = owners[1].call("clip", 1.0).json()[1]
         eventually(lambda: "at 127.0.0.4 is unreachable" in front.log)
-        eventually(lambda: {front.call("clip", 1.0).json()[1] for _ in range(20)} == {remaining})
+        # Its answers do not tell: of shards with as much room, calls one by one all go to the same.
+        eventually(lambda: front.client.get("/models/clip").json()["workers"]["alive"] == 1)
         with ThreadPoolExecutor(4) as many:  # more than its worker takes at once
             found = many.map(lambda sample: front.call("clip", sample).json()[1], [1.0, 2.0, 3.0, 4.0] * 10)
             assert set(found) == {remaining}
