@@ -235,6 +235,8 @@ class _Run:
         while time.perf_counter() < self._end + self._grace_s and any(one.due for one in self.connections):
             self.sweep()
             await asyncio.sleep(_TURN_S)
+        self._swept = 0.0  # what was sent after the last sweep before the end is lost as well
+        self.sweep()
         return self._result
 
     def begin(self, connecting: Coroutine[Any, Any, None]) -> None:
