@@ -283,11 +283,11 @@ def test_a_second_signal_ends_a_worker_at_once(common, attach, tmp_path, eventua
     with ThreadPoolExecutor() as executor:
         asked = executor.submit(common.call, "hurried", str(until))
         eventually(lambda: workers_of(common, "hurried")["idle"] == 0)
+        other = attach(common, "hurried").ready()  # before: a model without workers is not waited for that long
         worker.signal()
         # Two signals that come before the worker has looked are one: signal until it ends, which it does not by itself.
         eventually(lambda: worker.signal().process.poll() is not None)
         assert worker.wait() == 1
-        other = attach(common, "hurried").ready()
         until.touch()
         assert asked.result().json() == [str(until), other.pid]
 
